@@ -1,0 +1,1 @@
+"""The kernel: words that every other room uses; it imports nothing of ours."""

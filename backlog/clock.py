@@ -1,0 +1,103 @@
+"""The clock, deadlines and off-peak windows. Everything inside is aware and in UTC."""
+
+from __future__ import annotations
+
+import re
+import time as monotonic_clock
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def utc_now() -> datetime:
+    """Now, in UTC."""
+    return datetime.now(UTC)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Reads `30s`, `10m`, `6h`, `1h30m`, `30d`.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    parts = re.findall(r"(\d+)(ms|[smhd])", text.strip())
+    if not parts or "".join(number + unit for number, unit in parts) != text.strip():
+        raise ValueError(f"{text!r} is not a duration such as 30s, 10m, 6h or 30d")
+    return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
+
+
+def parse_time(text: str, zone: ZoneInfo) -> datetime:
+    """Reads an ISO 8601 time; one without a zone is wall clock time in `zone`.
+
+    Raises:
+        ValueError: when it is not ISO 8601.
+    """
+    at = datetime.fromisoformat(text.strip())
+    return (at if at.tzinfo else at.replace(tzinfo=zone)).astimezone(UTC)
+
+
+def format_time(at: datetime) -> str:
+    """ISO 8601 in UTC, to the microsecond: `2026-11-21T01:02:03.000004Z`."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read_time(text: str) -> datetime:
+    """What `format_time` wrote."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+class Deadline:
+    """One limit passed down through many calls, so that timeouts do not add up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = monotonic_clock.monotonic() + seconds
+
+    def remaining(self, at_most: float | None = None) -> float:
+        """Seconds left, never negative, never more than `at_most`."""
+        left = max(0.0, self._end - monotonic_clock.monotonic())
+        return left if at_most is None else min(left, at_most)
+
+    @property
+    def expired(self) -> bool:
+        """Whether no time is left."""
+        return self.remaining() <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffPeakWindow:
+    """Wall clock hours `[start, end)` of a time zone; may cross midnight.
+
+    On the days when a local hour is missing or doubled the window is what the wall clock says: a
+    doubled hour inside it counts twice, a missing one not at all.
+    """
+
+    start: time
+    end: time
+    zone: ZoneInfo
+
+    def contains(self, at: datetime) -> bool:
+        """Whether the wall clock of the zone is inside the window at `at`."""
+        wall = at.astimezone(self.zone).time()
+        if self.start == self.end:
+            return True
+        if self.start < self.end:
+            return self.start <= wall < self.end
+        return wall >= self.start or wall < self.end
+
+    def next_opening(self, at: datetime) -> datetime:
+        """The first minute at or after `at` that lies in the window, in UTC."""
+        if self.contains(at):
+            return at.astimezone(UTC)
+        # Minute steps in UTC follow the wall clock over any change of the zone's offset.
+        moment = at.astimezone(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
+        for _ in range(3 * 24 * 60):
+            if self.contains(moment):
+                return moment
+            moment += timedelta(minutes=1)
+        raise ValueError("the window does not open within three days")
+
+    def __str__(self) -> str:
+        return f"{self.start:%H:%M}–{self.end:%H:%M} {self.zone.key}"

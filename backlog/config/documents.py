@@ -1,0 +1,138 @@
+"""backlog.yaml as data: the safe loader, no duplicate keys, and the line of every key.
+
+Plain words are read as YAML 1.2 reads them: only `true` and `false` are booleans, and `22:30` or
+`2026-11-21` stay text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+Path = tuple[str, ...]
+
+_MAX_BYTES = 1_000_000
+_MAX_NODES = 50_000
+_MAX_DEPTH = 40
+_QUOTED_WORD = re.compile(r"'[^'<]{2,}'")
+
+
+class DocumentError(Exception):
+    """The text is not a document we read. Its words never hold a value of the document."""
+
+    def __init__(self, problem: str, line: int | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The data, and the line (from 1) on which each key stands."""
+
+    data: dict[str, Any]
+    lines: dict[Path, int]
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - pyyaml's own class attribute
+
+
+_PLAIN = (
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("merge", r"<<", "<"),
+)
+for _tag, _pattern, _first in _PLAIN:
+    _Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+        f"tag:yaml.org,2002:{_tag}",
+        re.compile(rf"^(?:{_pattern})$"),
+        ["" if character == "\0" else character for character in _first],
+    )
+
+
+def read_document(text: str) -> Document:
+    """Parses the text of a configuration file.
+
+    Raises:
+        DocumentError: it is not YAML, not one mapping, repeats a key, or is absurdly large.
+    """
+    if len(text) > _MAX_BYTES:
+        raise DocumentError("the file is larger than 1 MB")
+    problem: DocumentError
+    try:
+        return _parse(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        words = error.problem or error.context or "it does not parse"
+        # Quoted words are pieces of the file, so possibly of a password typed into it.
+        words = _QUOTED_WORD.sub("'...'", words)
+        problem = DocumentError(f"not YAML: {words}", mark.line + 1 if mark else None)
+    except yaml.YAMLError:
+        problem = DocumentError("not YAML: it holds a character that YAML does not allow")
+    except RecursionError:
+        problem = DocumentError("it is nested too deeply")
+    except ValueError:
+        problem = DocumentError("not YAML: a number or tag does not parse")
+    # Raised here, not above: an exception's context would carry the text along.
+    raise problem
+
+
+def _parse(text: str) -> Document:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise DocumentError("the file is empty")
+        if not isinstance(node, yaml.MappingNode):
+            raise DocumentError("it must be a mapping of sections", node.start_mark.line + 1)
+        lines: dict[Path, int] = {}
+        _Inspection(lines).visit(node, ())
+        return Document(loader.construct_document(node), lines)  # type: ignore[no-untyped-call]
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+
+
+class _Inspection:
+    """Walks the nodes before anything is built: duplicate keys, other keys than text, bombs."""
+
+    def __init__(self, lines: dict[Path, int]) -> None:
+        self._lines = lines
+        self._seen = 0
+
+    def visit(self, node: yaml.Node, path: Path) -> None:
+        self._seen += 1
+        if self._seen > _MAX_NODES or len(path) > _MAX_DEPTH:
+            raise DocumentError("it is too large once its aliases are followed, or nested too far")
+        if isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                self.visit(item, (*path, str(number)))
+        elif isinstance(node, yaml.MappingNode):
+            self._visit_mapping(node, path)
+
+    def _visit_mapping(self, node: yaml.MappingNode, path: Path) -> None:
+        keys: set[str] = set()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                self.visit(value, path)
+                continue
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise DocumentError(f"a key under {dotted(path)} is not text: quote it", line)
+            if key.value in keys:
+                raise DocumentError(f"the key {dotted((*path, key.value))} stands twice", line)
+            keys.add(key.value)
+            self._lines[(*path, key.value)] = line
+            self.visit(value, (*path, key.value))
+
+
+def dotted(path: Path) -> str:
+    """`streams.orders.topic`."""
+    return ".".join(path) or "the file"

@@ -1,0 +1,208 @@
+"""Secrets stand in the file only by reference: `${env:NAME}` or `${file:PATH}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from backlog.config.documents import Path
+from backlog.config.kafka_properties import SECRET_PROPERTIES
+
+_REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
+_HOLE = "\0"
+# A URL's user and password as SQLAlchemy reads them: the password ends at the first `@`.
+_URL_PASSWORD = re.compile(r"^[\w+.\-]+://[^:/]*:([^@]*)@")
+_URL_USER_PART = re.compile(r"^[\w+.\-]+://[^@]*@")
+_ANY_URL_PASSWORD = re.compile(r"\b[\w+.\-]+://[^\s:/@]*:([^\s/@]+)@")
+_QUERY_SECRET = re.compile(r"(?i)[?&;][\w.\-]*(?:password|passwd|pwd|secret|token)=([^&;]*)")
+_MAX_SECRET_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong at one key; `text` holds no secret."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The data with every reference replaced.
+
+    `values` are all values that references gave; `secrets` those that stand at a secret key.
+    """
+
+    data: dict[str, Any]
+    problems: tuple[Problem, ...]
+    values: frozenset[str]
+    secrets: frozenset[str]
+
+    def __repr__(self) -> str:
+        return f"Resolved({len(self.values)} references)"
+
+
+def is_secret(path: Path) -> bool:
+    """Whether the value at this key is held as a secret."""
+    match path:
+        case ("ledger",) | ("sources", _, "url"):
+            return True
+        case ("clusters", _, name):
+            return name in SECRET_PROPERTIES
+    return False
+
+
+def resolve_references(
+    data: Mapping[str, Any], env: Mapping[str, str], base_dir: FilePath
+) -> Resolved:
+    """Replaces every reference in the values of a document (never in its keys).
+
+    A reference within a URL's user or password is percent-encoded as it is put in, so the variable
+    holds the password as it is. What a reference gives is not searched for references again.
+
+    Args:
+        base_dir: what relative `${file:...}` paths are relative to.
+    """
+    worker = _Resolution(env, base_dir)
+    resolved = {key: worker.visit(value, (str(key),)) for key, value in data.items()}
+    return Resolved(
+        resolved, tuple(worker.problems), frozenset(worker.values), frozenset(worker.secrets)
+    )
+
+
+class _Resolution:
+    def __init__(self, env: Mapping[str, str], base_dir: FilePath) -> None:
+        self._env = env
+        self._base_dir = base_dir
+        self.problems: list[Problem] = []
+        self.values: set[str] = set()
+        self.secrets: set[str] = set()
+
+    def visit(self, value: Any, path: Path) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self.visit(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.visit(item, (*path, str(number))) for number, item in enumerate(value)]
+        if is_secret(path) and value is not None and not isinstance(value, str):
+            value = str(value)  # `sasl.password: 1234` is a password too
+        return self._resolve(value, path) if isinstance(value, str) else value
+
+    def _resolve(self, text: str, path: Path) -> str:
+        where = _reason_against_references(path)
+        if where and _REFERENCE.search(text):
+            return self._refuse(path, where)
+        if where and path[0] == "streams":
+            return text  # SQL: `${` may mean something to the database
+        holed = _REFERENCE.sub(_HOLE, text)
+        if "${" in holed:
+            return self._refuse(path, "a reference is written ${env:NAME} or ${file:PATH}")
+        if _holds_literal_secret(holed, path):
+            return self._refuse(
+                path, "a password is not written here: give it as ${env:NAME} or ${file:PATH}"
+            )
+        user_part = _URL_USER_PART.match(holed) if is_secret(path) else None
+        pieces: list[str] = []
+        end, shift = 0, 0
+        for match in _REFERENCE.finditer(text):
+            value = self._look_up(match.group(1), match.group(2), path)
+            if value is None:
+                return ""
+            self.values.add(value)
+            if is_secret(path):
+                self.secrets.add(value)
+            quoted = user_part is not None and match.start() - shift < user_part.end()
+            pieces += [text[end : match.start()], quote(value, safe="") if quoted else value]
+            end = match.end()
+            shift += match.end() - match.start() - len(_HOLE)
+        return "".join([*pieces, text[end:]])
+
+    def _look_up(self, kind: str, name: str, path: Path) -> str | None:
+        if kind == "env":
+            value = self._env.get(name, "")
+            if not value:
+                self._refuse(path, f"the environment variable {name} is not set or empty")
+            return value or None
+        file = self._base_dir / name
+        try:
+            raw = file.read_bytes() if file.is_file() else None
+        except OSError as error:
+            self._refuse(path, f"the file {file} cannot be read: {error.strerror}")
+            return None
+        if raw is None:
+            self._refuse(path, f"there is no file {file}")
+            return None
+        try:
+            text = raw.decode().rstrip("\r\n") if len(raw) <= _MAX_SECRET_BYTES else ""
+        except UnicodeDecodeError:
+            text = ""
+        if not text:
+            self._refuse(path, f"the file {file} is empty, larger than 64 KB or not UTF-8 text")
+        return text or None
+
+    def _refuse(self, path: Path, text: str) -> str:
+        self.problems.append(Problem(path, text))
+        return ""
+
+
+def _reason_against_references(path: Path) -> str:
+    match path:
+        case ("spark", "conf", *_):
+            return "Spark shows its settings in its pages and logs, so a reference is not taken"
+        case ("streams", _, "source", "message", "headers", *_) | (
+            "streams",
+            _,
+            "source",
+            *_,
+            "sql",
+        ):
+            return "SQL goes into the plan as it is, so a reference is not taken"
+    return ""
+
+
+def _holds_literal_secret(holed: str, path: Path) -> bool:
+    if "PRIVATE KEY-----" in holed:
+        return True
+    if not is_secret(path):
+        found = _ANY_URL_PASSWORD.findall(holed)
+    elif path[0] == "clusters":
+        found = [holed]
+    else:
+        match = _URL_PASSWORD.match(holed)
+        found = [*([match.group(1)] if match else []), *_QUERY_SECRET.findall(holed)]
+    return any(part.strip(_HOLE) for part in found)
+
+
+def find_url_secrets(url: str) -> set[str]:
+    """The parts of a database URL that nobody may see: password and secret parameters."""
+    match = _URL_PASSWORD.match(url)
+    found = {url, *([match.group(1)] if match else []), *_QUERY_SECRET.findall(url)}
+    return {part for part in found if part}
+
+
+def find_url_names(url: str) -> set[str]:
+    """Host, port and database of a URL: people may see them, even when they came by reference."""
+    try:
+        parts = urlsplit(url)
+        names = {parts.hostname or "", str(parts.port or ""), parts.path.lstrip("/")}
+    except ValueError:
+        return set()
+    return names - {""}
+
+
+def mask(text: str, secrets: Iterable[str]) -> str:
+    """The text with `***` for each secret, also where it is percent-encoded, quoted or escaped."""
+    forms: set[str] = set()
+    for secret in secrets:
+        forms |= {secret, unquote(secret), quote(secret), quote(secret, safe="")}
+    for form in tuple(forms):
+        forms |= {repr(form)[1:-1], json.dumps(form)[1:-1]}
+    forms = {form for form in forms if form.strip()}
+    if not forms:
+        return text
+    longest_first = sorted(forms, key=lambda form: (-len(form), form))
+    return re.sub("|".join(map(re.escape, longest_first)), "***", text)

@@ -1,0 +1,484 @@
+"""A real Kafka on this machine, for the demo, the tests and the benchmarks.
+
+KRaft, one JVM a broker, from the jars of `backlog.jars`. A broker started here ends with the
+process that started it, however that ends (see `backlog.watchdog`); one started with
+`start_broker` outlives it, and is stopped by the pid it left in its state file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from backlog import watchdog
+from backlog.errors import EmbeddedError
+from backlog.jars import Progress, ensure_kafka_jars, find_java
+
+HOST = "127.0.0.1"
+_UP_WITHIN = 60.0
+_DOWN_WITHIN = 20.0
+_TRIES = 5
+_PORT_TAKEN = ("Address already in use", "BindException")
+
+DEFAULT_PROPERTIES: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "group.coordinator.rebalance.protocols": "classic,consumer",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "log.cleaner.dedupe.buffer.size": "8388608",
+    # Real retention within a second: the first check would wait 30 s, the next ones 5 minutes.
+    "log.initial.task.delay.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "log.segment.delete.delay.ms": "1000",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+    "offsets.topic.num.partitions": "5",
+    "share.coordinator.state.topic.num.partitions": "1",
+    # A transaction that its producer left behind is aborted soon after its own timeout.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "transaction.state.log.num.partitions": "5",
+}
+_JVM_OPTIONS = (
+    "-XX:+UseSerialGC",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xshare:auto",
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+
+
+class BrokerState(NamedTuple):
+    """A detached broker as its state file tells it."""
+
+    pid: int
+    started: str
+    bootstrap: str
+    running: bool
+
+
+class _Node:
+    """One broker: its directory, its ports and, while it runs, its process."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.number = number
+        self.directory = directory
+        self.port = 0
+        self.controller_port = 0
+        self.pid = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "broker.log"
+
+    @property
+    def settings(self) -> Path:
+        return self.directory / "server.properties"
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def wait(self, seconds: float) -> bool:
+        """True when the process has ended within the time."""
+        if self.process is None:
+            return True
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        if self.process.stdin:
+            self.process.stdin.close()
+        if self.process.stdout:
+            self.process.stdout.close()
+        self.process = None
+        return True
+
+
+class EmbeddedKafka:
+    """Brokers that belong to this process: `with EmbeddedKafka.start(directory) as kafka: ...`."""
+
+    def __init__(
+        self, data_dir: Path, brokers: int, properties: Mapping[str, str], heap: str, port: int
+    ) -> None:
+        self._nodes = [_Node(n, data_dir / f"broker-{n}") for n in range(1, brokers + 1)]
+        self._properties = properties
+        self._heap = heap
+        self._port = port
+        self._java = find_java()
+        self._detached = False
+        self.data_dir = data_dir
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path | str,
+        *,
+        brokers: int = 1,
+        properties: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        port: int = 0,
+        progress: Progress | None = None,
+        detached: bool = False,
+    ) -> Self:
+        """Start brokers on free ports and wait until they answer.
+
+        A directory that held a Kafka before is started again with its data. `port` asks for a
+        certain port of the first broker. A detached broker outlives this process.
+        """
+        classpath = os.pathsep.join(str(jar) for jar in ensure_kafka_jars(progress))
+        self = cls(Path(data_dir).absolute(), brokers, dict(properties or {}), heap, port)
+        self._detached = detached
+        self._classpath = classpath
+        for attempt in range(_TRIES):
+            self._choose_ports(fresh=attempt > 0)
+            try:
+                self._launch(self._nodes)
+                return self
+            except EmbeddedError as error:
+                self.kill()
+                taken = any(sign in error.message for sign in _PORT_TAKEN)
+                if not taken or port or attempt == _TRIES - 1:
+                    raise
+            except BaseException:
+                self.kill()
+                raise
+        raise AssertionError("unreachable")
+
+    @property
+    def bootstrap(self) -> str:
+        """`bootstrap.servers` of the brokers."""
+        return ",".join(f"{HOST}:{node.port}" for node in self._nodes)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the first broker's JVM."""
+        return self._nodes[0].pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of all brokers' JVMs."""
+        return tuple(node.pid for node in self._nodes)
+
+    def stop(self) -> None:
+        """Shut the brokers down in order, those that hold no controller first."""
+        for node in reversed(self._nodes):
+            if node.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(node.pid, signal.SIGTERM)
+                if not node.wait(_DOWN_WITHIN):
+                    self._kill(node)
+            node.wait(0)
+
+    def kill(self, broker: int | None = None) -> None:
+        """SIGKILL every broker, or the one of that number (from 1; the first is the controller)."""
+        for node in self._chosen(broker):
+            self._kill(node)
+
+    def restart(self, broker: int | None = None) -> None:
+        """Start again what was stopped or killed: same ports, same data."""
+        nodes = [node for node in self._chosen(broker)]
+        for node in reversed(nodes):
+            if node.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(node.pid, signal.SIGTERM)
+                if not node.wait(_DOWN_WITHIN):
+                    self._kill(node)
+            node.wait(0)
+        self._launch(nodes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _chosen(self, broker: int | None) -> list[_Node]:
+        return [node for node in self._nodes if broker in (None, node.number)]
+
+    def _kill(self, node: _Node) -> None:
+        if node.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node.pid, signal.SIGKILL)
+        node.wait(_DOWN_WITHIN)
+
+    def _choose_ports(self, *, fresh: bool) -> None:
+        for node in self._nodes:
+            kept = {} if fresh else _read_ports(node.directory)
+            wanted = self._port if node.number == 1 and self._port else kept.get("port", 0)
+            node.port = wanted or free_port()
+            node.controller_port = kept.get("controller", 0) or free_port()
+
+    def _launch(self, nodes: list[_Node]) -> None:
+        for node in nodes:
+            self._prepare(node)
+            self._spawn(node)
+        self._wait_until_up(nodes)
+
+    def _prepare(self, node: _Node) -> None:
+        node.directory.mkdir(parents=True, exist_ok=True)
+        node.settings.write_text(
+            "".join(f"{name}={value}\n" for name, value in self._settings(node).items())
+        )
+        ports = {"port": node.port, "controller": node.controller_port}
+        (node.directory / "ports.json").write_text(json.dumps(ports))
+        if (node.directory / "data" / "meta.properties").exists():
+            return
+        shutil.rmtree(node.directory / "data", ignore_errors=True)
+        role = "--standalone" if node.number == 1 else "--no-initial-controllers"
+        command = [*self._jvm("128m"), "kafka.tools.StorageTool", "format", role]
+        command += ["-t", self._cluster_id(), "-c", str(node.settings)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            raise EmbeddedError(
+                f"the data directory could not be formatted: {_reason(answer.stdout)}"
+                f"{_reason(answer.stderr)}",
+                subject=str(node.directory),
+                hint="is there space, and may you write there?",
+            )
+
+    def _cluster_id(self) -> str:
+        path = self.data_dir / "cluster.id"
+        if not path.exists():
+            path.write_text(urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
+        return path.read_text().strip()
+
+    def _settings(self, node: _Node) -> dict[str, str]:
+        first = self._nodes[0]
+        copies = min(3, len(self._nodes))
+        settings = {
+            "node.id": str(node.number),
+            "process.roles": "broker,controller" if node is first else "broker",
+            "listeners": f"PLAINTEXT://{HOST}:{node.port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": f"{HOST}:{first.controller_port}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(node.directory / "data"),
+            "offsets.topic.replication.factor": str(copies),
+            "share.coordinator.state.topic.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": str(copies),
+            "transaction.state.log.min.isr": str(max(1, copies - 1)),
+            "transaction.state.log.replication.factor": str(copies),
+        }
+        if node is first:
+            settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
+            settings["advertised.listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
+        return {**settings, **DEFAULT_PROPERTIES, **self._properties}
+
+    def _jvm(self, heap: str) -> list[str]:
+        return [str(self._java), f"-Xmx{heap}", *_JVM_OPTIONS, "-cp", self._classpath]
+
+    def _spawn(self, node: _Node) -> None:
+        command = [*self._jvm(self._heap), "kafka.Kafka", str(node.settings)]
+        with node.log.open("w") as log:
+            if self._detached:
+                node.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    text=True,
+                )
+                node.pid = node.process.pid
+                return
+            # A session of its own keeps Ctrl-C from the broker: we stop it when we are ready.
+            node.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", watchdog.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                text=True,
+            )
+        assert node.process.stdout is not None
+        told = node.process.stdout.readline().strip()
+        if not told:
+            raise EmbeddedError("the broker's process could not be started", subject=str(node.log))
+        node.pid = int(told)
+
+    def _wait_until_up(self, nodes: list[_Node]) -> None:
+        deadline = time.monotonic() + _UP_WITHIN
+        for node in nodes:
+            while not _listens(node.port):
+                self._check(node, deadline)
+                time.sleep(0.05)
+        # Only those that run: `restart(1)` is also asked while another broker is down.
+        running = [node for node in self._nodes if node.alive()]
+        client = AdminClient(
+            {
+                "bootstrap.servers": ",".join(f"{HOST}:{node.port}" for node in running),
+                "log_level": 0,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+            }
+        )
+        wanted = {node.number for node in running}
+        while True:
+            with contextlib.suppress(KafkaException):
+                if wanted <= set(client.list_topics(timeout=1).brokers):
+                    return
+            for node in nodes:
+                self._check(node, deadline)
+            time.sleep(0.05)
+
+    def _check(self, node: _Node, deadline: float) -> None:
+        if not node.alive():
+            why = "the broker ended while it started"
+        elif time.monotonic() > deadline:
+            why = f"the broker did not answer within {_UP_WITHIN:.0f} s"
+        else:
+            return
+        told = _reason(node.log.read_text(errors="replace"))
+        raise EmbeddedError(
+            f"{why}: {told}" if told else why,
+            subject=f"{HOST}:{node.port}",
+            hint=f"read {node.log}",
+        )
+
+
+def start_broker(
+    directory: Path | str,
+    *,
+    properties: Mapping[str, str] | None = None,
+    heap: str = "512m",
+    port: int = 0,
+    progress: Progress | None = None,
+) -> BrokerState:
+    """Start a broker that outlives this process; one that runs there already is left as it is."""
+    place = Path(directory).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    state = broker_state(place)
+    if state is not None and state.running:
+        return state
+    kafka = EmbeddedKafka.start(
+        place, properties=properties, heap=heap, port=port, progress=progress, detached=True
+    )
+    started = _started(kafka.pid) or ""
+    document = {"pid": kafka.pid, "started": started, "bootstrap": kafka.bootstrap}
+    file = tempfile.NamedTemporaryFile("w", dir=place, prefix=".state-", delete=False)
+    with file:
+        json.dump(document, file)
+    Path(file.name).replace(_state_file(place))
+    return BrokerState(kafka.pid, started, kafka.bootstrap, running=True)
+
+
+def broker_state(directory: Path | str) -> BrokerState | None:
+    """What `start_broker` left in this directory, and whether that very process still runs."""
+    try:
+        told = json.loads(_state_file(Path(directory)).read_text())
+    except FileNotFoundError:
+        return None
+    pid, started = int(told["pid"]), str(told["started"])
+    return BrokerState(pid, started, str(told["bootstrap"]), running=_started(pid) == started)
+
+
+def stop_broker(directory: Path | str) -> bool:
+    """Stop the broker that `start_broker` left here; False when none was running."""
+    state = broker_state(directory)
+    if state is not None and state.running:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(state.pid, sign)
+            deadline = time.monotonic() + _DOWN_WITHIN
+            while time.monotonic() < deadline and _started(state.pid) == state.started:
+                time.sleep(0.05)
+    _state_file(Path(directory)).unlink(missing_ok=True)
+    return state is not None and state.running
+
+
+def free_port() -> int:
+    """A port that nobody listens on, outside the range that outgoing connections are given.
+
+    Within that range a client that keeps trying to reach a stopped broker ends up connected to
+    itself, and the broker cannot come back on its port.
+    """
+    low, high = _ephemeral_range()
+    for port in _candidates(low, high):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise EmbeddedError("no free port was found", subject=HOST)
+
+
+def _candidates(low: int, high: int) -> Iterator[int]:
+    outside = [*range(15000, low), *range(high + 1, 65536)] or list(range(low, high + 1))
+    for _ in range(200):
+        yield random.choice(outside)
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 49152, 65535
+    return int(low), int(high)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _read_ports(directory: Path) -> dict[str, int]:
+    try:
+        return dict(json.loads((directory / "ports.json").read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def _reason(text: str) -> str:
+    """The line of a JVM's output that tells why it ended."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for sign in ("Caused by:", "Exception", "ERROR", "Error", "error"):
+        for line in reversed(lines):
+            if sign in line and not line.startswith("at "):
+                return line[:300]
+    return lines[-1][:300] if lines else ""
+
+
+def _state_file(directory: Path) -> Path:
+    return directory / "broker.json"
+
+
+def _started(pid: int) -> str | None:
+    """When this process started, as the system tells it; None when it does not run."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        answer = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return answer.stdout.strip() or None
+    return None if fields[0] == "Z" else fields[19]

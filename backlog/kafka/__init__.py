@@ -1,0 +1,1 @@
+"""Kafka clients from configuration, admin verbs, errors translated once."""

@@ -1,0 +1,1 @@
+"""The ledger: models, allowed transitions, verbs and migrations."""

@@ -1,0 +1,58 @@
+"""The headers we write on an injected message, and how they are read back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+MESSAGE_ID = "backlog-message-id"
+RECOVERY_ID = "backlog-recovery-id"
+ORIGINAL_TIME = "backlog-original-time"
+FIDELITY = "backlog-fidelity"
+REPLAYS = "backlog-replays"
+ALL = (MESSAGE_ID, RECOVERY_ID, ORIGINAL_TIME, FIDELITY, REPLAYS)
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+def make_message_id(topic: str, primary_key: Iterable[str | None], version: str) -> str:
+    """The deterministic id of a rebuilt message: H(topic, source primary key, version).
+
+    Each part is written with its length before it, so that no two lists of parts read alike.
+
+    Returns:
+        32 hexadecimal digits (the first 128 bits of SHA-256).
+    """
+    digest = hashlib.sha256()
+    for part in (topic, *primary_key, version):
+        raw = b"\xff" if part is None else part.encode()
+        digest.update(len(raw).to_bytes(4, "big") + raw)
+    return digest.hexdigest()[:32]
+
+
+def stamp(
+    headers: Headers,
+    *,
+    message_id: str,
+    recovery_id: str,
+    original_time: str,
+    fidelity: str,
+    replays: int = 1,
+) -> list[tuple[str, bytes | None]]:
+    """The stream's own headers, then ours."""
+    return [
+        *headers,
+        (MESSAGE_ID, message_id.encode()),
+        (RECOVERY_ID, recovery_id.encode()),
+        (ORIGINAL_TIME, original_time.encode()),
+        (FIDELITY, fidelity.encode()),
+        (REPLAYS, str(replays).encode()),
+    ]
+
+
+def find_header(headers: Headers | None, name: str) -> str | None:
+    """The last header of that name as text; None where there is none."""
+    for key, value in reversed(headers or ()):
+        if key == name:
+            return None if value is None else value.decode("utf-8", "replace")
+    return None

@@ -1,0 +1,194 @@
+"""The words of the product as frozen values; standard library only, Spark executors import it.
+
+All times are aware and in UTC. Offsets are Kafka's: a range is half open, `[start, end)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class Cause(StrEnum):
+    """Why a group will never read messages (protocol: what is a gap)."""
+
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+    TOPIC_RECREATED = "topic_recreated"
+    COMMIT_VANISHED = "commit_vanished"
+    NEVER_COMMITTED = "never_committed"
+
+
+class Certainty(StrEnum):
+    """How well the offsets of a gap are known."""
+
+    EXACT = "exact"  # offsets exact; messages at most that many
+    BOUNDED = "bounded"  # at most this range
+    REPORTED = "reported"  # something happened; its range is unknown
+
+
+class GapState(StrEnum):
+    """open -> planned -> staged -> injected -> verified, or waived."""
+
+    OPEN = "open"
+    PLANNED = "planned"
+    STAGED = "staged"
+    INJECTED = "injected"
+    VERIFIED = "verified"
+    WAIVED = "waived"
+
+
+class RecoveryState(StrEnum):
+    """planned -> approved -> running <-> paused -> verified; rejected, cancelled, failed."""
+
+    PLANNED = "planned"
+    APPROVED = "approved"
+    RUNNING = "running"
+    PAUSED = "paused"
+    VERIFIED = "verified"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class ChunkState(StrEnum):
+    """SQL copy of what the Kafka ledger says about a chunk."""
+
+    STAGED = "staged"
+    INJECTED = "injected"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `[start, end)` of one partition."""
+
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """Offsets in the range: an upper bound on its messages."""
+        return max(0, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSample:
+    """One partition at one moment, read in the order low, committed, LSO, high watermark.
+
+    `committed` is None where the group has no committed offset (Kafka's -1001).
+    """
+
+    partition: int
+    low: int
+    committed: int | None
+    lso: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a stream. `topic_id` is the same before and after the offsets were read."""
+
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    topic_id: str
+    taken_at: datetime
+    partitions: tuple[PartitionSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBounds:
+    """When something was published: not before `lower`, not after `upper`; None is unknown."""
+
+    lower: datetime | None
+    upper: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages the group will never read. `start`/`end` are None where the range is unknown."""
+
+    id: str
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    topic_id: str
+    partition: int
+    start: int | None
+    end: int | None
+    cause: Cause
+    certainty: Certainty
+    state: GapState
+    first_time: datetime | None
+    last_time: datetime | None
+    detected_at: datetime
+    reason: str = ""
+
+    @property
+    def count(self) -> int | None:
+        """Offsets lost at most; None where unknown."""
+        return None if self.start is None or self.end is None else max(0, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The messages of one injection transaction.
+
+    `path` and `ids_path` are relative to the recovery's staging directory.
+    """
+
+    slot: int
+    number: int
+    count: int
+    bytes: int
+    sha256: str
+    path: str
+    ids_path: str
+    canary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One planned and approved piece of work, as the SQL ledger has it."""
+
+    id: str
+    kind: str
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    state: RecoveryState
+    plan_hash: str
+    plan: Mapping[str, Any]
+    created_at: datetime
+    approved_by: str | None = None
+    approved_identity: str | None = None
+    approved_hash: str | None = None
+    approval_expires_at: datetime | None = None
+    requested: str | None = None  # pause | cancel: what an operator asked the runner for
+    runner: str | None = None  # who holds the lease: "host:pid"
+    lease_until: datetime | None = None
+    injected: int = 0
+    skipped: int = 0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a recovery's record; `hash` covers the line and the previous line's hash."""
+
+    recovery_id: str
+    sequence: int
+    at: datetime
+    actor: str
+    action: str
+    detail: Mapping[str, Any]
+    previous_hash: str
+    hash: str

@@ -1,0 +1,1 @@
+"""Benchmarks: one command each, prints a table and writes JSON."""

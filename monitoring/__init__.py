@@ -1,0 +1,1 @@
+"""See: sample offsets, judge lag, find gaps, export metrics."""

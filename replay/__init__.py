@@ -1,0 +1,1 @@
+"""The recovery itself: plan, approval, steps, verification, and the command line."""

@@ -1,0 +1,221 @@
+"""What every verb shares: `--config` and `--json`, where output goes, and how errors look."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+from backlog.errors import BacklogError, ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from backlog.config import Config
+    from replay.workspace import Workspace
+
+P = ParamSpec("P")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="The configuration; else BACKLOG_CONFIG, else ./backlog.yaml.",
+        rich_help_panel="Everywhere",
+        show_default=False,
+        metavar="FILE",
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Everywhere"),
+]
+
+
+class Session:
+    """One call of the command: how it was called, and its two outputs.
+
+    With `--json` the process's own stdout is turned to stderr at the level of file descriptors,
+    so that nothing, not even a JVM, can write beside the one document.
+    """
+
+    def __init__(self) -> None:
+        self.config_path: Path | None = None
+        self.json = False
+        self._document_fd: int | None = None
+        self._out: Console | None = None
+        self._err: Console | None = None
+
+    def note(self, config: Path | None, as_json: bool) -> None:
+        """Takes the shared options, wherever they stood."""
+        if config is not None:
+            self.config_path = config
+        if as_json and not self.json:
+            self.json = True
+            sys.stdout.flush()
+            self._document_fd = os.dup(1)
+            os.dup2(2, 1)
+
+    @property
+    def out(self) -> Console:
+        """Tables for people, on stdout (on stderr with `--json`)."""
+        if self._out is None:
+            self._out = make_console(stderr=False)
+        return self._out
+
+    @property
+    def err(self) -> Console:
+        """Messages and progress."""
+        if self._err is None:
+            self._err = make_console(stderr=True)
+        return self._err
+
+    def emit(self, document: Mapping[str, Any], show: Callable[[Console], None]) -> None:
+        """Prints a verb's result: the document with `--json`, else what `show` draws."""
+        if self.json:
+            self.write_document(document)
+        else:
+            show(self.out)
+
+    def write_document(self, document: Mapping[str, Any]) -> None:
+        """Writes the one JSON document."""
+        text = json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n"
+        data = text.encode()
+        fd = 1 if self._document_fd is None else self._document_fd
+        while data:
+            data = data[os.write(fd, data) :]
+
+    def say(self, text: str) -> None:
+        """A message for people on stderr."""
+        self.err.print(text, highlight=False)
+
+    def find_config_path(self) -> Path | None:
+        """`--config`, else `BACKLOG_CONFIG`, else ./backlog.yaml where it exists."""
+        if self.config_path is not None:
+            return self.config_path
+        if named := os.environ.get("BACKLOG_CONFIG"):
+            return Path(named)
+        default = Path("backlog.yaml")
+        return default if default.exists() else None
+
+    def load_config(self) -> Config:
+        """Reads the configuration.
+
+        Raises:
+            ConfigurationError: there is none, or it is wrong.
+        """
+        from backlog.config import load_config
+
+        path = self.find_config_path()
+        if path is None:
+            raise ConfigurationError(
+                "there is no configuration",
+                subject="./backlog.yaml",
+                hint="write one with `backlogctl init`, or name one with --config FILE",
+            )
+        return load_config(path)
+
+    def open_workspace(self) -> Workspace:
+        """Configuration and ledger, opened."""
+        from replay.workspace import Workspace
+
+        return Workspace.open(self.load_config())
+
+
+def make_console(*, stderr: bool) -> Console:
+    """A console that does not break lines of a pipe at 80 columns."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 100
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+SESSION = Session()
+
+
+def verb(
+    function: Callable[Concatenate[Session, P], None],
+) -> Callable[..., None]:
+    """Gives a verb's function `--config` and `--json`, and hands it the session."""
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints.get(name, parameter.annotation))
+        for name, parameter in list(signature.parameters.items())[1:]
+    ]
+    shared = {"config": ConfigOption, "as_json": JsonOption}
+    defaults = {"config": None, "as_json": False}
+    for name, annotation in shared.items():
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults[name],
+                annotation=annotation,
+            )
+        )
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        config = typing.cast("Path | None", kwargs.pop("config", None))
+        SESSION.note(config, bool(kwargs.pop("as_json", False)))
+        function(SESSION, *args, **kwargs)
+
+    del call.__dict__["__wrapped__"]
+    call.__dict__["__signature__"] = inspect.Signature(parameters)
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def show_error(error: BaseException, *, as_json: bool) -> int:
+    """Prints an error as the caller wants it; returns the exit code."""
+    from backlog.config import mask_secrets
+
+    if isinstance(error, BacklogError):
+        document = error.to_json()
+        code = error.exit_code
+    else:
+        document = {
+            "code": "bug",
+            "message": f"{type(error).__name__}: {error}".splitlines()[0],
+            "subject": "",
+            "hint": "this is a bug; run again with BACKLOG_DEBUG=1 for the traceback",
+            "retryable": False,
+        }
+        code = 1
+    document = {
+        key: mask_secrets(value) if isinstance(value, str) else value
+        for key, value in document.items()
+    }
+    if as_json:
+        SESSION.note(None, True)
+        SESSION.write_document({"error": document})
+    else:
+        _print_error(document)
+    if os.environ.get("BACKLOG_DEBUG") == "1":
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(mask_secrets(text))
+    return code
+
+
+def _print_error(document: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    text = Text("error: ", style="bold red")
+    if document["subject"]:
+        text.append(f"{document['subject']}: ", style="bold default")
+    text.append(str(document["message"]), style="default")
+    SESSION.err.print(text, soft_wrap=True)
+    if document["hint"]:
+        SESSION.err.print(Text(f"hint: {document['hint']}", style="cyan"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Rebuild lost messages from the source tables and inject them once."""
