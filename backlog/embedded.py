@@ -1,8 +1,8 @@
 """A real Kafka on this machine, for the demo, the tests and the benchmarks.
 
 KRaft, one JVM a broker, from the jars of `backlog.jars`. A broker started here ends with the
-process that started it, however that ends (see `backlog.watchdog`); one started with
-`start_broker` outlives it, and is stopped by the pid it left in its state file.
+process that started it, however that ends (see `backlog.watchdog`), unless it is started detached
+(see `backlog.detached`).
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -31,8 +28,8 @@ from confluent_kafka.admin import AdminClient
 from backlog import watchdog
 from backlog.errors import EmbeddedError
 from backlog.jars import Progress, ensure_kafka_jars, find_java
+from backlog.ports import HOST, free_port, listens
 
-HOST = "127.0.0.1"
 _UP_WITHIN = 60.0
 _DOWN_WITHIN = 20.0
 _TRIES = 5
@@ -40,6 +37,9 @@ _PORT_TAKEN = ("Address already in use", "BindException")
 
 DEFAULT_PROPERTIES: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
+    "broker.heartbeat.interval.ms": "500",
+    # A killed broker may come back under its number only when its old session is over.
+    "broker.session.timeout.ms": "3000",
     "group.coordinator.rebalance.protocols": "classic,consumer",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
@@ -65,15 +65,6 @@ _JVM_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
-
-
-class BrokerState(NamedTuple):
-    """A detached broker as its state file tells it."""
-
-    pid: int
-    started: str
-    bootstrap: str
-    running: bool
 
 
 class _Node:
@@ -125,6 +116,7 @@ class EmbeddedKafka:
         self._heap = heap
         self._port = port
         self._java = find_java()
+        self._classpath = ""
         self._detached = False
         self.data_dir = data_dir
 
@@ -181,13 +173,7 @@ class EmbeddedKafka:
 
     def stop(self) -> None:
         """Shut the brokers down in order, those that hold no controller first."""
-        for node in reversed(self._nodes):
-            if node.alive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(node.pid, signal.SIGTERM)
-                if not node.wait(_DOWN_WITHIN):
-                    self._kill(node)
-            node.wait(0)
+        self._stop(self._nodes)
 
     def kill(self, broker: int | None = None) -> None:
         """SIGKILL every broker, or the one of that number (from 1; the first is the controller)."""
@@ -196,14 +182,8 @@ class EmbeddedKafka:
 
     def restart(self, broker: int | None = None) -> None:
         """Start again what was stopped or killed: same ports, same data."""
-        nodes = [node for node in self._chosen(broker)]
-        for node in reversed(nodes):
-            if node.alive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(node.pid, signal.SIGTERM)
-                if not node.wait(_DOWN_WITHIN):
-                    self._kill(node)
-            node.wait(0)
+        nodes = self._chosen(broker)
+        self._stop(nodes)
         self._launch(nodes)
 
     def __enter__(self) -> Self:
@@ -219,6 +199,15 @@ class EmbeddedKafka:
 
     def _chosen(self, broker: int | None) -> list[_Node]:
         return [node for node in self._nodes if broker in (None, node.number)]
+
+    def _stop(self, nodes: list[_Node]) -> None:
+        for node in reversed(nodes):
+            if node.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(node.pid, signal.SIGTERM)
+                if not node.wait(_DOWN_WITHIN):
+                    self._kill(node)
+            node.wait(0)
 
     def _kill(self, node: _Node) -> None:
         if node.alive():
@@ -250,7 +239,13 @@ class EmbeddedKafka:
             return
         shutil.rmtree(node.directory / "data", ignore_errors=True)
         role = "--standalone" if node.number == 1 else "--no-initial-controllers"
-        command = [*self._jvm("128m"), "kafka.tools.StorageTool", "format", role]
+        command = [
+            *self._jvm("128m"),
+            "-XX:TieredStopAtLevel=1",
+            "kafka.tools.StorageTool",
+            "format",
+            role,
+        ]
         command += ["-t", self._cluster_id(), "-c", str(node.settings)]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode:
@@ -325,7 +320,7 @@ class EmbeddedKafka:
     def _wait_until_up(self, nodes: list[_Node]) -> None:
         deadline = time.monotonic() + _UP_WITHIN
         for node in nodes:
-            while not _listens(node.port):
+            while not listens(node.port):
                 self._check(node, deadline)
                 time.sleep(0.05)
         # Only those that run: `restart(1)` is also asked while another broker is down.
@@ -362,93 +357,6 @@ class EmbeddedKafka:
         )
 
 
-def start_broker(
-    directory: Path | str,
-    *,
-    properties: Mapping[str, str] | None = None,
-    heap: str = "512m",
-    port: int = 0,
-    progress: Progress | None = None,
-) -> BrokerState:
-    """Start a broker that outlives this process; one that runs there already is left as it is."""
-    place = Path(directory).absolute()
-    place.mkdir(parents=True, exist_ok=True)
-    state = broker_state(place)
-    if state is not None and state.running:
-        return state
-    kafka = EmbeddedKafka.start(
-        place, properties=properties, heap=heap, port=port, progress=progress, detached=True
-    )
-    started = _started(kafka.pid) or ""
-    document = {"pid": kafka.pid, "started": started, "bootstrap": kafka.bootstrap}
-    file = tempfile.NamedTemporaryFile("w", dir=place, prefix=".state-", delete=False)
-    with file:
-        json.dump(document, file)
-    Path(file.name).replace(_state_file(place))
-    return BrokerState(kafka.pid, started, kafka.bootstrap, running=True)
-
-
-def broker_state(directory: Path | str) -> BrokerState | None:
-    """What `start_broker` left in this directory, and whether that very process still runs."""
-    try:
-        told = json.loads(_state_file(Path(directory)).read_text())
-    except FileNotFoundError:
-        return None
-    pid, started = int(told["pid"]), str(told["started"])
-    return BrokerState(pid, started, str(told["bootstrap"]), running=_started(pid) == started)
-
-
-def stop_broker(directory: Path | str) -> bool:
-    """Stop the broker that `start_broker` left here; False when none was running."""
-    state = broker_state(directory)
-    if state is not None and state.running:
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(state.pid, sign)
-            deadline = time.monotonic() + _DOWN_WITHIN
-            while time.monotonic() < deadline and _started(state.pid) == state.started:
-                time.sleep(0.05)
-    _state_file(Path(directory)).unlink(missing_ok=True)
-    return state is not None and state.running
-
-
-def free_port() -> int:
-    """A port that nobody listens on, outside the range that outgoing connections are given.
-
-    Within that range a client that keeps trying to reach a stopped broker ends up connected to
-    itself, and the broker cannot come back on its port.
-    """
-    low, high = _ephemeral_range()
-    for port in _candidates(low, high):
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise EmbeddedError("no free port was found", subject=HOST)
-
-
-def _candidates(low: int, high: int) -> Iterator[int]:
-    outside = [*range(15000, low), *range(high + 1, 65536)] or list(range(low, high + 1))
-    for _ in range(200):
-        yield random.choice(outside)
-
-
-def _ephemeral_range() -> tuple[int, int]:
-    try:
-        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    except OSError:
-        return 49152, 65535
-    return int(low), int(high)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex((HOST, port)) == 0
-
-
 def _read_ports(directory: Path) -> dict[str, int]:
     try:
         return dict(json.loads((directory / "ports.json").read_text()))
@@ -464,21 +372,3 @@ def _reason(text: str) -> str:
             if sign in line and not line.startswith("at "):
                 return line[:300]
     return lines[-1][:300] if lines else ""
-
-
-def _state_file(directory: Path) -> Path:
-    return directory / "broker.json"
-
-
-def _started(pid: int) -> str | None:
-    """When this process started, as the system tells it; None when it does not run."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-        answer = subprocess.run(
-            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        return answer.stdout.strip() or None
-    return None if fields[0] == "Z" else fields[19]

@@ -79,7 +79,8 @@ class OffsetRange:
 class PartitionSample:
     """One partition at one moment, read in the order low, committed, LSO, high watermark.
 
-    `committed` is None where the group has no committed offset (Kafka's -1001).
+    `committed` is None where the group has no committed offset (Kafka's -1001). `committed_epoch`
+    is the leader epoch in the commit; None where it carries none, as an outside tool's never does.
     """
 
     partition: int
@@ -87,11 +88,16 @@ class PartitionSample:
     committed: int | None
     lso: int
     high: int
+    committed_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a stream. `topic_id` is the same before and after the offsets were read."""
+    """One sample of a stream. `topic_id` is the same before and after the offsets were read.
+
+    `group_state` is Kafka's in lower case, "" where unknown; `took` the seconds it needed from
+    `taken_at` on.
+    """
 
     stream: str
     cluster: str
@@ -100,6 +106,9 @@ class Sample:
     topic_id: str
     taken_at: datetime
     partitions: tuple[PartitionSample, ...]
+    group_state: str = ""
+    members: int = 0
+    took: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,10 @@ def main(command: list[str]) -> int:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=_die_with_parent
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - there are no other threads here
     )
     sys.stdout.write(f"{child.pid}\n")
     sys.stdout.flush()

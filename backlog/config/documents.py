@@ -51,7 +51,7 @@ _PLAIN = (
     ("merge", r"<<", "<"),
 )
 for _tag, _pattern, _first in _PLAIN:
-    _Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}",
         re.compile(rf"^(?:{_pattern})$"),
         ["" if character == "\0" else character for character in _first],
@@ -95,9 +95,9 @@ def _parse(text: str) -> Document:
             raise DocumentError("it must be a mapping of sections", node.start_mark.line + 1)
         lines: dict[Path, int] = {}
         _Inspection(lines).visit(node, ())
-        return Document(loader.construct_document(node), lines)  # type: ignore[no-untyped-call]
+        return Document(loader.construct_document(node), lines)
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 class _Inspection:

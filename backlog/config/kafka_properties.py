@@ -6,7 +6,12 @@ command, and some that the protocols depend on.
 
 from __future__ import annotations
 
-ALLOWED_PROPERTIES: frozenset[str] = frozenset(
+
+def _list(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ALLOWED_PROPERTIES = _list(
     """
     bootstrap.servers client.id client.rack client.dns.lookup security.protocol
     sasl.mechanism sasl.mechanisms sasl.username
@@ -25,27 +30,27 @@ ALLOWED_PROPERTIES: frozenset[str] = frozenset(
     queue.buffering.max.messages queue.buffering.max.kbytes queue.buffering.max.ms
     fetch.wait.max.ms fetch.min.bytes fetch.max.bytes fetch.message.max.bytes
     max.partition.fetch.bytes fetch.queue.backoff.ms
-    """.split()
+    """
 )
 
-SECRET_PROPERTIES: frozenset[str] = frozenset(
+SECRET_PROPERTIES = _list(
     """
     sasl.password sasl.oauthbearer.client.secret sasl.oauthbearer.config
     ssl.key.pem ssl.key.password ssl.keystore.password
-    """.split()
+    """
 )
 
-CODE_PROPERTIES: frozenset[str] = frozenset(
+CODE_PROPERTIES = _list(
     "plugin.library.paths sasl.kerberos.kinit.cmd ssl.engine.location ssl.providers "
-    "ssl_engine_callback_data".split()
+    "ssl_engine_callback_data"
 )
 
-OWN_PROPERTIES: frozenset[str] = frozenset(
+OWN_PROPERTIES = _list(
     """
     group.id group.instance.id transactional.id transaction.timeout.ms enable.idempotence acks
     request.required.acks isolation.level enable.auto.commit enable.auto.offset.store
     auto.offset.reset partitioner enable.partition.eof session.timeout.ms
-    """.split()
+    """
 )
 
 FILE_PROPERTIES: frozenset[str] = frozenset(

@@ -1,1 +1,106 @@
-"""The command line, one file a verb."""
+"""The command line, one file a verb.
+
+Verbs import what they need inside their functions, so that `--help`, `status` and `gaps` never
+load Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from replay.cli import shared
+from replay.cli.approve import approve_recovery
+from replay.cli.broker import broker
+from replay.cli.cancel import cancel_recovery
+from replay.cli.db import db
+from replay.cli.demo import run_demo
+from replay.cli.gaps import list_gaps
+from replay.cli.init import write_configuration
+from replay.cli.pause import pause_recovery
+from replay.cli.plan import plan
+from replay.cli.recoveries import list_recoveries
+from replay.cli.reject import reject_recovery
+from replay.cli.resume import resume_recovery
+from replay.cli.run import run_recovery
+from replay.cli.show import show_recovery
+from replay.cli.status import show_status
+from replay.cli.waive import waive_gap
+from replay.cli.watch import watch_streams
+
+_EPILOG = (
+    "Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 approval needed, "
+    "4 paused or outside the window (will go on), 5 refused by a guard."
+)
+
+app = typer.Typer(
+    name="backlogctl",
+    help="Find the messages a Kafka consumer group lost, rebuild exactly those from the source "
+    "tables, and put them back once.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def _note_shared_options(
+    config: shared.ConfigOption = None, as_json: shared.JsonOption = False
+) -> None:
+    shared.SESSION.note(config, as_json)
+
+
+_LOOK, _RECOVER, _HELP = "See", "Recover", "Around it"
+app.command("init", rich_help_panel=_HELP)(write_configuration)
+app.command("status", rich_help_panel=_LOOK)(show_status)
+app.command("watch", rich_help_panel=_LOOK)(watch_streams)
+app.command("gaps", rich_help_panel=_LOOK)(list_gaps)
+app.command("waive", rich_help_panel=_LOOK)(waive_gap)
+app.add_typer(plan, name="plan", rich_help_panel=_RECOVER)
+app.command("recoveries", rich_help_panel=_RECOVER)(list_recoveries)
+app.command("show", rich_help_panel=_RECOVER)(show_recovery)
+app.command("approve", rich_help_panel=_RECOVER)(approve_recovery)
+app.command("reject", rich_help_panel=_RECOVER)(reject_recovery)
+app.command("run", rich_help_panel=_RECOVER)(run_recovery)
+app.command("pause", rich_help_panel=_RECOVER)(pause_recovery)
+app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
+app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
+app.add_typer(broker, name="broker", rich_help_panel=_HELP)
+app.add_typer(db, name="db", rich_help_panel=_HELP)
+app.command("demo", rich_help_panel=_HELP)(run_demo)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code and prints every error itself."""
+    from backlog.errors import UsageError
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    try:
+        code: Any = app(words, prog_name="backlogctl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        shared.SESSION.say("\ninterrupted")
+        return 130
+    except BrokenPipeError:
+        # Somebody's `head` closed our stdout; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for people
+        # Click's errors know how to say themselves; typer keeps its own copy of their classes.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            message = str(error.format_message())
+            if not message:  # help was printed because nothing was asked
+                return 2
+            context = getattr(error, "ctx", None)
+            path = getattr(context, "command_path", "backlogctl")
+            error = UsageError(message.rstrip("."), hint=f"see `{path} --help`")
+        return shared.show_error(error, as_json=as_json)

@@ -1,0 +1,66 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+SETUP := .venv/.setup
+N ?= 50
+ARGS ?=
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
+
+.PHONY: setup
+setup: $(SETUP) ## Make the locked environment in .venv
+	@:
+
+$(SETUP): pyproject.toml uv.lock scripts/setup.sh
+	@scripts/setup.sh
+	@touch $@
+
+.PHONY: demo
+demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
+	@.venv/bin/backlogctl demo $(ARGS)
+
+.PHONY: test
+test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL and Spark
+	@scripts/need-postgres.sh
+	$(PYTHON) -m pytest $(ARGS)
+
+.PHONY: test-unit
+test-unit: $(SETUP) ## Run the tests that need no service
+	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres" $(ARGS)
+
+.PHONY: lint
+lint: $(SETUP) ## Check style and format
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+.PHONY: format
+format: $(SETUP) ## Mend style and format
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+.PHONY: types
+types: $(SETUP) ## Check types
+	.venv/bin/mypy
+
+.PHONY: imports
+imports: $(SETUP) ## Check that imports go one way
+	.venv/bin/lint-imports
+
+.PHONY: crash
+crash: $(SETUP) ## Kill recoveries at N random moments: make crash N=50 SEED=7
+	@seed=$${SEED:-$$RANDOM}; echo "SEED=$$seed"; \
+	$(PYTHON) -m tests.crash.schedule --n $(N) --seed "$$seed" $(ARGS)
+
+.PHONY: bench-rebuild
+bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL
+	@scripts/need-postgres.sh
+	$(PYTHON) -m benchmarks.rebuild $(ARGS)
+
+.PHONY: clean
+clean: ## Remove what was made here (the cache of Java libraries stays)
+	rm -rf .venv .uv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,51 @@
+"""backlog.yaml as frozen sections: unknown keys are fatal, secrets stay hidden."""
+
+from __future__ import annotations
+
+from backlog.config.root import Config, load_config, mask_secrets
+from backlog.config.sections import (
+    Cluster,
+    Guards,
+    KafkaLedger,
+    Source,
+    SourceLimits,
+    SparkSection,
+    Staging,
+    Watch,
+)
+from backlog.config.streams import (
+    Consumed,
+    Expr,
+    Identity,
+    Message,
+    OffPeak,
+    Stream,
+    StreamLimits,
+    StreamSource,
+    Value,
+)
+from backlog.config.template import render_template
+
+__all__ = [
+    "Cluster",
+    "Config",
+    "Consumed",
+    "Expr",
+    "Guards",
+    "Identity",
+    "KafkaLedger",
+    "Message",
+    "OffPeak",
+    "Source",
+    "SourceLimits",
+    "SparkSection",
+    "Staging",
+    "Stream",
+    "StreamLimits",
+    "StreamSource",
+    "Value",
+    "Watch",
+    "load_config",
+    "mask_secrets",
+    "render_template",
+]

@@ -1,0 +1,332 @@
+"""The whole file, and how it is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from backlog.config import base, documents, references
+from backlog.config.base import Label, Section
+from backlog.config.kafka_properties import FILE_PROPERTIES
+from backlog.config.references import Problem, Resolved
+from backlog.config.sections import (
+    Cluster,
+    Guards,
+    KafkaLedger,
+    Source,
+    SparkSection,
+    Staging,
+    Watch,
+    check_database_url,
+)
+from backlog.config.streams import Stream
+from backlog.errors import ConfigurationError, Refused, UsageError
+
+DEFAULT_FILE = "backlog.yaml"
+DEFAULT_LEDGER = "sqlite:///backlog.db"
+# Kafka's own, whatever `guards` says (fault 60).
+_INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
+
+# Secrets of every configuration of this process, so that the last line of defence, which prints
+# errors of any library, needs no configuration at hand.
+_SECRETS: set[str] = set()
+_SECRETS_LOCK = threading.Lock()
+
+
+class Config(Section):
+    """backlog.yaml, checked. Nothing it prints or dumps holds a secret."""
+
+    ledger: SecretStr = Field(
+        default=SecretStr(DEFAULT_LEDGER),
+        description="SQLAlchemy URL of the ledger, SQLite or PostgreSQL. A SQLite file is relative "
+        "to the configuration file.",
+    )
+    staging: Staging = Field(
+        default_factory=Staging, description="Where staged messages lie until they are injected."
+    )
+    kafka_ledger: KafkaLedger = Field(
+        default_factory=KafkaLedger, description="The topic that says which chunks were injected."
+    )
+    spark: SparkSection = Field(
+        default_factory=SparkSection, description="The Spark that reads the source and injects."
+    )
+    watch: Watch = Field(default_factory=Watch, description="How `backlogctl watch` samples.")
+    guards: Guards = Field(
+        default_factory=Guards, description="What is refused whatever a command says."
+    )
+    clusters: dict[Label, Cluster] = Field(
+        default_factory=dict, description="Kafka clusters by name: client properties."
+    )
+    sources: dict[Label, Source] = Field(default_factory=dict, description="Databases by name.")
+    streams: dict[Label, Stream] = Field(default_factory=dict, description="Streams by name.")
+
+    _secrets: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @field_validator("ledger")
+    @classmethod
+    def _check_ledger(cls, value: SecretStr) -> SecretStr:
+        return check_database_url(value)
+
+    @field_validator("streams", mode="before")
+    @classmethod
+    def _name_streams(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            name: {**item, "name": name} if isinstance(item, Mapping) else item
+            for name, item in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for name, stream in self.streams.items():
+            _check_known(f"streams.{name}.cluster", "cluster", stream.cluster, self.clusters)
+            if stream.source is None:
+                continue
+            at = f"streams.{name}.source"
+            _check_known(f"{at}.database", "source", stream.source.database, self.sources)
+            if consumed := stream.source.consumed:
+                _check_known(f"{at}.consumed.database", "source", consumed.database, self.sources)
+        return self
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Remembers what must be masked."""
+        with _SECRETS_LOCK:
+            _SECRETS.update(self._find_secrets())
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str,
+        base_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        *,
+        file: str = DEFAULT_FILE,
+    ) -> Self:
+        """Reads a configuration.
+
+        Args:
+            base_dir: what relative paths are relative to; the working directory without it.
+            env: where `${env:NAME}` is looked up; the process's environment without it.
+            file: what errors call the text.
+
+        Raises:
+            ConfigurationError: everything that is wrong with it, by key and line, no values.
+            Refused: a stream's topic is denied.
+        """
+        base_dir = (base_dir or Path.cwd()).absolute()
+        problem: ConfigurationError | None = None
+        try:
+            document = documents.read_document(text)
+        except documents.DocumentError as error:
+            where = f"{file}, line {error.line}" if error.line else file
+            problem = ConfigurationError(error.problem, subject=where, hint=_HINT)
+        if problem:
+            raise problem
+        problems = base.check_keys(cls, document.data)
+        resolved = references.resolve_references(document.data, env or os.environ, base_dir)
+        problems += resolved.problems
+        config: Self | None = None
+        if not problems:
+            try:
+                config = cls.model_validate(_anchor_paths(resolved.data, base_dir))
+            except ValidationError as error:
+                problems = [base.explain(item) for item in error.errors(include_url=False)]
+        # Raised outside of `except`: pydantic's error carries what was typed.
+        if config is None:
+            raise _describe(problems, resolved, document.lines, file)
+        config._remember(resolved)
+        config._refuse_denied_topics(file)
+        return config
+
+    @classmethod
+    def for_bootstrap(cls, bootstrap: str, group: str, topic: str | Sequence[str]) -> Self:
+        """A configuration without a file, for `status` and `gaps`: a stream for each topic.
+
+        Its ledger is in memory: nothing stays behind.
+
+        Raises:
+            UsageError: a name is not one that Kafka takes.
+            Refused: a topic is denied.
+        """
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        problems: list[Problem] = []
+        try:
+            config = cls.model_validate(
+                {
+                    "ledger": "sqlite:///:memory:",
+                    "clusters": {"default": {"bootstrap.servers": bootstrap}},
+                    "streams": {
+                        name: {"cluster": "default", "topic": name, "group": group}
+                        for name in topics
+                    },
+                }
+            )
+        except ValidationError as error:
+            problems = [base.explain(item) for item in error.errors(include_url=False)]
+        if problems:
+            raise UsageError(problems[0].text, subject="--bootstrap, --group or --topic")
+        config._refuse_denied_topics("--topic")
+        return config
+
+    def stream(self, name: str) -> Stream:
+        """The stream of that name.
+
+        Raises:
+            UsageError: there is none; names the nearest.
+        """
+        if found := self.streams.get(name):
+            return found
+        nearest = base.find_nearest(name, self.streams)
+        hint = f"the nearest is {nearest}" if nearest else "the configuration has no streams"
+        raise UsageError("there is no such stream", subject=f"stream {name}", hint=hint)
+
+    def cluster_of(self, stream: Stream) -> Cluster:
+        """The cluster that a stream of this configuration is on."""
+        return self.clusters[stream.cluster]
+
+    def ledger_url(self) -> str:
+        """The ledger's URL with its password: only for the call that connects."""
+        return self.ledger.get_secret_value()
+
+    def mask_secrets(self, text: str) -> str:
+        """The text with `***` for each secret of this configuration."""
+        return references.mask(text, self._find_secrets())
+
+    def _find_secrets(self) -> set[str]:
+        urls = [self.ledger_url(), *(source.reveal_url() for source in self.sources.values())]
+        secrets = set(self._secrets)
+        for url in urls:
+            parts = references.find_url_secrets(url)
+            # A URL without a password is no secret, unless it came by reference.
+            secrets |= parts if len(parts) > 1 else set()
+        for cluster in self.clusters.values():
+            secrets.update(cluster.reveal_secrets())
+        names = {name for url in urls for name in references.find_url_names(url)}
+        return secrets - (names & self._secrets)
+
+    def _remember(self, resolved: Resolved) -> None:
+        self._secrets = resolved.secrets
+        with _SECRETS_LOCK:
+            _SECRETS.update(self._find_secrets())
+
+    def _refuse_denied_topics(self, file: str) -> None:
+        for name, stream in self.streams.items():
+            denied = (*_INTERNAL_TOPICS, self.kafka_ledger.topic, *self.guards.deny_topics)
+            for pattern in denied:
+                if fnmatchcase(stream.topic, pattern):
+                    raise Refused(
+                        f"the topic {stream.topic} is denied by the pattern `{pattern}`",
+                        subject=f"{file}: streams.{name}.topic",
+                        hint="see `guards.deny_topics`",
+                    )
+
+
+_HINT = "docs/configuration.md lists every key"
+
+
+def load_config(path: Path | None = None, env: Mapping[str, str] | None = None) -> Config:
+    """Reads the file named, else the one `BACKLOG_CONFIG` names, else ./backlog.yaml.
+
+    Raises:
+        ConfigurationError: there is none, it cannot be read, or it is wrong.
+        Refused: a stream's topic is denied.
+    """
+    env = os.environ if env is None else env
+    file = path or Path(env.get("BACKLOG_CONFIG") or DEFAULT_FILE)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        reason, hint = "there is no such file", "write one with `backlogctl init`"
+    except UnicodeDecodeError:
+        reason, hint = "the file is not UTF-8 text", ""
+    except OSError as error:
+        reason, hint = f"the file cannot be read: {error.strerror}", ""
+    else:
+        return Config.from_text(text, file.absolute().parent, env, file=str(file))
+    raise ConfigurationError(reason, subject=str(file), hint=hint)
+
+
+def mask_secrets(text: str) -> str:
+    """The text with `***` for each secret of any configuration loaded in this process."""
+    with _SECRETS_LOCK:
+        secrets = frozenset(_SECRETS)
+    return references.mask(text, secrets)
+
+
+def _check_known(at: str, kind: str, name: str, known: Mapping[str, object]) -> None:
+    if name not in known:
+        raise ValueError(f"{at}: {base.say_unknown(kind, name, known)}")
+
+
+def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
+    """The data with its relative paths, defaults too, made absolute from the file's directory."""
+    anchored = {"ledger": DEFAULT_LEDGER, "staging": {}, **data}
+    anchored["ledger"] = _anchor_url(anchored["ledger"], base_dir)
+    staging = anchored["staging"]
+    if isinstance(staging, Mapping):
+        directory = staging.get("dir", "staging")
+        if isinstance(directory, str):
+            anchored["staging"] = {**staging, "dir": base_dir / Path(directory).expanduser()}
+    for section, names in (("sources", {"url"}), ("clusters", FILE_PROPERTIES)):
+        entries = anchored.get(section)
+        if isinstance(entries, Mapping):
+            anchored[section] = {
+                name: _anchor_entry(entry, names, base_dir) for name, entry in entries.items()
+            }
+    return anchored
+
+
+def _anchor_entry(entry: Any, names: set[str] | frozenset[str], base_dir: Path) -> Any:
+    if not isinstance(entry, Mapping):
+        return entry
+    return {
+        name: value
+        if name not in names or not isinstance(value, str)
+        else _anchor_url(value, base_dir)
+        if name == "url"
+        # librdkafka's own word: look in the usual places.
+        else (value if value == "probe" else str(base_dir / Path(value).expanduser()))
+        for name, value in entry.items()
+    }
+
+
+def _anchor_url(url: Any, base_dir: Path) -> Any:
+    found = _SQLITE_FILE.fullmatch(url) if isinstance(url, str) else None
+    return f"{found[1]}{base_dir / found[2]}{found[3]}" if found else url
+
+
+def _describe(
+    problems: Sequence[Problem],
+    resolved: Resolved,
+    lines: Mapping[tuple[str, ...], int],
+    file: str,
+) -> ConfigurationError:
+    said: list[str] = []
+    for problem in problems:
+        depth = next((n for n in range(len(problem.path), 0, -1) if problem.path[:n] in lines), 0)
+        line = f" (line {lines[problem.path[:depth]]})" if depth else ""
+        # What a check says is ours, but a name in it may have come by reference.
+        text = references.mask(problem.text, resolved.values)
+        path = ".".join(part for part in problem.path if part != "[key]")
+        said.append(f"{path}{line}: {text}" if path else text)
+    if len(said) > 1:
+        message = f"{len(said)} problems:\n" + "\n".join(f"  - {item}" for item in said)
+    else:
+        message = said[0]
+    return ConfigurationError(message, subject=file, hint=_HINT)

@@ -1,0 +1,251 @@
+"""The sections of backlog.yaml other than streams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    RootModel,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from backlog.config.base import LATER, Duration, Section, Text, TopicName, Zone, say_unknown
+from backlog.config.kafka_properties import (
+    ALLOWED_PROPERTIES,
+    SECRET_PROPERTIES,
+    check_property,
+)
+
+Positive = Annotated[int, Field(gt=0)]
+
+_SPARK_SECRET = re.compile(
+    r"(?i)(secret|password|passwd|token|credential|access[._-]?key|accountkey|private)"
+)
+_SPARK_HARMLESS_END = re.compile(r"(?i)(file|location|path|provider|enabled|interval)$")
+_SPARK_CODE = (
+    "spark.plugins",
+    "spark.extraListeners",
+    "spark.sql.extensions",
+    "spark.sql.queryExecutionListeners",
+    "spark.sql.streaming.streamingQueryListeners",
+)
+DATABASES = ("postgresql", "sqlite")
+
+
+class Staging(Section):
+    """Where staged messages lie until they are injected."""
+
+    dir: Path = Field(
+        default=Path("staging"),
+        description="Directory of staged messages and archives, relative to the configuration "
+        "file. Its files are readable by the owner only.",
+    )
+    keep: Duration = Field(
+        default=timedelta(days=30),
+        description="How long staged messages are kept; lists of message ids are kept longer.",
+    )
+
+    @field_validator("dir")
+    @classmethod
+    def _make_absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+
+class KafkaLedger(Section):
+    """The compacted topic, on the same cluster, that says which chunks were injected."""
+
+    topic: TopicName = Field(
+        default="backlog-recovery-ledger", description="Name of the ledger topic on every cluster."
+    )
+    transactional_prefix: TopicName = Field(
+        default="backlog",
+        description="What our transactional ids start with: `<prefix>.<topic>.<partition>`. Two "
+        "installations on one cluster must not share it unless they share the ledger.",
+    )
+    partitions: Annotated[int, Field(gt=0, le=1000)] = Field(
+        default=12, description="Partitions of the ledger topic when we create it."
+    )
+    replication: Positive | None = Field(
+        default=None,
+        description="Replication factor of the ledger topic when we create it; without it the "
+        "broker's default.",
+    )
+
+
+class SparkSection(Section):
+    """The Spark that reads the source and injects."""
+
+    master: Text = Field(default="local[*]", description="Spark master URL.")
+    conf: dict[str, str] = Field(
+        default_factory=dict,
+        description="More Spark settings. Secrets, references and `spark.speculation: true` are "
+        "refused: Spark shows its settings, and a repeated task must not race its first attempt.",
+    )
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _check_conf(cls, value: object) -> object:
+        return {name: _check_setting(name, item) for name, item in _read_properties(value).items()}
+
+
+def _check_setting(name: str, value: str) -> str:
+    if not name.startswith("spark."):
+        raise ValueError(f"`{name}` is not a Spark setting: its name starts with `spark.`")
+    if name.casefold() == "spark.speculation" and value.strip().casefold() != "false":
+        raise ValueError(
+            "`spark.speculation` must stay off: it runs a task twice at once, and the injection "
+            "must not race itself"
+        )
+    secret_key = _SPARK_SECRET.search(name) and not _SPARK_HARMLESS_END.search(name)
+    if secret_key or re.search(r"(?i)(secret|password|token)[\w.]*=", value):
+        raise ValueError(
+            f"`{name}` holds a secret, and Spark shows its settings in its pages and logs: give "
+            "it to Spark by its own means (spark-defaults.conf, a credential provider)"
+        )
+    if name in _SPARK_CODE or "-javaagent" in value or "-agent" in value:
+        raise ValueError(f"`{name}` is refused: this setting loads or runs code")
+    return value
+
+
+def _read_properties(value: object) -> dict[str, str]:
+    """A mapping of names to text; numbers and booleans are written as Java writes them."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of keys")
+    found: dict[str, str] = {}
+    for name, item in value.items():
+        if isinstance(item, bool):
+            found[name] = "true" if item else "false"
+        elif isinstance(item, str | int | float):
+            found[name] = str(item)
+        elif isinstance(item, SecretStr):
+            found[name] = item.get_secret_value()
+        else:
+            raise PydanticCustomError("property", f"`{name}` must be text or a number")
+    return found
+
+
+class Watch(Section):
+    """How `backlogctl watch` samples."""
+
+    interval: Duration = Field(
+        default=timedelta(seconds=30), description="Time between two samples."
+    )
+    horizon: Duration = Field(
+        default=timedelta(hours=24),
+        description="How long samples are kept at full density; older ones are thinned.",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Watch:
+        if self.horizon < self.interval:
+            raise ValueError("`horizon` must not be shorter than `interval`")
+        return self
+
+
+class Guards(Section):
+    """What is refused whatever a command says."""
+
+    deny_topics: tuple[Text, ...] = Field(
+        default=("__*",), description="Glob patterns of topics that no stream may have."
+    )
+    approval_expires: Duration = Field(
+        default=timedelta(hours=24), description="How long an approval holds."
+    )
+
+
+class SourceLimits(Section):
+    """What protects the database."""
+
+    connections: Annotated[int, Field(gt=0, le=1000)] = Field(
+        default=4, description="Connections opened at once."
+    )
+    fetch_size: Positive = Field(default=10_000, description="Rows fetched at a time.")
+    statement_timeout: Duration = Field(
+        default=timedelta(minutes=10), description="Longest time of one statement."
+    )
+
+
+class Source(Section):
+    """A database that messages are rebuilt from."""
+
+    url: SecretStr = Field(
+        description="SQLAlchemy URL, PostgreSQL or SQLite. The password by reference: "
+        "`postgresql+psycopg://app:${env:SHOP_PASSWORD}@db/shop`. It is percent-encoded as it is "
+        "put in. A SQLite file is relative to the configuration file.",
+    )
+    timezone: Zone = Field(default="UTC", description="Time zone of time columns that have none.")
+    limits: SourceLimits = Field(
+        default_factory=SourceLimits, description="What protects the database."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: SecretStr) -> SecretStr:
+        return check_database_url(value)
+
+    def reveal_url(self) -> str:
+        """The URL with its password: only for the call that connects."""
+        return self.url.get_secret_value()
+
+
+def check_database_url(value: SecretStr) -> SecretStr:
+    """Refuses what is not the URL of a database this version reads."""
+    found = re.match(r"([A-Za-z][\w]*)(\+\w+)?://", value.get_secret_value())
+    if not found:
+        raise ValueError("must be a database URL such as postgresql+psycopg://host/name")
+    if found.group(1) not in DATABASES:
+        raise ValueError(f"a database other than {' or '.join(DATABASES)} {LATER}")
+    return value
+
+
+class Cluster(RootModel[dict[str, str | SecretStr]]):
+    """Client properties of one Kafka cluster, allow-listed (fault 61)."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_properties(cls, value: object) -> dict[str, str | SecretStr]:
+        properties = _read_properties(value)
+        for name, item in properties.items():
+            if reason := check_property(name, item):
+                raise ValueError(f"`{name}`: {reason}")
+            if name not in ALLOWED_PROPERTIES | SECRET_PROPERTIES:
+                known = ALLOWED_PROPERTIES | SECRET_PROPERTIES
+                raise ValueError(f"`{name}`: {say_unknown('client property', name, known)}")
+        if not properties.get("bootstrap.servers", "").strip():
+            raise ValueError("`bootstrap.servers` is required")
+        uses_sasl = properties.get("security.protocol", "").casefold().startswith("sasl")
+        if uses_sasl and not {"sasl.mechanism", "sasl.mechanisms"} & properties.keys():
+            raise ValueError("`sasl.mechanism` is required with this `security.protocol`")
+        return {
+            name: SecretStr(item) if name in SECRET_PROPERTIES else item
+            for name, item in properties.items()
+        }
+
+    def client_properties(self) -> dict[str, str]:
+        """The properties with their secrets: only for the call that makes a client."""
+        return {
+            name: item.get_secret_value() if isinstance(item, SecretStr) else item
+            for name, item in self.root.items()
+        }
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses, for messages."""
+        return self.client_properties()["bootstrap.servers"]
+
+    def reveal_secrets(self) -> tuple[str, ...]:
+        """The values that must be masked in any text."""
+        return tuple(
+            item.get_secret_value() for item in self.root.values() if isinstance(item, SecretStr)
+        )

@@ -1,0 +1,248 @@
+"""Streams: a topic, the group that must read it, its source table and its rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import time, timedelta
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from backlog import stamps
+from backlog.clock import OffPeakWindow
+from backlog.config.base import LATER, Duration, Label, Names, Section, Text, TopicName, Zone
+from backlog.config.sections import Positive
+
+
+class Expr(Section):
+    """A column, or an SQL expression over the table's columns; exactly one of them."""
+
+    column: Text | None = Field(default=None, description="A column of the table.")
+    sql: Text | None = Field(default=None, description="An SQL expression.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_column(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Expr:
+        if (self.column is None) == (self.sql is None):
+            raise ValueError('must be a column, or {sql: "..."}')
+        return self
+
+
+class Value(Section):
+    """A message's value, built in exactly one of three ways."""
+
+    json_columns: Names | None = Field(
+        default=None,
+        validation_alias="json",
+        serialization_alias="json",
+        description="Columns that make a JSON object, keys in this order, nulls kept.",
+    )
+    column: Text | None = Field(
+        default=None, description="A column that holds the value's bytes or text."
+    )
+    sql: Text | None = Field(default=None, description="An SQL expression that makes the value.")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Value:
+        if [self.json_columns, self.column, self.sql].count(None) != 2:
+            raise ValueError("must be one of {json: [...]}, {column: ...} and {sql: ...}")
+        return self
+
+
+class Message(Section):
+    """How a message is built from a row."""
+
+    key: Expr | None = Field(
+        default=None,
+        description='The key: a column, or {sql: "..."}; without it messages have no key.',
+    )
+    value: Value = Field(description="The value: {json: [columns]}, {column: ...} or {sql: ...}.")
+    headers: dict[str, Text] = Field(
+        default_factory=dict, description="Header names and the SQL expressions of their values."
+    )
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name in stamps.ALL:
+                raise ValueError(f"`{name}` is a header that backlogctl writes itself")
+        return value
+
+
+class Identity(Section):
+    """How a row and its message are known to belong together."""
+
+    row: Expr = Field(description='Of a row: a column, or {sql: "..."}.')
+    message: str = Field(description="Of a message: `key` or `header:NAME`.")
+
+    @field_validator("message")
+    @classmethod
+    def _check_message(cls, value: str) -> str:
+        if value.startswith("value:"):
+            raise ValueError(f"`value:` {LATER}")
+        if value != "key" and not re.fullmatch(r"header:\S.*", value):
+            raise ValueError("must be `key` or `header:NAME`")
+        return value
+
+    @property
+    def header(self) -> str | None:
+        """The header's name; None where the key identifies a message."""
+        return self.message.removeprefix("header:") if self.message != "key" else None
+
+
+class Consumed(Section):
+    """The consumer's own table: rows it names were handled, so their message was not lost."""
+
+    database: Label = Field(description="A name under `sources`.")
+    table: Text = Field(description="The table, `name` or `schema.name`.")
+    column: Text = Field(description="The column that holds the row's identity.")
+
+
+class StreamSource(Section):
+    """The table that a stream's messages are rebuilt from."""
+
+    database: Label = Field(description="A name under `sources`.")
+    table: Text = Field(description="The table, `name` or `schema.name`.")
+    primary_key: Names = Field(description="The key's column or columns.")
+    time_column: Text = Field(description="When the row's message was sent, or the row changed.")
+    order_by: Names = Field(
+        default=(),
+        validate_default=False,
+        description="Order of messages within a partition. Without it the time column, then the "
+        "primary key.",
+    )
+    mutable: bool = Field(
+        default=True, description="Whether rows change after their message was sent."
+    )
+    margin: Duration = Field(
+        default=timedelta(minutes=10),
+        description="By how much the gap's time bounds are widened, for rows committed late.",
+    )
+    message: Message = Field(description="How a message is built from a row.")
+    identity: Identity = Field(description="How a row and its message belong together.")
+    consumed: Consumed | None = Field(
+        default=None, description="Evidence, where there is any: the consumer's own table."
+    )
+    stale: Literal["restate", "events", "refuse"] = Field(
+        default="refuse",
+        description="What an old message after a newer one means. `restate`: the row's current "
+        "version is sent; `events`: append-only events are sent as they were; `refuse`: a keyed "
+        "or compacted topic is not rebuilt.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_order(cls, value: object) -> object:
+        if not isinstance(value, Mapping) or value.get("order_by") is not None:
+            return value
+        key, moment = value.get("primary_key"), value.get("time_column")
+        names = (key,) if isinstance(key, str) else key
+        if not isinstance(moment, str) or not isinstance(names, list | tuple):
+            return {name: item for name, item in value.items() if name != "order_by"}
+        return {**value, "order_by": (moment, *(name for name in names if name != moment))}
+
+    @model_validator(mode="after")
+    def _check_identity(self) -> StreamSource:
+        if self.identity.message == "key" and self.stale == "events":
+            raise ValueError(
+                "`stale: events` does not go with `identity.message: key`: events share their "
+                "key, so a surviving one would hide a lost one; identify them by `header:NAME`"
+            )
+        if self.identity.message == "key" and self.message.key is None:
+            raise ValueError("`identity.message: key` needs `message.key`")
+        return self
+
+
+def _read_clock_time(value: object) -> object:
+    if isinstance(value, time):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]", value):
+        return time.fromisoformat(value)
+    raise ValueError('must be a time of day such as "00:30"')
+
+
+ClockTime = Annotated[time, BeforeValidator(_read_clock_time)]
+
+
+class OffPeak(Section):
+    """Hours in which messages may be injected; they may cross midnight."""
+
+    start: ClockTime = Field(
+        validation_alias="from",
+        serialization_alias="from",
+        description="When the window opens, `HH:MM` by the zone's wall clock.",
+    )
+    end: ClockTime = Field(
+        validation_alias="to",
+        serialization_alias="to",
+        description="When it closes; earlier than `from` means on the next day.",
+    )
+    timezone: Zone = Field(description="IANA time zone, such as Europe/Berlin.")
+
+    @model_validator(mode="after")
+    def _check_length(self) -> OffPeak:
+        if self.start == self.end:
+            raise ValueError("`from` and `to` are the same; leave `off_peak` out to run any time")
+        return self
+
+    def window(self) -> OffPeakWindow:
+        """The window as the clock reads it."""
+        return OffPeakWindow(self.start, self.end, ZoneInfo(self.timezone))
+
+
+class StreamLimits(Section):
+    """Brakes of the injection."""
+
+    messages_per_second: Positive | None = Field(default=None, description="Rate; without it none.")
+    max_live_lag: Positive | None = Field(
+        default=None,
+        description="The injection waits while the live group's own lag is above this.",
+    )
+    max_messages: Positive = Field(
+        default=5_000_000, description="A plan with more messages than this is refused."
+    )
+
+
+class Stream(Section):
+    """A topic with the group that must read it."""
+
+    name: Label = Field(description="The stream's key under `streams`.")
+    cluster: Label = Field(description="A name under `clusters`.")
+    topic: TopicName = Field(description="The topic.")
+    group: Text = Field(description="The consumer group that must read it.")
+    isolation: Literal["read_committed", "read_uncommitted"] = Field(
+        default="read_committed", description="How the group reads."
+    )
+    partitioner: Literal["murmur2", "crc32"] = Field(
+        default="murmur2",
+        description="How the topic's producers place keys: `murmur2` as Java clients do, `crc32` "
+        "as librdkafka does by default.",
+    )
+    approval: Literal["named", "second_person", "auto"] = Field(
+        default="named",
+        description="Who approves a plan: a named person, another person than the planner, or "
+        "nobody for exact plans within the limits.",
+    )
+    source: StreamSource | None = Field(
+        default=None, description="The source table; without it gaps are found but not rebuilt."
+    )
+    deliver: Literal["topic"] | None = Field(
+        default=None, description="`topic` is needed by name when other groups read the topic too."
+    )
+    off_peak: OffPeak | None = Field(
+        default=None, description="When messages may be injected; without it at any time."
+    )
+    limits: StreamLimits = Field(
+        default_factory=StreamLimits, description="Brakes of the injection."
+    )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the plan records of the stream: plain JSON, with the file's keys, no secrets."""
+        return self.model_dump(mode="json")

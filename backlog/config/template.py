@@ -1,0 +1,114 @@
+"""The commented backlog.yaml that `backlogctl init` writes."""
+
+from __future__ import annotations
+
+_TEMPLATE = """\
+# backlog.yaml: what backlogctl watches and repairs. Every key: docs/configuration.md
+#
+# Secrets do not stand here. Give them as ${env:NAME} or ${file:PATH}, also within a longer text
+# such as a URL; the value is percent-encoded there, so the variable holds the password as it is.
+# Relative paths are relative to this file. An unknown key is an error.
+
+# The record of samples, gaps and recoveries. SQLite needs nothing; several hosts need PostgreSQL:
+# ledger: postgresql+psycopg://backlog:${env:LEDGER_PASSWORD}@db.example.com/backlog
+ledger: sqlite:///backlog.db
+
+# Staged messages: exactly what will be sent, readable by the owner only.
+staging:
+  dir: ./staging
+  keep: 30d
+
+# The topic, on the same cluster as the stream, that says which messages were put back. It is
+# created at the first run.
+# kafka_ledger:
+#   topic: backlog-recovery-ledger
+#   transactional_prefix: backlog
+#   partitions: 12
+#   replication: 3
+
+# spark:
+#   master: "local[*]"
+#   conf:
+#     spark.driver.memory: 4g
+
+# watch:
+#   interval: 30s
+#   horizon: 24h
+
+# guards:
+#   deny_topics: ["__*"]       # no stream may have these
+#   approval_expires: 24h
+
+clusters:
+  main:
+    # Properties of the Kafka client. Those that load or run code are refused.
+    bootstrap.servers: localhost:9092
+    # security.protocol: SASL_SSL
+    # sasl.mechanism: SCRAM-SHA-512
+    # sasl.username: backlog
+    # sasl.password: ${env:KAFKA_PASSWORD}
+    # ssl.ca.location: ./ca.pem
+
+sources:
+  shop:
+    # The database that lost messages are rebuilt from: PostgreSQL or SQLite. A user that may
+    # only read is enough.
+    url: postgresql+psycopg://backlog_reader:${env:SHOP_PASSWORD}@localhost/shop
+    timezone: UTC              # of time columns without a zone
+    # limits:
+    #   connections: 4
+    #   fetch_size: 10000
+    #   statement_timeout: 10m
+
+streams:
+  orders:
+    cluster: main
+    topic: orders
+    group: order-service       # the consumer group that must read the topic
+    isolation: read_committed  # how it reads: read_committed | read_uncommitted
+    partitioner: murmur2       # how the producers place keys: murmur2 (Java) | crc32 (librdkafka)
+    approval: named            # named | second_person | auto
+    source:
+      database: shop
+      table: orders            # or schema.table
+      primary_key: order_id    # or [tenant_id, order_id]
+      time_column: updated_at
+      # order_by: [updated_at, order_id]
+      mutable: true            # rows change after their message was sent
+      margin: 10m              # rows may be committed that much later than their time says
+      message:
+        key: order_id          # a column, or {sql: "..."}
+        value:                 # or {column: payload}, or {sql: "..."}
+          json: [order_id, user_id, status, amount, updated_at]
+        # headers:
+        #   type: "'OrderPaid'"   # SQL, so a fixed text has its own quotes
+      identity:                # how a row and its message are known to belong together
+        row: order_id
+        message: key           # key | header:NAME
+      # What the consumer says it handled, where it keeps a table of that:
+      # consumed:
+      #   database: shop
+      #   table: processed_orders
+      #   column: order_id
+      #
+      # An old message after a newer one of the same key:
+      #   restate  the row's current version is sent
+      #   events   append-only events, sent as they were (identity by header)
+      #   refuse   nothing is rebuilt
+      stale: restate
+    # Needed by name when other groups read the topic too: they get the messages again.
+    # deliver: topic
+    # off_peak:
+    #   from: "00:30"
+    #   to: "06:00"
+    #   timezone: Europe/Berlin
+    # limits:
+    #   messages_per_second: 5000
+    #   max_live_lag: 10000
+    #   max_messages: 5000000
+"""
+
+
+def render_template() -> str:
+    """A backlog.yaml to edit; it loads as it is with `SHOP_PASSWORD` set."""
+    return _TEMPLATE

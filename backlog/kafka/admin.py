@@ -1,0 +1,399 @@
+"""Admin verbs. Each takes an admin client or plain client properties, and one Deadline.
+
+Batched answers carry an error for each partition; every one is read, since a refusal of one
+partition otherwise looks like a success (protocol P1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from backlog.clock import Deadline
+from backlog.errors import KafkaFailure
+from backlog.kafka.calls import Connection, ask, connect, retry_passing, seconds_left, wait_for
+from backlog.kafka.clients import Admin
+from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing, is_group_active, unwrap
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+DEFAULT_SECONDS = 30.0
+# One slow coordinator must not be asked for hundreds of groups at once.
+GROUPS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the cluster describes it; `config` holds every topic setting, defaults too."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: Mapping[str, str]
+    replication: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed offset; `epoch` is the leader epoch in it, None where it carries none."""
+
+    offset: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a group."""
+
+    client_id: str
+    host: str
+    member_id: str
+
+    def __str__(self) -> str:
+        return f"{self.client_id} at {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """`state` is Kafka's in lower case (`stable`, `empty`, `dead`, ...); `type` its protocol."""
+
+    state: str
+    members: tuple[Member, ...]
+    type: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the group has members or is about to have some."""
+        return bool(self.members) or self.state not in ("empty", "dead")
+
+
+def read_topic_id(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> tuple[str, int]:
+    """The topic's id and its number of partitions.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    described = _describe(admin, topic, limit)
+    return str(described.topic_id), len(described.partitions)
+
+
+def describe_topic(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> TopicInfo:
+    """Id, partitions, replication and settings of a topic.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    described = _describe(admin, topic, limit)
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    doing = "read its settings"
+    futures = ask(admin, admin.describe_configs, f"topic {topic}", doing, limit, [resource])
+    entries = wait_for(admin, futures[resource], f"topic {topic}", doing, limit)
+    return TopicInfo(
+        name=topic,
+        topic_id=str(described.topic_id),
+        partitions=len(described.partitions),
+        config={name: entry.value for name, entry in entries.items() if entry.value is not None},
+        replication=min((len(p.replicas) for p in described.partitions), default=1),
+    )
+
+
+def list_offsets(
+    connection: Connection,
+    topic: str,
+    partitions: Iterable[int],
+    spec: Literal["earliest", "latest"],
+    isolation: Isolation = "read_uncommitted",
+    deadline: Deadline | None = None,
+) -> dict[int, int]:
+    """Log starts (`earliest`), or ends: the LSO with `read_committed`, else the high watermark.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure: for any partition.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    make: Callable[[], Any] = OffsetSpec.earliest if spec == "earliest" else OffsetSpec.latest
+    what = make()
+    request = {TopicPartition(topic, partition): what for partition in partitions}
+    if not request:
+        return {}
+    level = (
+        IsolationLevel.READ_COMMITTED
+        if isolation == "read_committed"
+        else IsolationLevel.READ_UNCOMMITTED
+    )
+    subject, doing = f"topic {topic}", f"read the {spec} offsets"
+
+    def call() -> dict[int, int]:
+        futures = ask(
+            admin, admin.list_offsets, subject, doing, limit, request, isolation_level=level
+        )
+        return {
+            key.partition: wait_for(
+                admin, future, f"{subject}[{key.partition}]", doing, limit
+            ).offset
+            for key, future in futures.items()
+        }
+
+    return retry_passing(admin, limit, call)
+
+
+def read_commits(
+    connection: Connection,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+    require_stable: bool = False,
+) -> dict[int, Commit | None]:
+    """The group's commits; None where it has none (Kafka's -1001).
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: for any partition.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    wanted = [TopicPartition(topic, partition) for partition in partitions]
+    subject, doing = f"group {group} on topic {topic}", "read committed offsets"
+    if not wanted:
+        return {}
+
+    def call() -> dict[int, Commit | None]:
+        verb = admin.list_consumer_group_offsets
+        request = [ConsumerGroupTopicPartitions(group, wanted)]
+        futures = ask(admin, verb, subject, doing, limit, request, require_stable=require_stable)
+        try:
+            answer = wait_for(admin, futures[group], subject, doing, limit)
+        except GroupMissing:
+            return {partition.partition: None for partition in wanted}
+        return _check_commits(admin, answer.topic_partitions, subject, doing)
+
+    return retry_passing(admin, limit, call)
+
+
+def committed_offsets(
+    connection: Connection,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+    require_stable: bool = False,
+) -> dict[int, int | None]:
+    """`read_commits` without the epochs."""
+    commits = read_commits(connection, group, topic, partitions, deadline, require_stable)
+    return {p: None if commit is None else commit.offset for p, commit in commits.items()}
+
+
+def list_topic_groups(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> dict[str, dict[int, int]]:
+    """Every group with a committed offset on the topic, of either protocol, with its offsets.
+
+    A group that may not be read is an error, since "no other readers" would then be a guess.
+
+    Returns:
+        group -> partition -> committed offset; groups in alphabetical order.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    doing = "list the groups that read it"
+    listing = wait_for(
+        admin,
+        ask(admin, admin.list_consumer_groups, f"topic {topic}", doing, limit),
+        f"topic {topic}",
+        doing,
+        limit,
+    )
+    for error in listing.errors:
+        raise admin.translate(error, f"topic {topic}", doing, limit.seconds) from error
+    names = sorted(group.group_id for group in listing.valid)
+    found: dict[str, dict[int, int]] = {}
+    for first in range(0, len(names), GROUPS_AT_ONCE):
+        futures: dict[str, Future[Any]] = {}
+        for name in names[first : first + GROUPS_AT_ONCE]:
+            request = [ConsumerGroupTopicPartitions(name)]
+            futures.update(
+                admin.list_consumer_group_offsets(request, request_timeout=seconds_left(limit))
+            )
+        for name, future in futures.items():
+            subject = f"group {name}"
+            try:
+                answer = wait_for(admin, future, subject, "read committed offsets", limit)
+            except GroupMissing:
+                continue  # it went away since it was listed
+            ours = [item for item in answer.topic_partitions if item.topic == topic]
+            commits = _check_commits(admin, ours, subject, "read committed offsets")
+            known = {p: commit.offset for p, commit in commits.items() if commit is not None}
+            if known:
+                found[name] = known
+    return found
+
+
+def describe_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """State, members and protocol of a group; a group that is not there is `dead`, no members."""
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group}", "describe it"
+    futures = ask(admin, admin.describe_consumer_groups, subject, doing, limit, [group])
+    try:
+        answer = wait_for(admin, futures[group], subject, doing, limit)
+    except GroupMissing:
+        return GroupState("dead", ())
+    state: ConsumerGroupState = answer.state
+    members = tuple(
+        Member(str(member.client_id), str(member.host).lstrip("/"), str(member.member_id))
+        for member in answer.members
+    )
+    return GroupState(state.name.lower(), members, answer.type.name.lower() if answer.type else "")
+
+
+def set_group_offsets(
+    connection: Connection,
+    group: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    deadline: Deadline | None = None,
+) -> None:
+    """Sets committed offsets of a group without members, and reads them back.
+
+    Raises:
+        GroupActive: the group has members; names them. Nothing was set.
+        KafkaFailure: a partition was refused, or what reads back is not what was set.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group} on topic {topic}", "set committed offsets"
+    before = describe_group_state(admin, group, limit)
+    if before.is_active:
+        raise _refuse_active(group, before)
+    # The broker takes offsets for partitions that do not exist, and says nothing.
+    known = read_topic_id(admin, topic, limit)[1]
+    strange = sorted(p for p in offsets if not 0 <= p < known)
+    if strange:
+        raise TopicMissing(
+            f"could not {doing}: partitions {strange} do not exist, there are {known}",
+            subject=subject,
+        )
+    wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
+    request = [ConsumerGroupTopicPartitions(group, wanted)]
+    futures = ask(admin, admin.alter_consumer_group_offsets, subject, doing, limit, request)
+    try:
+        answer = futures[group].result(timeout=seconds_left(limit) + 1.0)
+    except (KafkaException, TimeoutError) as error:
+        if is_group_active(error):
+            raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
+        raise admin.translate(error, subject, doing, limit.seconds) from error
+    for item in answer.topic_partitions:
+        if item.error is not None:
+            if is_group_active(item.error):
+                raise _refuse_active(group, describe_group_state(admin, group, limit))
+            raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+    back = committed_offsets(admin, group, topic, offsets, limit)
+    wrong = {p: back[p] for p in offsets if back[p] != offsets[p]}
+    if wrong:
+        raise KafkaFailure(
+            f"set committed offsets, but {wrong} reads back",
+            subject=subject,
+            hint="something else commits for this group; stop it and try again",
+            retryable=True,
+        )
+
+
+def create_topic(
+    connection: Connection,
+    topic: str,
+    *,
+    partitions: int,
+    replication: int | None = None,
+    config: Mapping[str, str] | None = None,
+    deadline: Deadline | None = None,
+    exist_ok: bool = False,
+) -> str:
+    """Creates a topic, waits until every partition has a leader, and returns the topic's id.
+
+    Args:
+        replication: None takes the cluster's default.
+        exist_ok: a topic that is there already is left as it is; its id is returned.
+
+    Raises:
+        KafkaFailure: it exists already, or a policy refused it.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "create it"
+    new = NewTopic(
+        topic,
+        num_partitions=partitions,
+        replication_factor=-1 if replication is None else replication,
+        config=dict(config or {}),
+    )
+    futures = ask(admin, admin.create_topics, subject, doing, limit, [new])
+    try:
+        futures[topic].result(timeout=seconds_left(limit) + 1.0)
+    except (KafkaException, TimeoutError) as error:
+        inner = unwrap(error)
+        exists = inner is not None and inner.code() == KafkaError.TOPIC_ALREADY_EXISTS
+        if not (exists and exist_ok):
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+    return _await_leaders(admin, topic, limit)
+
+
+def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:
+    """A new topic reaches the brokers a little later than the controller's answer."""
+    while True:
+        try:
+            topic_id, partitions = read_topic_id(admin, topic, limit)
+            list_offsets(admin, topic, range(partitions), "latest", deadline=limit)
+            return topic_id
+        except KafkaFailure as error:
+            if limit.expired or not (isinstance(error, TopicMissing) or error.retryable):
+                raise
+            admin.poll(0.05)
+
+
+def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
+    subject, doing = f"topic {topic}", "describe it"
+    futures = ask(admin, admin.describe_topics, subject, doing, limit, TopicCollection([topic]))
+    return wait_for(admin, futures[topic], subject, doing, limit)
+
+
+def _check_commits(
+    admin: Admin, items: Sequence[TopicPartition] | None, subject: str, doing: str
+) -> dict[int, Commit | None]:
+    commits: dict[int, Commit | None] = {}
+    for item in items or ():
+        if item.error is not None:
+            raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+        epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
+        known = None if epoch is None or epoch < 0 else epoch
+        commits[item.partition] = None if item.offset < 0 else Commit(item.offset, known)
+    return commits
+
+
+def _refuse_active(group: str, state: GroupState) -> GroupActive:
+    names = ", ".join(str(member) for member in state.members) or f"state {state.state}"
+    return GroupActive(
+        f"its offsets were not set, the group is active: {names}",
+        subject=f"group {group}",
+        hint="stop these members, wait until the group is empty, and try again",
+    )

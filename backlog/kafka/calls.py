@@ -1,0 +1,75 @@
+"""How an admin call is made: one Deadline, errors translated, passing errors tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaException
+
+from backlog.clock import Deadline
+from backlog.errors import ClusterUnreachable, KafkaFailure
+from backlog.kafka.clients import Admin, Properties, make_admin
+
+Connection = Admin | Properties
+Result = TypeVar("Result")
+
+_PAUSE = 0.05
+
+
+def connect(connection: Connection) -> Admin:
+    """The admin client itself, or a new one from properties."""
+    return connection if isinstance(connection, Admin) else make_admin(connection)
+
+
+def seconds_left(limit: Deadline) -> float:
+    """What is left of the deadline, as librdkafka takes it (0 would mean "no limit given")."""
+    return max(0.01, limit.remaining())
+
+
+def ask(
+    admin: Admin,
+    call: Callable[..., Any],
+    subject: str,
+    doing: str,
+    limit: Deadline,
+    *arguments: Any,
+    **settings: Any,
+) -> Any:
+    """Starts an admin call; its futures are read with `wait_for`.
+
+    Raises:
+        BacklogError: the client refused the call itself.
+    """
+    try:
+        return call(*arguments, request_timeout=seconds_left(limit), **settings)
+    except KafkaException as error:
+        raise admin.translate(error, subject, doing, limit.seconds) from error
+
+
+def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit: Deadline) -> Any:
+    """The result of one future of an admin call.
+
+    Raises:
+        BacklogError: what the cluster answered, or that it did not answer in time.
+    """
+    try:
+        # librdkafka ends the call by itself; the second is for its own thread to say so.
+        return future.result(timeout=seconds_left(limit) + 1.0)
+    except (KafkaException, TimeoutError) as error:
+        raise admin.translate(error, subject, doing, limit.seconds) from error
+
+
+def retry_passing(admin: Admin, limit: Deadline, call: Callable[[], Result]) -> Result:
+    """Calls again while a leader or coordinator moves, until the deadline.
+
+    An unreachable cluster is not tried again here: that call has used up the deadline already.
+    """
+    while True:
+        try:
+            return call()
+        except KafkaFailure as error:
+            if not error.retryable or isinstance(error, ClusterUnreachable) or limit.expired:
+                raise
+            admin.poll(min(_PAUSE, limit.remaining()))

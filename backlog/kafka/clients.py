@@ -1,0 +1,152 @@
+"""Kafka clients made from a plain mapping of client properties.
+
+Spark executors have only that mapping, so nothing here knows the configuration file. librdkafka's
+own log goes to the logger `backlog.kafka.client`, never to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from backlog.errors import BacklogError
+from backlog.kafka.errors import translate
+
+CLIENT_LOG = logging.getLogger("backlog.kafka.client")
+# Without a handler of its own Python would print librdkafka's warnings to stderr.
+CLIENT_LOG.addHandler(logging.NullHandler())
+
+Properties = Mapping[str, Any]
+
+COMMON: Mapping[str, Any] = {
+    "client.id": "backlogctl",
+    "socket.connection.setup.timeout.ms": 10_000,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1_000,
+    "log.connection.close": False,
+    # 0 is "errors only" in syslog terms plus critical; 4 keeps warnings for the logger.
+    "log_level": 4,
+}
+CONSUMER: Mapping[str, Any] = {
+    # A reader that is not told where to start must fail, not jump.
+    "auto.offset.reset": "error",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    # The default of 1000 ms stalls a fast reader.
+    "fetch.queue.backoff.ms": 5,
+}
+PRODUCER: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "linger.ms": 5,
+    "compression.type": "lz4",
+}
+
+
+class ConnectionReports:
+    """Remembers a client's last connection error, which a mere "timed out" leaves out."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        # "All brokers down" says less than the broker's own report that came before it.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
+            self.last = error.str() or error.name()
+
+
+class Admin(AdminClient):
+    """An AdminClient that remembers the addresses it was given and its last connection error."""
+
+    def __init__(self, properties: Properties) -> None:
+        self.addresses = find_addresses(properties)
+        self.reports = ConnectionReports()
+        settings = {**COMMON, **properties, "error_cb": self.reports}
+        super().__init__(settings, logger=CLIENT_LOG)
+
+    def translate(
+        self,
+        error: KafkaError | BaseException,
+        subject: str,
+        doing: str,
+        seconds: float | None = None,
+    ) -> BacklogError:
+        """`translate` with this client's addresses and last connection error."""
+        self.poll(0)  # connection errors and log lines are delivered by poll only
+        return translate(
+            error,
+            subject,
+            doing,
+            addresses=self.addresses,
+            last_report=self.reports.last,
+            seconds=seconds,
+        )
+
+
+def find_addresses(properties: Properties) -> str:
+    """`bootstrap.servers` of the properties, for error messages."""
+    return str(properties.get("bootstrap.servers") or properties.get("metadata.broker.list") or "")
+
+
+def make_admin(properties: Properties) -> Admin:
+    """An admin client; it connects on first use.
+
+    Raises:
+        ConfigurationError: librdkafka does not take a property.
+    """
+    try:
+        return Admin(properties)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refuse(error, properties, "make an admin client") from error
+
+
+def make_consumer(
+    properties: Properties, overrides: Mapping[str, Any] | None = None, **settings: Any
+) -> Consumer:
+    """A consumer that reads committed data, commits nothing by itself and never resets.
+
+    Args:
+        properties: the cluster's client properties.
+        overrides: properties by their Kafka name, over the defaults.
+        settings: the same with `_` for `.`: `group_id="g"` is `group.id`.
+
+    Raises:
+        ConfigurationError: librdkafka does not take a property.
+    """
+    merged = {**COMMON, **CONSUMER, **properties, **(overrides or {}), **_dotted(settings)}
+    # librdkafka wants a group.id even from a reader that assigns and never commits.
+    merged.setdefault("group.id", "backlogctl-reader")
+    merged.setdefault("error_cb", ConnectionReports())
+    try:
+        return Consumer(merged, logger=CLIENT_LOG)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refuse(error, properties, "make a consumer") from error
+
+
+def make_producer(
+    properties: Properties, overrides: Mapping[str, Any] | None = None, **settings: Any
+) -> Producer:
+    """An idempotent producer; transactional when given `transactional_id`.
+
+    Arguments and errors as of `make_consumer`.
+    """
+    merged = {**COMMON, **PRODUCER, **properties, **(overrides or {}), **_dotted(settings)}
+    merged.setdefault("error_cb", ConnectionReports())
+    try:
+        return Producer(merged, logger=CLIENT_LOG)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refuse(error, properties, "make a producer") from error
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
+
+
+def _refuse(error: BaseException, properties: Properties, doing: str) -> BacklogError:
+    addresses = find_addresses(properties)
+    return translate(error, f"cluster {addresses}", doing, addresses=addresses)

@@ -1,0 +1,240 @@
+"""confluent_kafka's errors become ours here and nowhere else."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from backlog.errors import (
+    BacklogError,
+    ClusterUnreachable,
+    ConfigurationError,
+    KafkaFailure,
+    ProducerFenced,
+    Refused,
+)
+
+
+class TopicMissing(KafkaFailure):
+    """The topic, or one of its partitions, is not on the cluster."""
+
+    code = "topic_missing"
+
+
+class GroupMissing(KafkaFailure):
+    """The cluster does not know the group."""
+
+    code = "group_missing"
+
+
+class GroupActive(Refused):
+    """The group has members, so its offsets cannot be set from outside."""
+
+    code = "group_active"
+    retryable = True
+
+
+_UNREACHABLE = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_COORD,
+    }
+)
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+_MISSING_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+_DENIED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_LOGIN = frozenset(
+    {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+)
+# librdkafka sets its own "retriable" mark on producer errors only; a broker's answers that pass by
+# themselves (a leader or coordinator moves, a new topic spreads) are named here.
+_PASSING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._QUEUE_FULL,
+    }
+)
+# A group with members answers a commit from outside with one of these.
+GROUP_ACTIVE_CODES = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.NON_EMPTY_GROUP,
+        KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+)
+
+
+def unwrap(error: KafkaError | BaseException) -> KafkaError | None:
+    """The KafkaError inside an exception; None where there is none."""
+    if isinstance(error, KafkaError):
+        return error
+    if isinstance(error, KafkaException) and error.args:
+        inner = error.args[0]
+        return inner if isinstance(inner, KafkaError) else None
+    return None
+
+
+def is_abortable(error: KafkaError | BaseException) -> bool:
+    """Whether the open transaction must be aborted and can then be tried again."""
+    inner = unwrap(error)
+    return inner is not None and bool(inner.txn_requires_abort())
+
+
+def is_fatal(error: KafkaError | BaseException) -> bool:
+    """Whether the client instance is unusable from here on."""
+    inner = unwrap(error)
+    return inner is not None and bool(inner.fatal())
+
+
+def is_retriable(error: KafkaError | BaseException) -> bool:
+    """Whether the same call may be made again as it is."""
+    inner = unwrap(error)
+    return inner is not None and (bool(inner.retriable()) or inner.code() in _PASSING)
+
+
+def is_fenced(error: KafkaError | BaseException) -> bool:
+    """Whether a newer producer took the transactional id over."""
+    inner = unwrap(error)
+    return inner is not None and inner.code() in _FENCED
+
+
+def is_group_active(error: KafkaError | BaseException) -> bool:
+    """Whether offsets were refused because the group has members."""
+    inner = unwrap(error)
+    return inner is not None and inner.code() in GROUP_ACTIVE_CODES
+
+
+def translate(
+    error: KafkaError | BaseException,
+    subject: str,
+    doing: str,
+    *,
+    addresses: str = "",
+    last_report: str = "",
+    seconds: float | None = None,
+) -> BacklogError:
+    """Turns a client's error into ours; the caller raises it `from` the original.
+
+    Args:
+        error: KafkaError, KafkaException, or what a client call raised besides (ValueError,
+            a future's TimeoutError).
+        subject: what it was tried on: `topic orders`, `group order-service on topic orders`.
+        doing: what was tried, to follow "could not": `read committed offsets`.
+        addresses: `bootstrap.servers` tried.
+        last_report: the client's own last connection report, if it made one.
+        seconds: the time limit that was given.
+    """
+    if isinstance(error, BacklogError):
+        return error
+    inner = unwrap(error)
+    if inner is None:
+        if isinstance(error, TimeoutError):
+            return _unreachable(subject, doing, addresses, last_report, seconds, "timed out")
+        return KafkaFailure(f"could not {doing}: {type(error).__name__}: {error}", subject=subject)
+    code, text = inner.code(), _describe(inner)
+    if code in _FENCED:
+        return ProducerFenced(
+            f"could not {doing}: a newer producer has taken over ({text})",
+            subject=subject,
+            hint="another runner does this work now; this one wrote nothing after that",
+        )
+    if code in _LOGIN:
+        return KafkaFailure(
+            f"could not {doing}: the broker refused the login or the encryption ({text})",
+            subject=subject,
+            hint=f"check security.protocol, sasl.* and ssl.* of the cluster at {addresses or '?'}",
+        )
+    if code in _UNREACHABLE:
+        return _unreachable(subject, doing, addresses, last_report, seconds, text)
+    if code in _MISSING_TOPIC:
+        return TopicMissing(
+            f"could not {doing}: the topic is not on the cluster {addresses}".rstrip(),
+            subject=subject,
+            hint="check `topic` and `cluster` of the stream; was it deleted?",
+        )
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return GroupMissing(
+            f"could not {doing}: the cluster does not know the group",
+            subject=subject,
+            hint="check `group` of the stream; it may have expired, or never committed",
+        )
+    if code in _DENIED:
+        return KafkaFailure(
+            f"could not {doing}: access denied ({text})",
+            subject=subject,
+            hint="grant the tool's principal this operation",
+        )
+    if code in GROUP_ACTIVE_CODES:
+        return GroupActive(
+            f"could not {doing}: the group is active ({text})",
+            subject=subject,
+            hint="stop the group's members and try again",
+        )
+    if code in (KafkaError._INVALID_ARG, KafkaError._UNKNOWN_PROTOCOL, KafkaError.INVALID_CONFIG):
+        return ConfigurationError(f"could not {doing}: {text}", subject=subject)
+    return KafkaFailure(
+        f"could not {doing}: {text}", subject=subject, retryable=is_retriable(inner)
+    )
+
+
+def _unreachable(
+    subject: str, doing: str, addresses: str, last_report: str, seconds: float | None, text: str
+) -> ClusterUnreachable:
+    within = "" if seconds is None else f" within {seconds:g} s"
+    reason = last_report or text
+    return ClusterUnreachable(
+        f"could not {doing}: no broker at {addresses or '(none given)'} answered{within}: {reason}",
+        subject=subject,
+        hint="check bootstrap.servers and the network, then try again",
+    )
+
+
+def _describe(error: KafkaError) -> str:
+    text = error.str()
+    return f"{error.name()}: {text}" if text else error.name()

@@ -1,0 +1,144 @@
+"""A recovery's record: append-only, hash-chained lines of who did what and when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backlog.clock import format_time
+from backlog.errors import UsageError
+from backlog.ledger.columns import encode_json
+from backlog.ledger.database import Database
+from backlog.ledger.models import events, recoveries
+from backlog.values import Event
+
+GENESIS = "0" * 64
+
+
+class Events:
+    """Verbs on events."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(
+        self, recovery_id: str, actor: str, action: str, detail: Mapping[str, Any] | None = None
+    ) -> Event:
+        """Adds a line at the end of the recovery's record.
+
+        Raises:
+            UsageError: there is no such recovery.
+        """
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            return append_event(connection, recovery_id, now, actor, action, detail or {})
+
+    def list(self, recovery_id: str) -> tuple[Event, ...]:
+        """The record, oldest line first."""
+        with self._database.read() as connection:
+            return _read_events(connection, recovery_id)
+
+    def verify_chain(self, recovery_id: str) -> bool:
+        """Whether no line was altered, removed, added or moved since it was written."""
+        return self.find_break(recovery_id) is None
+
+    def find_break(self, recovery_id: str) -> str | None:
+        """What is wrong with the record, one sentence; None for a whole one.
+
+        A cut tail is found by the length and last hash that the recovery's own row keeps.
+
+        Raises:
+            UsageError: there is no such recovery.
+        """
+        with self._database.read() as connection:
+            head = _read_head(connection, recovery_id, lock=True)
+            lines = _read_events(connection, recovery_id)
+        previous = GENESIS
+        for expected, line in enumerate(lines, start=1):
+            if line.sequence != expected:
+                return f"event {expected} is missing"
+            if line.previous_hash != previous:
+                return f"event {expected} does not follow the one before it"
+            if line.hash != hash_event(line):
+                return f"event {expected} was altered"
+            previous = line.hash
+        if len(lines) != head["events_length"]:
+            return f"{head['events_length']} events were written, {len(lines)} are there"
+        if previous != head["events_head"]:
+            return "the last event is not the one that was written last"
+        return None
+
+
+def hash_event(event: Event) -> str:
+    """sha256 over the canonical JSON of a line and the hash of the line before it."""
+    line = {
+        "recovery": event.recovery_id,
+        "sequence": event.sequence,
+        "at": format_time(event.at),
+        "actor": event.actor,
+        "action": event.action,
+        "detail": event.detail,
+        "previous": event.previous_hash,
+    }
+    return hashlib.sha256(encode_json(line).encode()).hexdigest()
+
+
+def append_event(
+    connection: Connection,
+    recovery_id: str,
+    at: datetime,
+    actor: str,
+    action: str,
+    detail: Mapping[str, Any],
+) -> Event:
+    """Adds a line inside a transaction; the recovery's row is locked, so lines do not fork."""
+    head = _read_head(connection, recovery_id, lock=True)
+    sequence = int(head["events_length"]) + 1
+    line = Event(recovery_id, sequence, at, actor, action, dict(detail), head["events_head"], "")
+    line_hash = hash_event(line)
+    connection.execute(
+        insert(events).values(
+            recovery_id=recovery_id,
+            sequence=sequence,
+            at=at,
+            actor=actor,
+            action=action,
+            detail=dict(detail),
+            previous_hash=line.previous_hash,
+            hash=line_hash,
+        )
+    )
+    connection.execute(
+        update(recoveries)
+        .where(recoveries.c.id == recovery_id)
+        .values(events_head=line_hash, events_length=sequence)
+    )
+    return Event(
+        recovery_id, sequence, at, actor, action, dict(detail), line.previous_hash, line_hash
+    )
+
+
+def _read_head(connection: Connection, recovery_id: str, *, lock: bool) -> RowMapping:
+    query = select(recoveries.c.events_length, recoveries.c.events_head).where(
+        recoveries.c.id == recovery_id
+    )
+    found = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if found is None:
+        raise UsageError(
+            "there is no such recovery",
+            subject=f"recovery {recovery_id}",
+            hint="`backlogctl recoveries` lists them",
+        )
+    return found
+
+
+def _read_events(connection: Connection, recovery_id: str) -> tuple[Event, ...]:
+    rows = connection.execute(
+        select(events).where(events.c.recovery_id == recovery_id).order_by(events.c.sequence)
+    ).mappings()
+    return tuple(Event(**row) for row in rows)

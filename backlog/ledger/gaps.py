@@ -1,0 +1,309 @@
+"""Gaps: ranges that a group will never read, disjoint, each with its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backlog.errors import InvalidTransition, UsageError
+from backlog.ledger.counters import take_id
+from backlog.ledger.database import Database
+from backlog.ledger.models import gaps, recoveries, transitions
+from backlog.values import Cause, Certainty, Gap, GapState
+
+
+class Gaps:
+    """Verbs on gaps."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, gap: Gap) -> Gap:
+        """Writes down what was seen; seeing it again changes nothing.
+
+        Only what no gap of the same stream, group, topic id and partition has yet is new: it grows
+        the open gap of the same cause and certainty that ends there, or becomes a new gap. A gap
+        that is planned or later is frozen, and its range is never opened again. One of unknown
+        range is the same when its cause and start are. `gap.id` and `gap.state` are not used.
+
+        Returns:
+            The gap that now has the end of the range.
+
+        Raises:
+            ValueError: an end without a start, or not after it.
+        """
+        if gap.end is not None and (gap.start is None or gap.end <= gap.start):
+            raise ValueError(f"{gap.start}..{gap.end} is not a range")
+        with self._database.write() as connection:
+            self._database.lock_name(connection, f"gaps:{gap.stream}")
+            now = self._database.now(connection)
+            known = connection.execute(
+                select(gaps)
+                .where(
+                    gaps.c.stream == gap.stream,
+                    gaps.c.group_id == gap.group,
+                    gaps.c.topic_id == gap.topic_id,
+                    gaps.c.partition == gap.partition,
+                )
+                .order_by(gaps.c.start_offset, gaps.c.id)
+                .with_for_update()
+            ).mappings()
+            if gap.end is None:
+                return _record_unknown(connection, gap, list(known), now)
+            ranged = [row for row in known if row["end_offset"] is not None]
+            return _record_range(connection, gap, ranged, now)
+
+    def get(self, gap_id: str) -> Gap:
+        """One gap.
+
+        Raises:
+            UsageError: there is no such gap.
+        """
+        with self._database.read() as connection:
+            return to_gap(_read_rows(connection, [gap_id], lock=False)[0])
+
+    def list(
+        self, stream: str | None = None, states: Iterable[GapState] | None = None
+    ) -> tuple[Gap, ...]:
+        """Gaps by stream, partition and start."""
+        query = select(gaps)
+        if stream is not None:
+            query = query.where(gaps.c.stream == stream)
+        if states is not None:
+            query = query.where(gaps.c.state.in_([state.value for state in states]))
+        query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start_offset, gaps.c.id)
+        with self._database.read() as connection:
+            return tuple(to_gap(row) for row in connection.execute(query).mappings())
+
+    def advance(
+        self,
+        ids: Iterable[str],
+        to: GapState,
+        recovery_id: str | None = None,
+        reason: str | None = None,
+        actor: str = "",
+    ) -> tuple[Gap, ...]:
+        """Moves gaps to a state, all or none; one that is there already stays.
+
+        Args:
+            recovery_id: the recovery that does it; needed for `planned`, and it must be the one
+                that has the gap for staged, injected and verified.
+            reason: needed for `waived`; kept with the gap.
+            actor: who did it.
+
+        Raises:
+            UsageError: there is no such gap, or a reason or recovery is missing.
+            InvalidTransition: a gap is in another state, or another recovery has it.
+        """
+        if to is GapState.WAIVED and not (reason or "").strip():
+            raise UsageError("a gap is waived with a reason", hint="say it with --reason")
+        if to is GapState.PLANNED and not recovery_id:
+            raise UsageError("a gap is planned by a recovery, and none was named")
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            return move_gaps(connection, tuple(ids), to, now, recovery_id, reason, actor)
+
+    def recovery_of(self, gap_id: str) -> str | None:
+        """The id of the recovery that has the gap now."""
+        with self._database.read() as connection:
+            found: str | None = _read_rows(connection, [gap_id], lock=False)[0]["recovery_id"]
+        return found
+
+
+def move_gaps(
+    connection: Connection,
+    ids: Sequence[str],
+    to: GapState,
+    now: datetime,
+    recovery_id: str | None = None,
+    reason: str | None = None,
+    actor: str = "",
+) -> tuple[Gap, ...]:
+    """`Gaps.advance` inside a transaction."""
+    moved = []
+    for row in _read_rows(connection, ids, lock=True):
+        gap = to_gap(row)
+        owner = row["recovery_id"]
+        foreign = recovery_id is not None and owner not in (None, recovery_id)
+        if foreign or (gap.state is not to and not _is_allowed(connection, gap.state, to)):
+            has = f", of recovery {owner}" if owner else ""
+            raise InvalidTransition(
+                f"it is {gap.state}{has} and cannot become {to}",
+                subject=f"gap {gap.id}",
+                hint="`backlogctl gaps` shows the states",
+            )
+        if gap.state is to:
+            moved.append(gap)
+            continue
+        if to is GapState.OPEN:
+            _refuse_claimed(connection, gap, owner)
+        changes: dict[str, Any] = {"state": to.value, "changed_at": now, "changed_by": actor}
+        if to in (GapState.OPEN, GapState.WAIVED):
+            changes["recovery_id"] = None
+        elif recovery_id is not None:
+            changes["recovery_id"] = recovery_id
+        if reason is not None:
+            changes["reason"] = reason.strip()
+        connection.execute(update(gaps).where(gaps.c.id == gap.id).values(**changes))
+        moved.append(to_gap({**row, **changes}))
+    return tuple(moved)
+
+
+def release_gaps(connection: Connection, recovery_id: str, now: datetime, actor: str) -> None:
+    """Opens the gaps of a recovery that will never run again; verified ones stay so."""
+    held = select(gaps.c.id).where(
+        gaps.c.recovery_id == recovery_id, gaps.c.state.in_(("planned", "staged", "injected"))
+    )
+    ids = connection.execute(held).scalars().all()
+    move_gaps(connection, ids, GapState.OPEN, now, recovery_id, None, actor)
+
+
+def to_gap(row: RowMapping | dict[str, Any]) -> Gap:
+    """The frozen value of a row."""
+    return Gap(
+        id=row["id"],
+        stream=row["stream"],
+        cluster=row["cluster"],
+        topic=row["topic"],
+        group=row["group_id"],
+        topic_id=row["topic_id"],
+        partition=row["partition"],
+        start=row["start_offset"],
+        end=row["end_offset"],
+        cause=Cause(row["cause"]),
+        certainty=Certainty(row["certainty"]),
+        state=GapState(row["state"]),
+        first_time=row["first_time"],
+        last_time=row["last_time"],
+        detected_at=row["detected_at"],
+        reason=row["reason"],
+    )
+
+
+def _read_rows(connection: Connection, ids: Sequence[str], *, lock: bool) -> list[RowMapping]:
+    wanted = sorted(set(ids))
+    found: list[RowMapping] = []
+    for begin in range(0, len(wanted), 500):
+        query = select(gaps).where(gaps.c.id.in_(wanted[begin : begin + 500])).order_by(gaps.c.id)
+        # Locked in the order of ids, so that two who take the same gaps do not deadlock.
+        found += connection.execute(query.with_for_update() if lock else query).mappings()
+    missing = set(wanted) - {row["id"] for row in found}
+    if missing:
+        raise UsageError(
+            "there is no such gap",
+            subject=f"gap {min(missing)}",
+            hint="`backlogctl gaps` lists them",
+        )
+    return found
+
+
+def _is_allowed(connection: Connection, before: GapState, after: GapState) -> bool:
+    query = select(transitions.c.subject).where(
+        and_(
+            transitions.c.subject == "gap",
+            transitions.c.from_state == before.value,
+            transitions.c.to_state == after.value,
+        )
+    )
+    return connection.execute(query).first() is not None
+
+
+def _refuse_claimed(connection: Connection, gap: Gap, owner: str | None) -> None:
+    state = connection.execute(
+        select(recoveries.c.state).where(recoveries.c.id == owner)
+    ).scalar_one_or_none()
+    if state not in (None, "rejected", "cancelled"):
+        raise InvalidTransition(
+            f"it is {gap.state} and belongs to recovery {owner}, which is {state}",
+            subject=f"gap {gap.id}",
+            hint=f"reject or cancel {owner} first",
+        )
+
+
+def _record_unknown(
+    connection: Connection, gap: Gap, known: Sequence[RowMapping], now: datetime
+) -> Gap:
+    for row in known:
+        same = row["cause"] == gap.cause.value and row["start_offset"] == gap.start
+        if same and row["end_offset"] is None:
+            return to_gap(row)
+    return _insert_gap(connection, gap, gap.start, None, now)
+
+
+def _record_range(
+    connection: Connection, gap: Gap, known: Sequence[RowMapping], now: datetime
+) -> Gap:
+    assert gap.start is not None
+    assert gap.end is not None
+    last: Gap | None = None
+    cursor = gap.start
+    for row in [*known, None]:
+        # `known` is disjoint and sorted: what lies between two of them is new.
+        until = gap.end if row is None else min(gap.end, row["start_offset"])
+        if cursor < until:
+            last = _add_piece(connection, gap, cursor, until, known, now)
+            cursor = until
+        if row is not None and row["end_offset"] > cursor:
+            if row["start_offset"] < gap.end:
+                last = to_gap(row)
+            cursor = max(cursor, min(gap.end, row["end_offset"]))
+    assert last is not None
+    return last
+
+
+def _add_piece(
+    connection: Connection,
+    gap: Gap,
+    start: int,
+    end: int,
+    known: Sequence[RowMapping],
+    now: datetime,
+) -> Gap:
+    for row in known:
+        if (
+            row["end_offset"] == start
+            and row["state"] == GapState.OPEN.value
+            and row["cause"] == gap.cause.value
+            and row["certainty"] == gap.certainty.value
+        ):
+            changes = {
+                "end_offset": end,
+                "first_time": row["first_time"] or gap.first_time,
+                "last_time": gap.last_time or row["last_time"],
+                "changed_at": now,
+            }
+            connection.execute(update(gaps).where(gaps.c.id == row["id"]).values(**changes))
+            return to_gap({**row, **changes})
+    return _insert_gap(connection, gap, start, end, now)
+
+
+def _insert_gap(
+    connection: Connection, gap: Gap, start: int | None, end: int | None, now: datetime
+) -> Gap:
+    row: dict[str, Any] = {
+        "id": take_id(connection, "g", gap.detected_at),
+        "stream": gap.stream,
+        "cluster": gap.cluster,
+        "topic": gap.topic,
+        "group_id": gap.group,
+        "topic_id": gap.topic_id,
+        "partition": gap.partition,
+        "start_offset": start,
+        "end_offset": end,
+        "cause": gap.cause.value,
+        "certainty": gap.certainty.value,
+        "state": GapState.OPEN.value,
+        "first_time": gap.first_time,
+        "last_time": gap.last_time,
+        "detected_at": gap.detected_at,
+        "reason": gap.reason,
+        "changed_at": now,
+    }
+    connection.execute(insert(gaps).values(**row))
+    return to_gap(row)
+
+

@@ -1,0 +1,165 @@
+"""Leases: one runner per recovery, on the database's clock."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select, update
+
+from backlog.clock import format_time
+from backlog.errors import BacklogError, LeaseHeld, LedgerError
+from backlog.ledger.columns import UtcTime
+from backlog.ledger.database import Database
+from backlog.ledger.events import append_event
+from backlog.ledger.models import recoveries
+from backlog.ledger.owners import Owner
+from backlog.ledger.recoveries import read_recovery
+
+TTL = timedelta(seconds=15)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a recovery; `expired` and `age` (since renewed) by the database's clock."""
+
+    owner: Owner
+    acquired_at: datetime
+    renewed_at: datetime
+    until: datetime
+    expired: bool
+    age: timedelta
+
+
+class Leases:
+    """Verbs on leases. They are columns of the recovery, so a lease cannot outlive it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def acquire(self, recovery_id: str, owner: Owner, ttl: timedelta = TTL) -> None:
+        """Takes the lease: when free, expired, one's own, or of a dead process of this host.
+
+        One conditional UPDATE decides, so of two that try at once one gets it.
+
+        Raises:
+            LeaseHeld: names the holder, until when, and how long ago it was renewed.
+            UsageError: there is no such recovery.
+        """
+        with self._database.write() as connection:
+            before = self._read_holder(connection, recovery_id)
+            now = self._clock()
+            free = [
+                recoveries.c.lease_host.is_(None),
+                recoveries.c.lease_until <= now,
+                _is_owner(owner),
+            ]
+            if before is not None and before.owner.is_dead():
+                free.append(_is_owner(before.owner))  # exactly that one, not who came after it
+            taken = connection.execute(
+                update(recoveries)
+                .where(recoveries.c.id == recovery_id, or_(*free))
+                .values(
+                    lease_host=owner.host,
+                    lease_pid=owner.pid,
+                    lease_started=owner.started,
+                    lease_token=owner.token,
+                    lease_acquired_at=now,
+                    lease_renewed_at=now,
+                    lease_until=now + ttl,
+                )
+            ).rowcount
+            if taken and before is not None and before.owner != owner:
+                why = "expired" if before.expired else "its process is dead"
+                detail = {"from": str(before.owner), "to": str(owner), "why": why}
+                at = self._database.now(connection)
+                append_event(connection, recovery_id, at, str(owner), "lease taken over", detail)
+        if not taken:
+            self._raise_held(recovery_id)
+
+    def renew(self, recovery_id: str, owner: Owner, ttl: timedelta = TTL) -> None:
+        """Extends one's lease; an expired one too, as long as nobody else took it.
+
+        Raises:
+            LeaseHeld: it is no longer ours.
+        """
+        with self._database.write() as connection:
+            now = self._clock()
+            kept = connection.execute(
+                update(recoveries)
+                .where(recoveries.c.id == recovery_id, _is_owner(owner))
+                .values(lease_renewed_at=now, lease_until=now + ttl)
+            ).rowcount
+        if not kept:
+            self._raise_held(recovery_id)
+
+    def release(self, recovery_id: str, owner: Owner) -> None:
+        """Gives the lease back; nothing happens when it is no longer ours."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(recoveries)
+                .where(recoveries.c.id == recovery_id, _is_owner(owner))
+                .values(
+                    lease_host=None,
+                    lease_pid=None,
+                    lease_started=None,
+                    lease_token=None,
+                    lease_acquired_at=None,
+                    lease_renewed_at=None,
+                    lease_until=None,
+                )
+            )
+
+    def holder(self, recovery_id: str) -> Holder | None:
+        """Who holds it, or held it last and never gave it back (`expired`); None when free."""
+        with self._database.read() as connection:
+            return self._read_holder(connection, recovery_id)
+
+    def hold(self, recovery_id: str, owner: Owner | None = None, ttl: timedelta = TTL) -> Lease:
+        """A context manager that takes the lease, renews it in a thread, and gives it back."""
+        return Lease(self, recovery_id, owner or Owner.current(), ttl)
+
+    def _clock(self) -> ColumnElement[datetime]:
+        # An expression, not a value: the comparison and the new times come from one clock.
+        if self._database.is_sqlite:
+            with_python = literal(self._database.now_here(), UtcTime())
+            return with_python
+        return func.clock_timestamp(type_=UtcTime())
+
+    def _read_holder(self, connection: Connection, recovery_id: str) -> Holder | None:
+        row = read_recovery(connection, recovery_id)
+        if row["lease_host"] is None:
+            return None
+        now = self._database.now(connection)
+        owner = Owner(
+            row["lease_host"], row["lease_pid"], row["lease_started"], row["lease_token"]
+        )
+        return Holder(
+            owner=owner,
+            acquired_at=row["lease_acquired_at"],
+            renewed_at=row["lease_renewed_at"],
+            until=row["lease_until"],
+            expired=row["lease_until"] <= now,
+            age=now - row["lease_renewed_at"],
+        )
+
+    def _raise_held(self, recovery_id: str) -> None:
+        holder = self.holder(recovery_id)
+        if holder is None:
+            message = "its lease was given up or lost"
+        else:
+            message = (
+                f"{recovery_id} is held by {holder.owner} until {format_time(holder.until)};"
+                f" it was renewed {max(0.0, holder.age.total_seconds()):.0f} s ago"
+            )
+        raise LeaseHeld(
+            message,
+            subject=f"recovery {recovery_id}",
+            hint="wait for that runner, or ask it to stop with `backlogctl pause`",
+        )

@@ -1,0 +1,218 @@
+"""The ledger's tables. Names start with `backlog_`, so that a shared database stays tidy.
+
+Triggers (transitions, immutable columns, the append-only events) are in the migrations; a test
+compares these tables with what the migrations make.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+from backlog.ledger.columns import JsonText, UtcTime
+
+metadata = MetaData()
+RowId = BigInteger().with_variant(Integer(), "sqlite")
+
+ACTIVE = "state IN ('approved', 'running', 'paused')"
+
+counters = Table(
+    "backlog_counters",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+transitions = Table(
+    "backlog_transitions",
+    metadata,
+    Column("subject", String(16), primary_key=True),
+    Column("from_state", String(16), primary_key=True),
+    Column("to_state", String(16), primary_key=True),
+)
+
+samples = Table(
+    "backlog_samples",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("stream", Text, nullable=False),
+    Column("cluster", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("topic_id", Text, nullable=False),
+    Column("taken_at", UtcTime, nullable=False),
+    # [[partition, low, committed or null, lso, high], ...]
+    Column("partitions", JsonText, nullable=False),
+    Index("backlog_samples_by_time", "stream", "taken_at"),
+)
+
+commit_marks = Table(
+    "backlog_commit_marks",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("group_id", Text, primary_key=True),
+    Column("topic_id", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("max_committed", BigInteger, nullable=False),
+    Column("last_committed", BigInteger, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+)
+
+recoveries = Table(
+    "backlog_recoveries",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("cluster", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("plan_hash", Text, nullable=False),
+    Column("plan", JsonText, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("approved_by", Text),
+    Column("approved_identity", Text),
+    Column("approved_hash", Text),
+    Column("approval_expires_at", UtcTime),
+    Column("requested", String(16)),
+    Column("injected", BigInteger, nullable=False, server_default="0"),
+    Column("skipped", BigInteger, nullable=False, server_default="0"),
+    Column("detail", JsonText, nullable=False),
+    Column("events_head", String(64), nullable=False),
+    Column("events_length", BigInteger, nullable=False, server_default="0"),
+    Column("lease_host", Text),
+    Column("lease_pid", BigInteger),
+    Column("lease_started", Text),
+    Column("lease_token", Text),
+    Column("lease_acquired_at", UtcTime),
+    Column("lease_renewed_at", UtcTime),
+    Column("lease_until", UtcTime),
+    CheckConstraint("requested IN ('pause', 'cancel')", name="backlog_recoveries_requested"),
+    CheckConstraint(
+        "state IN ('planned', 'rejected') OR (approved_by IS NOT NULL AND approved_hash IS NOT NULL"
+        " AND approved_hash = plan_hash AND approval_expires_at IS NOT NULL)",
+        name="backlog_recoveries_approval",
+    ),
+    Index("backlog_recoveries_by_stream", "stream", "state"),
+    Index(
+        "backlog_one_active_per_topic",
+        "cluster",
+        "topic",
+        unique=True,
+        sqlite_where=text(ACTIVE),
+        postgresql_where=text(ACTIVE),
+    ),
+    Index(
+        "backlog_one_active_per_group",
+        "cluster",
+        "group_id",
+        unique=True,
+        sqlite_where=text(ACTIVE),
+        postgresql_where=text(ACTIVE),
+    ),
+)
+
+gaps = Table(
+    "backlog_gaps",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("stream", Text, nullable=False),
+    Column("cluster", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("topic_id", Text, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("start_offset", BigInteger),
+    Column("end_offset", BigInteger),
+    Column("cause", String(32), nullable=False),
+    Column("certainty", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("first_time", UtcTime),
+    Column("last_time", UtcTime),
+    Column("detected_at", UtcTime, nullable=False),
+    Column("reason", Text, nullable=False, server_default=""),
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id")),
+    Column("changed_at", UtcTime, nullable=False),
+    Column("changed_by", Text, nullable=False, server_default=""),
+    CheckConstraint(
+        "end_offset IS NULL OR (start_offset IS NOT NULL AND end_offset > start_offset)",
+        name="backlog_gaps_range",
+    ),
+    CheckConstraint(
+        "state <> 'waived' OR length(trim(reason)) > 0", name="backlog_gaps_waived_reason"
+    ),
+    CheckConstraint(
+        "state IN ('open', 'waived') OR recovery_id IS NOT NULL", name="backlog_gaps_recovery"
+    ),
+    # Ranges are disjoint, so a start names a gap.
+    Index(
+        "backlog_gaps_one_per_start",
+        "stream",
+        "group_id",
+        "topic_id",
+        "partition",
+        "start_offset",
+        unique=True,
+        sqlite_where=text("end_offset IS NOT NULL"),
+        postgresql_where=text("end_offset IS NOT NULL"),
+    ),
+    Index("backlog_gaps_by_state", "stream", "state"),
+)
+
+recovery_gaps = Table(
+    "backlog_recovery_gaps",
+    metadata,
+    Column(
+        "recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True
+    ),
+    Column("gap_id", String(32), ForeignKey("backlog_gaps.id"), primary_key=True),
+)
+
+chunks = Table(
+    "backlog_chunks",
+    metadata,
+    Column(
+        "recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True
+    ),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("count", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("ids_path", Text, nullable=False),
+    Column("canary", Boolean, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("first_offset", BigInteger),
+    Column("last_offset", BigInteger),
+    Column("injected_at", UtcTime),
+    CheckConstraint("state IN ('staged', 'injected')", name="backlog_chunks_state"),
+)
+
+events = Table(
+    "backlog_events",
+    metadata,
+    Column("recovery_id", String(32), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", UtcTime, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("detail", JsonText, nullable=False),
+    Column("previous_hash", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+    ForeignKeyConstraint(["recovery_id"], ["backlog_recoveries.id"]),
+)

@@ -1,0 +1,400 @@
+"""Recoveries: one planned and approved piece of work each; the database allows one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal, NoReturn
+
+from sqlalchemy import Connection, insert, or_, select, update
+from sqlalchemy.engine import RowMapping
+
+from backlog.clock import format_time
+from backlog.errors import ApprovalNeeded, InvalidTransition, Refused, UsageError
+from backlog.ledger.counters import take_id
+from backlog.ledger.database import Database, UniqueConflict
+from backlog.ledger.events import GENESIS, append_event
+from backlog.ledger.gaps import move_gaps, release_gaps
+from backlog.ledger.models import gaps, recoveries, recovery_gaps, transitions
+from backlog.values import GapState, Recovery, RecoveryState
+
+State = RecoveryState
+FINAL = frozenset({State.VERIFIED, State.REJECTED, State.CANCELLED})
+_ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
+    "pause": frozenset({State.RUNNING}),
+    "cancel": frozenset({State.APPROVED, State.RUNNING, State.PAUSED, State.FAILED}),
+    None: frozenset(State) - FINAL,
+}
+
+
+class Recoveries:
+    """Verbs on recoveries."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def next_id(self, now: datetime) -> str:
+        """Reserves an id, `r-YYYYMMDD-NNNN` by the UTC day of `now`; never given twice."""
+        with self._database.write() as connection:
+            return take_id(connection, "r", now)
+
+    def create(
+        self,
+        kind: str,
+        stream: str,
+        cluster: str,
+        topic: str,
+        group: str,
+        plan: Mapping[str, Any],
+        plan_hash: str,
+        gap_ids: Iterable[str],
+        actor: str,
+        id: str | None = None,  # noqa: A002 - the word of the callers
+    ) -> Recovery:
+        """Stores a plan and takes its gaps, in one transaction.
+
+        Recoveries of the stream that are still `planned` are superseded: rejected, with an event
+        that says so, and their gaps are open for this one.
+
+        Raises:
+            InvalidTransition: a gap is not open.
+            UsageError: there is no such gap, or it is of another stream.
+            Refused: the id is taken.
+        """
+        wanted = tuple(sorted(set(gap_ids)))
+        try:
+            with self._database.write() as connection:
+                self._database.lock_name(connection, f"gaps:{stream}")
+                now = self._database.now(connection)
+                new_id = id or take_id(connection, "r", now)
+                _refuse_foreign(connection, wanted, stream)
+                _supersede(connection, stream, new_id, now, actor)
+                connection.execute(
+                    insert(recoveries).values(
+                        id=new_id,
+                        kind=kind,
+                        stream=stream,
+                        cluster=cluster,
+                        topic=topic,
+                        group_id=group,
+                        state=State.PLANNED.value,
+                        plan_hash=plan_hash,
+                        plan=plan,
+                        created_at=now,
+                        detail={},
+                        events_head=GENESIS,
+                    )
+                )
+                if wanted:
+                    connection.execute(
+                        insert(recovery_gaps),
+                        [{"recovery_id": new_id, "gap_id": gap_id} for gap_id in wanted],
+                    )
+                move_gaps(connection, wanted, GapState.PLANNED, now, new_id, None, actor)
+                detail = {"kind": kind, "plan_hash": plan_hash, "gaps": list(wanted)}
+                append_event(connection, new_id, now, actor, "planned", detail)
+                return to_recovery(read_recovery(connection, new_id))
+        except UniqueConflict:
+            raise Refused(
+                "this id is taken", subject=f"recovery {id}", hint="reserve another with next_id"
+            ) from None
+
+    def get(self, recovery_id: str) -> Recovery:
+        """One recovery.
+
+        Raises:
+            UsageError: there is no such recovery.
+        """
+        with self._database.read() as connection:
+            return to_recovery(read_recovery(connection, recovery_id))
+
+    def list(
+        self, stream: str | None = None, states: Iterable[RecoveryState] | None = None
+    ) -> tuple[Recovery, ...]:
+        """Recoveries, oldest first."""
+        query = select(recoveries).order_by(recoveries.c.created_at, recoveries.c.id)
+        if stream is not None:
+            query = query.where(recoveries.c.stream == stream)
+        if states is not None:
+            query = query.where(recoveries.c.state.in_([state.value for state in states]))
+        with self._database.read() as connection:
+            return tuple(to_recovery(row) for row in connection.execute(query).mappings())
+
+    def gap_ids(self, recovery_id: str) -> tuple[str, ...]:
+        """The gaps that the recovery was planned for, whatever became of them."""
+        query = select(recovery_gaps.c.gap_id).where(recovery_gaps.c.recovery_id == recovery_id)
+        with self._database.read() as connection:
+            return tuple(connection.execute(query.order_by(recovery_gaps.c.gap_id)).scalars())
+
+    def approve(
+        self, recovery_id: str, by: str, identity: str, plan_hash: str, expires_at: datetime
+    ) -> Recovery:
+        """Approves the plan of this hash; an expired approval is renewed the same way.
+
+        Args:
+            by: the name given. identity: who the system says it was.
+            plan_hash: the hash of the plan that the approver saw.
+
+        Raises:
+            Refused: the recovery's plan has another hash, or `expires_at` is past.
+            InvalidTransition: it is not `planned`, or another recovery of the same topic or group
+                is active; the message names it.
+        """
+        with self._naming_the_other(recovery_id), self._database.write() as connection:
+            row = read_recovery(connection, recovery_id, lock=True)
+            now = self._database.now(connection)
+            before = State(row["state"])
+            expired = before is State.APPROVED and row["approval_expires_at"] <= now
+            if before is not State.PLANNED and not expired:
+                _refuse(row, State.APPROVED)
+            if plan_hash != row["plan_hash"]:
+                raise Refused(
+                    "the approval is for another plan than the stored one; nothing was approved",
+                    subject=f"recovery {recovery_id}",
+                    hint=f"look at `backlogctl show {recovery_id}` and approve again",
+                )
+            if expires_at <= now:
+                raise Refused(
+                    f"the approval would already be expired, at {format_time(expires_at)}",
+                    subject=f"recovery {recovery_id}",
+                )
+            connection.execute(
+                update(recoveries)
+                .where(recoveries.c.id == recovery_id)
+                .values(
+                    state=State.APPROVED.value,
+                    approved_by=by,
+                    approved_identity=identity,
+                    approved_hash=plan_hash,
+                    approval_expires_at=expires_at,
+                )
+            )
+            detail = {
+                "by": by,
+                "identity": identity,
+                "plan_hash": plan_hash,
+                "expires_at": format_time(expires_at),
+            }
+            append_event(connection, recovery_id, now, by, "approved", detail)
+            return to_recovery(read_recovery(connection, recovery_id))
+
+    def advance(
+        self,
+        recovery_id: str,
+        to: RecoveryState,
+        actor: str,
+        detail: Mapping[str, Any] | None = None,
+    ) -> Recovery:
+        """Moves a recovery to a state and writes the event, in one transaction.
+
+        `rejected` and `cancelled` open its gaps again. `Recovery.detail` is that of the last
+        advance. `pause` is no longer requested once it is paused or runs again; nothing is once
+        it is at an end.
+
+        Raises:
+            InvalidTransition: not from the state it is in (also the same one: another did it
+                first), or another recovery of the same topic or group is active.
+            ApprovalNeeded: it was approved, and the approval expired before the first run.
+        """
+        if to is State.APPROVED:
+            raise UsageError("a recovery is approved with approve()", subject=recovery_id)
+        with self._naming_the_other(recovery_id), self._database.write() as connection:
+            row = read_recovery(connection, recovery_id, lock=True)
+            now = self._database.now(connection)
+            before = State(row["state"])
+            if not _is_allowed(connection, before, to):
+                _refuse(row, to)
+            if before is State.APPROVED and to is State.RUNNING:
+                _refuse_expired(row, now)
+            changes: dict[str, Any] = {"state": to.value, "detail": detail or {}}
+            if to in FINAL or (
+                to in (State.PAUSED, State.RUNNING) and row["requested"] == "pause"
+            ):
+                changes["requested"] = None
+            connection.execute(
+                update(recoveries).where(recoveries.c.id == recovery_id).values(**changes)
+            )
+            if to in (State.REJECTED, State.CANCELLED):
+                release_gaps(connection, recovery_id, now, actor)
+            append_event(connection, recovery_id, now, actor, to.value, detail or {})
+            return to_recovery(read_recovery(connection, recovery_id))
+
+    def request(
+        self, recovery_id: str, what: Literal["pause", "cancel"] | None, actor: str
+    ) -> Recovery:
+        """Leaves a word for the runner, which looks between two waves; None takes it back.
+
+        Raises:
+            InvalidTransition: the recovery is in a state where that cannot be asked.
+        """
+        with self._database.write() as connection:
+            row = read_recovery(connection, recovery_id, lock=True)
+            if State(row["state"]) not in _ASKABLE[what]:
+                raise InvalidTransition(
+                    f"it is {row['state']}: {what or 'taking a request back'} is not possible",
+                    subject=f"recovery {recovery_id}",
+                )
+            if row["requested"] == what:
+                return to_recovery(row)
+            connection.execute(
+                update(recoveries).where(recoveries.c.id == recovery_id).values(requested=what)
+            )
+            action = f"{what} requested" if what else "request taken back"
+            now = self._database.now(connection)
+            append_event(connection, recovery_id, now, actor, action, {})
+            return to_recovery(read_recovery(connection, recovery_id))
+
+    def add_progress(self, recovery_id: str, injected: int, skipped: int) -> None:
+        """Adds to the counts of messages; the database adds, so nothing is lost between two."""
+        if injected < 0 or skipped < 0:
+            raise ValueError("progress is never negative")
+        with self._database.write() as connection:
+            connection.execute(
+                update(recoveries)
+                .where(recoveries.c.id == recovery_id)
+                .values(
+                    injected=recoveries.c.injected + injected,
+                    skipped=recoveries.c.skipped + skipped,
+                )
+            )
+
+    def _naming_the_other(self, recovery_id: str) -> _Naming:
+        return _Naming(self, self._database, recovery_id)
+
+
+class _Naming:
+    """Turns the unique index's refusal into one that names the recovery that is in the way."""
+
+    def __init__(self, manager: Recoveries, database: Database, recovery_id: str) -> None:
+        self._manager = manager
+        self._database = database
+        self._id = recovery_id
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, UniqueConflict):
+            return
+        mine = self._manager.get(self._id)
+        query = select(recoveries.c.id, recoveries.c.state, recoveries.c.topic).where(
+            recoveries.c.cluster == mine.cluster,
+            or_(recoveries.c.topic == mine.topic, recoveries.c.group_id == mine.group),
+            recoveries.c.id != self._id,
+            recoveries.c.state.in_(("approved", "running", "paused")),
+        )
+        with self._database.read() as connection:
+            other = connection.execute(query.order_by(recoveries.c.id)).mappings().first()
+        if other is None:  # it came to its end while we looked
+            raise InvalidTransition(
+                "another recovery of the same topic or group was active a moment ago",
+                subject=f"recovery {self._id}",
+                hint="try again",
+                retryable=True,
+            ) from None
+        same = f"topic {mine.topic}" if other["topic"] == mine.topic else f"group {mine.group}"
+        raise InvalidTransition(
+            f"recovery {other['id']} of the same {same} is {other['state']};"
+            " one is worked on at a time",
+            subject=f"recovery {self._id}",
+            hint=f"finish or cancel {other['id']} first",
+        ) from None
+
+
+def read_recovery(connection: Connection, recovery_id: str, *, lock: bool = False) -> RowMapping:
+    """The row of a recovery.
+
+    Raises:
+        UsageError: there is no such recovery.
+    """
+    query = select(recoveries).where(recoveries.c.id == recovery_id)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None:
+        raise UsageError(
+            "there is no such recovery",
+            subject=f"recovery {recovery_id}",
+            hint="`backlogctl recoveries` lists them",
+        )
+    return row
+
+
+def to_recovery(row: RowMapping) -> Recovery:
+    """The frozen value of a row."""
+    return Recovery(
+        id=row["id"],
+        kind=row["kind"],
+        stream=row["stream"],
+        cluster=row["cluster"],
+        topic=row["topic"],
+        group=row["group_id"],
+        state=State(row["state"]),
+        plan_hash=row["plan_hash"],
+        plan=row["plan"],
+        created_at=row["created_at"],
+        approved_by=row["approved_by"],
+        approved_identity=row["approved_identity"],
+        approved_hash=row["approved_hash"],
+        approval_expires_at=row["approval_expires_at"],
+        requested=row["requested"],
+        runner=None if row["lease_host"] is None else f"{row['lease_host']}:{row['lease_pid']}",
+        lease_until=row["lease_until"],
+        injected=row["injected"],
+        skipped=row["skipped"],
+        detail=row["detail"],
+    )
+
+
+def _supersede(
+    connection: Connection, stream: str, new_id: str, now: datetime, actor: str
+) -> None:
+    planned = (
+        select(recoveries.c.id)
+        .where(recoveries.c.stream == stream, recoveries.c.state == State.PLANNED.value)
+        .order_by(recoveries.c.id)
+        .with_for_update()
+    )
+    for old in connection.execute(planned).scalars().all():
+        detail = {"superseded_by": new_id}
+        connection.execute(
+            update(recoveries)
+            .where(recoveries.c.id == old)
+            .values(state=State.REJECTED.value, detail=detail, requested=None)
+        )
+        release_gaps(connection, old, now, actor)
+        append_event(connection, old, now, actor, f"superseded by {new_id}", detail)
+
+
+def _refuse_foreign(connection: Connection, ids: tuple[str, ...], stream: str) -> None:
+    for begin in range(0, len(ids), 500):
+        query = select(gaps.c.id, gaps.c.stream).where(
+            gaps.c.id.in_(ids[begin : begin + 500]), gaps.c.stream != stream
+        )
+        for found in connection.execute(query).mappings():
+            raise UsageError(f"it is of stream {found['stream']}", subject=f"gap {found['id']}")
+
+
+def _is_allowed(connection: Connection, before: RecoveryState, after: RecoveryState) -> bool:
+    query = select(transitions.c.subject).where(
+        transitions.c.subject == "recovery",
+        transitions.c.from_state == before.value,
+        transitions.c.to_state == after.value,
+    )
+    return connection.execute(query).first() is not None
+
+
+def _refuse(row: RowMapping, to: RecoveryState) -> NoReturn:
+    by = f" (approved by {row['approved_by']})" if row["state"] == "approved" else ""
+    raise InvalidTransition(
+        f"it is {row['state']}{by} and cannot become {to}",
+        subject=f"recovery {row['id']}",
+        hint=f"`backlogctl show {row['id']}` shows what happened",
+    )
+
+
+def _refuse_expired(row: RowMapping, now: datetime) -> None:
+    if row["approval_expires_at"] <= now:
+        raise ApprovalNeeded(
+            f"its approval by {row['approved_by']} expired at"
+            f" {format_time(row['approval_expires_at'])}",
+            subject=f"recovery {row['id']}",
+            hint=f"`backlogctl approve {row['id']} --by NAME`",
+        )

@@ -1,0 +1,291 @@
+"""Which messages a group will never read: pure functions over samples (protocol P1).
+
+A gap is certain to be one; everything less is a finding. When a jump of a commit is a skip is
+decided in docs/decisions/0002-when-a-jump-is-a-skip.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from backlog.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
+from monitoring.marks import Marks, PartitionMarks, is_jump, is_memberless, make_marks
+
+# A live consumer may hold a position above its commit for as long as clients commit by default.
+SETTLE_ACTIVE = timedelta(seconds=6)
+# A commit set from outside stays where it is; a reader without membership goes on.
+SETTLE_JUMP = timedelta(seconds=2)
+
+
+class Suspicion(StrEnum):
+    """What a finding that is not a gap says."""
+
+    SUSPECTED_EXPIRED = "suspected_expired"  # committed < low, but members may hold positions
+    POSSIBLE_EXPIRED = "possible_expired"  # passed over by the log start between two samples
+    REREAD_EXPIRED = "reread_expired"  # rewound to offsets that are gone; it had read them before
+    SUSPECTED_SKIP = "suspected_skip"  # looks like a reset; the next sample decides
+    POSSIBLE_SKIP = "possible_skip"  # moved without members; may be a reader that never joins
+    BEYOND_END = "beyond_end"  # committed > end of the log
+    NO_COMMIT_YET = "no_commit_yet"  # members, data, and no commit
+    LOW_MOVED = "low_moved"  # the log start moved while it was looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to report that is not a gap.
+
+    `alarm`: needs a person now. `undecided`: another sample, a few seconds later, decides.
+    """
+
+    kind: Suspicion
+    partition: int
+    start: int | None
+    end: int | None
+    message: str
+    alarm: bool = False
+    undecided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one sample shows against its past. Gaps have no id and no times yet."""
+
+    gaps: tuple[Gap, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether another sample soon would tell more."""
+        return any(finding.undecided for finding in self.findings)
+
+
+def find_gaps(
+    previous: Sequence[Sample] | Marks,
+    current: Sample,
+    *,
+    settle_active: timedelta = SETTLE_ACTIVE,
+    settle_jump: timedelta = SETTLE_JUMP,
+) -> Judgement:
+    """Judges one sample against the past.
+
+    Args:
+        previous: earlier samples, oldest first, or their marks.
+        settle_active: how long a commit of a group with members must stand below the log start.
+        settle_jump: how long a commit that jumped must stand still.
+    """
+    marks = previous if isinstance(previous, Marks) else make_marks(previous)
+    found: list[Gap | Finding] = []
+    if marks.topic_id and marks.topic_id != current.topic_id:
+        found.extend(_report_recreated(marks, current))
+        marks = Marks(earlier_topic_id=marks.topic_id)
+    for part in current.partitions:
+        old = marks.partitions.get(part.partition)
+        if part.committed is None:
+            found.extend(_judge_no_commit(marks, old, current, part))
+        elif part.committed > part.high:
+            found.append(_report_beyond_end(part, part.committed))
+        elif part.committed < part.low:
+            found.extend(_judge_below(old, current, part, part.committed, settle_active))
+        elif old is not None:
+            found.extend(_judge_moved(marks, old, current, part, part.committed, settle_jump))
+    return Judgement(
+        gaps=tuple(item for item in found if isinstance(item, Gap)),
+        findings=tuple(item for item in found if isinstance(item, Finding)),
+    )
+
+
+def _report_recreated(marks: Marks, current: Sample) -> Iterator[Gap]:
+    for partition in marks.sampled:
+        yield _make_gap(
+            current,
+            partition,
+            None,
+            None,
+            Cause.TOPIC_RECREATED,
+            Certainty.REPORTED,
+            f"the topic's id was {marks.topic_id}",
+        )
+
+
+def _judge_no_commit(
+    marks: Marks, old: PartitionMarks | None, current: Sample, part: PartitionSample
+) -> Iterator[Gap | Finding]:
+    if old is not None:
+        yield _make_gap(
+            current,
+            part.partition,
+            old.committed,
+            None,
+            Cause.COMMIT_VANISHED,
+            Certainty.REPORTED,
+            f"the group had committed {old.committed} and has no offset now",
+        )
+    elif part.high == 0 or marks.earlier_topic_id:
+        # Never written: nothing can be lost. Recreated: told by that cause already.
+        return
+    elif is_memberless(current):
+        yield _make_gap(
+            current,
+            part.partition,
+            None,
+            None,
+            Cause.NEVER_COMMITTED,
+            Certainty.REPORTED,
+            "the group has no offset: what it read, or lost, is unknown",
+        )
+    else:
+        yield Finding(
+            Suspicion.NO_COMMIT_YET,
+            part.partition,
+            None,
+            None,
+            "the group has members but has not committed yet: unknown",
+        )
+
+
+def _report_beyond_end(part: PartitionSample, committed: int) -> Finding:
+    return Finding(
+        Suspicion.BEYOND_END,
+        part.partition,
+        part.high,
+        committed,
+        f"the group committed {committed}, beyond the end {part.high}: the log was cut back, or "
+        "the offset was set wrong; messages written up to there will be skipped",
+        alarm=True,
+    )
+
+
+def _judge_below(
+    old: PartitionMarks | None,
+    current: Sample,
+    part: PartitionSample,
+    committed: int,
+    settle: timedelta,
+) -> Iterator[Gap | Finding]:
+    start = committed
+    if old is not None and old.highest > committed:
+        start = min(old.highest, part.low)
+        yield Finding(
+            Suspicion.REREAD_EXPIRED,
+            part.partition,
+            committed,
+            start,
+            f"the group was rewound to {committed}, and {start - committed} offsets that it had "
+            "committed before are gone",
+        )
+    if start >= part.low:
+        return
+    since = old.stuck_since if old is not None and old.committed == committed else None
+    stood = since is not None and current.taken_at - since >= settle
+    if is_memberless(current) or stood:
+        yield _make_gap(
+            current, part.partition, start, part.low, Cause.EXPIRED, Certainty.EXACT, ""
+        )
+        return
+    yield Finding(
+        Suspicion.SUSPECTED_EXPIRED,
+        part.partition,
+        start,
+        part.low,
+        f"committed {committed} is below the log start {part.low}; the group has members, which "
+        "may have read further than they committed",
+        undecided=True,
+    )
+
+
+def _judge_moved(
+    marks: Marks,
+    old: PartitionMarks,
+    current: Sample,
+    part: PartitionSample,
+    committed: int,
+    settle: timedelta,
+) -> Iterator[Gap | Finding]:
+    alone = is_memberless(current) and marks.memberless
+    jump = old.jump
+    if jump is not None and alone and jump.committed == committed:
+        if current.taken_at - jump.seen_at >= settle:
+            yield from _split_skip(current, part, jump.start, committed)
+        else:
+            yield _suspect_skip(part, jump.start, committed)
+    elif committed <= old.highest:
+        return  # a rewind undone is no skip
+    elif is_jump(marks, part, is_memberless(current)):
+        yield _suspect_skip(part, old.highest, committed)
+    else:
+        if alone:
+            yield Finding(
+                Suspicion.POSSIBLE_SKIP,
+                part.partition,
+                old.highest,
+                committed,
+                "the commit moved while the group had no members: a reader that never joins, or "
+                "offsets set from outside",
+            )
+        if old.highest < part.low:
+            yield Finding(
+                Suspicion.POSSIBLE_EXPIRED,
+                part.partition,
+                old.highest,
+                part.low,
+                f"up to {part.low - old.highest} offsets expired between two samples; the group "
+                "is past them and may have read them",
+            )
+
+
+def _suspect_skip(part: PartitionSample, start: int, committed: int) -> Finding:
+    return Finding(
+        Suspicion.SUSPECTED_SKIP,
+        part.partition,
+        start,
+        committed,
+        f"the commit jumped from {start} to {committed} while the group had no members",
+        undecided=True,
+    )
+
+
+def _split_skip(
+    current: Sample, part: PartitionSample, start: int, committed: int
+) -> Iterator[Gap]:
+    reason = f"the commit was set from {start} to {committed} while the group had no members"
+    middle = min(max(start, part.low), committed)
+    if start < middle:
+        yield _make_gap(
+            current, part.partition, start, middle, Cause.EXPIRED, Certainty.BOUNDED, reason
+        )
+    if middle < committed:
+        yield _make_gap(
+            current, part.partition, middle, committed, Cause.SKIPPED, Certainty.BOUNDED, reason
+        )
+
+
+def _make_gap(
+    sample: Sample,
+    partition: int,
+    start: int | None,
+    end: int | None,
+    cause: Cause,
+    certainty: Certainty,
+    reason: str,
+) -> Gap:
+    return Gap(
+        id="",
+        stream=sample.stream,
+        cluster=sample.cluster,
+        topic=sample.topic,
+        group=sample.group,
+        topic_id=sample.topic_id,
+        partition=partition,
+        start=start,
+        end=end,
+        cause=cause,
+        certainty=certainty,
+        state=GapState.OPEN,
+        first_time=None,
+        last_time=None,
+        detected_at=sample.taken_at,
+        reason=reason,
+    )

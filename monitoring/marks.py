@@ -1,0 +1,140 @@
+"""What of all earlier samples matters for the next one, in constant space.
+
+Judging a sample needs the highest commit ever seen, the last one, and what was suspected; not the
+samples themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from backlog.values import PartitionSample, Sample
+
+MEMBERLESS = ("empty", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A commit that moved from `start` to `committed` while nobody was in the group."""
+
+    start: int
+    committed: int
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMarks:
+    """One partition's past within one life of its topic.
+
+    `highest` is the highest offset ever committed, `committed` the last one seen; `stuck_since` is
+    when it was first seen below the log start at that very offset.
+    """
+
+    highest: int
+    committed: int
+    stuck_since: datetime | None = None
+    jump: Jump | None = None
+    moved: bool = False  # it moved between the last two samples
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A stream's past. `commits_outside`: its reader commits without being a member."""
+
+    topic_id: str = ""
+    earlier_topic_id: str = ""
+    memberless: bool = False
+    commits_outside: bool = False
+    partitions: Mapping[int, PartitionMarks] = field(default_factory=dict)
+    sampled: tuple[int, ...] = ()
+
+
+def is_memberless(sample: Sample) -> bool:
+    """Whether nobody was in the group. An unknown state counts as somebody."""
+    return sample.group_state in MEMBERLESS and sample.members == 0
+
+
+def make_marks(samples: Iterable[Sample]) -> Marks:
+    """The marks of samples, oldest first."""
+    marks = Marks()
+    for sample in samples:
+        marks = advance_marks(marks, sample)
+    return marks
+
+
+def advance_marks(marks: Marks, sample: Sample) -> Marks:
+    """The marks after one more sample."""
+    if marks.topic_id and marks.topic_id != sample.topic_id:
+        marks = Marks(earlier_topic_id=marks.topic_id)
+    memberless = is_memberless(sample)
+    alone = memberless and marks.memberless
+    # Only a reader's own commit carries a leader epoch: this group reads without joining.
+    outside = marks.commits_outside or any(
+        alone
+        and has_moved(marks.partitions.get(part.partition), part)
+        and part.committed_epoch is not None
+        for part in sample.partitions
+    )
+    partitions = dict(marks.partitions)
+    for part in sample.partitions:
+        if part.committed is not None:
+            old = partitions.get(part.partition)
+            partitions[part.partition] = _advance(
+                old, part, part.committed, sample, alone, is_jump(marks, part, memberless)
+            )
+    return Marks(
+        topic_id=sample.topic_id,
+        earlier_topic_id=marks.earlier_topic_id,
+        memberless=memberless,
+        commits_outside=outside,
+        partitions=partitions,
+        sampled=tuple(part.partition for part in sample.partitions),
+    )
+
+
+def has_moved(old: PartitionMarks | None, part: PartitionSample) -> bool:
+    """Whether the commit is above the highest ever seen before."""
+    return old is not None and part.committed is not None and part.committed > old.highest
+
+
+def is_jump(marks: Marks, part: PartitionSample, memberless: bool) -> bool:
+    """Whether a commit moved as only an operator's does (decision 0002)."""
+    old = marks.partitions.get(part.partition)
+    return (
+        memberless
+        and marks.memberless
+        and has_moved(old, part)
+        and part.committed_epoch is None
+        and not marks.commits_outside
+        and old is not None
+        and not old.moved
+    )
+
+
+def _advance(
+    old: PartitionMarks | None,
+    part: PartitionSample,
+    committed: int,
+    sample: Sample,
+    alone: bool,
+    jumped: bool,
+) -> PartitionMarks:
+    below = committed < part.low
+    if old is None:
+        since = sample.taken_at if below else None
+        return PartitionMarks(committed, committed, stuck_since=since)
+    same = old.committed == committed
+    since = (old.stuck_since if same and old.stuck_since else sample.taken_at) if below else None
+    jump = old.jump if same and alone else None
+    if jumped:
+        jump = Jump(old.highest, committed, sample.taken_at)
+    return replace(
+        old,
+        highest=max(old.highest, committed),
+        committed=committed,
+        stuck_since=since,
+        jump=jump,
+        moved=not same,
+    )

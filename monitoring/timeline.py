@@ -1,0 +1,68 @@
+"""Stored samples as the timeline that turns offsets into times (protocol P1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from backlog.values import Sample, TimeBounds
+
+# The high watermark is read a moment after the sample's time.
+READ_SLACK = timedelta(seconds=1)
+
+
+def list_ends(
+    samples: Iterable[Sample], partition: int, topic_id: str | None = None
+) -> list[tuple[datetime, int, timedelta]]:
+    """(time, high watermark, how long the reading took) of one partition, oldest first."""
+    ends = [
+        (sample.taken_at, part.high, max(READ_SLACK, timedelta(seconds=sample.took)))
+        for sample in samples
+        if topic_id is None or sample.topic_id == topic_id
+        for part in sample.partitions
+        if part.partition == partition
+    ]
+    return sorted(ends)
+
+
+def bound_times(
+    samples: Sequence[Sample],
+    partition: int,
+    start: int,
+    end: int,
+    topic_id: str | None = None,
+) -> TimeBounds:
+    """When the messages `[start, end)` were published.
+
+    lower: the newest sample with `high <= start`, when the first of them was not there yet.
+    upper: the oldest sample with `high > end - 1`, when the last of them was there.
+
+    Args:
+        topic_id: ignores samples of the topic's earlier lives; None takes the newest sample's.
+    """
+    if topic_id is None and samples:
+        topic_id = max(samples, key=lambda sample: sample.taken_at).topic_id
+    ends = list_ends(samples, partition, topic_id)
+    last = max(start, end - 1)
+    lower = max((at for at, high, _ in ends if high <= start), default=None)
+    upper = min((at + slack for at, high, slack in ends if high > last), default=None)
+    return TimeBounds(lower=lower, upper=upper)
+
+
+def estimate_time(
+    samples: Sequence[Sample], partition: int, offset: int, topic_id: str | None = None
+) -> datetime | None:
+    """About when one offset was published: between its two samples, by its place in between.
+
+    None where the samples do not reach back to it, or it is not published yet.
+    """
+    before: tuple[datetime, int] | None = None
+    for at, high, _ in list_ends(samples, partition, topic_id):
+        if high <= offset:
+            before = (at, high)
+            continue
+        if before is None:
+            return None
+        share = (offset - before[1] + 1) / (high - before[1])
+        return before[0] + (at - before[0]) * share
+    return None

@@ -1,0 +1,163 @@
+"""Approval of a plan: bound to its hash, by a person, for a limited time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from backlog.clock import format_time, utc_now
+from backlog.config import Config
+from backlog.errors import ApprovalNeeded, Refused
+from backlog.ledger import Ledger
+from backlog.manifest import hash_value
+from backlog.values import Recovery, RecoveryState
+from replay.identity import Identity, find_identity
+
+AUTOMATIC = "automatic"
+
+
+def approve_plan(
+    ledger: Ledger,
+    config: Config,
+    recovery: Recovery,
+    *,
+    by: str,
+    identity: Identity | None = None,
+    now: datetime | None = None,
+) -> Recovery:
+    """Approves the plan as it is stored; of two who approve at once, one is told (fault 44).
+
+    Raises:
+        Refused: the state does not allow it, the plan may not run at all, or `second_person` is
+            asked and the planner's own account approves.
+        InvalidTransition: another recovery of the same topic or group is active.
+    """
+    who, at = identity or find_identity(), now or utc_now()
+    if recovery.state is not RecoveryState.PLANNED:
+        raise _refuse_state(recovery, "approved")
+    check_hash(recovery)
+    check_runnable(recovery)
+    planner = Identity(**recovery.plan["planned_by"])
+    if recovery.plan["approval"] == "second_person" and planner.is_same_person(who):
+        raise Refused(
+            f"planned by {planner}; another person must approve, and this is the same account",
+            subject=f"recovery {recovery.id}",
+            hint="ask a colleague to run `backlogctl approve` from their own account",
+        )
+    expires = at + config.guards.approval_expires
+    return ledger.recoveries.approve(
+        recovery.id,
+        by=by,
+        identity=str(who),
+        plan_hash=recovery.plan_hash,
+        expires_at=expires,
+    )
+
+
+def approve_automatically(ledger: Ledger, config: Config, recovery: Recovery) -> Recovery:
+    """Approves an exact plan of a stream with `approval: auto`; leaves any other as it is."""
+    plan = recovery.plan
+    if plan["approval"] != "auto" or plan["outcome"]["verdict"] != "exact":
+        return recovery
+    if plan["other_groups"] and plan["deliver"] != "topic":
+        return recovery
+    identity = Identity("policy", "auto", find_identity().host)
+    return approve_plan(ledger, config, recovery, by=AUTOMATIC, identity=identity)
+
+
+def reject_plan(ledger: Ledger, recovery: Recovery, *, by: str, reason: str) -> Recovery:
+    """Closes a plan that nobody shall run; its gaps are open again.
+
+    Raises:
+        Refused: it is not waiting for an approval.
+    """
+    if recovery.state is not RecoveryState.PLANNED:
+        raise _refuse_state(recovery, "rejected")
+    detail: dict[str, Any] = {"by": by, "reason": reason}
+    return ledger.recoveries.advance(
+        recovery.id, RecoveryState.REJECTED, actor=str(find_identity()), detail=detail
+    )
+
+
+def check_approval(recovery: Recovery, now: datetime | None = None) -> None:
+    """Whether this plan may run now (fault 63).
+
+    The expiry is for the start: work that began in time goes on in later nights.
+
+    Raises:
+        ApprovalNeeded: not approved, for another hash, or expired.
+        Refused: the stored plan is not the one its hash was made of.
+    """
+    subject = f"recovery {recovery.id}"
+    again = f"look at it with `backlogctl show {recovery.id}`, then `backlogctl approve"
+    hint = f"{again} {recovery.id} --by NAME`"
+    check_hash(recovery)
+    if recovery.state is RecoveryState.PLANNED or recovery.approved_hash is None:
+        raise ApprovalNeeded("this plan is not approved yet", subject=subject, hint=hint)
+    if recovery.approved_hash != recovery.plan_hash:
+        raise ApprovalNeeded("the approval is for another plan", subject=subject, hint=hint)
+    expires = recovery.approval_expires_at
+    if recovery.state is RecoveryState.APPROVED and expires and expires <= (now or utc_now()):
+        raise ApprovalNeeded(
+            f"the approval expired at {format_time(expires)}",
+            subject=subject,
+            hint=f"`backlogctl cancel {recovery.id}`, then plan again",
+        )
+
+
+def check_hash(recovery: Recovery) -> None:
+    """Whether the stored plan is still what its hash was made of.
+
+    Raises:
+        Refused: somebody changed it.
+    """
+    if hash_value(dict(recovery.plan)) != recovery.plan_hash:
+        raise Refused(
+            "the stored plan is not the one its hash was made of",
+            subject=f"recovery {recovery.id}",
+            hint=f"`backlogctl cancel {recovery.id}`, then plan again",
+        )
+
+
+def check_runnable(recovery: Recovery) -> None:
+    """Whether the plan may run at all, whoever approves it.
+
+    Raises:
+        Refused: surplus that was not allowed by name, or readers who would get messages twice.
+    """
+    plan = recovery.plan
+    subject = f"recovery {recovery.id}"
+    if plan["outcome"]["verdict"] == "surplus" and "surplus" not in plan["options"]["allow"]:
+        surplus = plan["outcome"]["counts"]["surplus"]
+        raise Refused(
+            f"the plan would send {surplus:,} messages that are not known to be lost",
+            subject=subject,
+            hint=f"mend the configuration, or `backlogctl plan rebuild {recovery.stream} "
+            "--allow surplus`",
+        )
+    if plan["other_groups"] and plan["deliver"] != "topic":
+        names = ", ".join(plan["other_groups"])
+        raise Refused(
+            f"other groups read topic {recovery.topic} and would get the messages again: {names}",
+            subject=subject,
+            hint=f"say `deliver: topic` in stream {recovery.stream} if that is right, "
+            "and plan again",
+        )
+
+
+def describe_expiry(recovery: Recovery, now: datetime | None = None) -> timedelta | None:
+    """How long the approval still holds; None without one."""
+    if recovery.approval_expires_at is None:
+        return None
+    return max(timedelta(0), recovery.approval_expires_at - (now or utc_now()))
+
+
+def _refuse_state(recovery: Recovery, verb: str) -> Refused:
+    told = f"it is {recovery.state}"
+    if recovery.approved_by and recovery.state is RecoveryState.APPROVED:
+        told = f"it was approved by {recovery.approved_by} already"
+    return Refused(
+        f"cannot be {verb}: {told}",
+        subject=f"recovery {recovery.id}",
+        hint=f"see `backlogctl show {recovery.id}`",
+    )

@@ -1,0 +1,41 @@
+"""`backlogctl approve`: let a plan run, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from replay.cli.shared import Session, verb
+
+
+@verb
+def approve_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    by: Annotated[str, typer.Option(help="Your name; your account is recorded beside it.")],
+) -> None:
+    """Approve a plan as it is stored; the approval expires."""
+    from rich.console import Console
+
+    from backlog.errors import UsageError
+    from replay.approval import approve_plan, describe_expiry
+    from replay.rendering import format_duration, print_next
+    from replay.views import describe_recovery, list_next_commands
+
+    if not by.strip():
+        raise UsageError("a name is needed", subject="--by")
+    workspace = session.open_workspace()
+    planned = workspace.ledger.recoveries.get(recovery)
+    found = approve_plan(workspace.ledger, workspace.config, planned, by=by.strip())
+
+    def show(console: Console) -> None:
+        left = describe_expiry(found)
+        console.print(
+            f"[bold]{found.id}[/] [green]approved[/] by {by.strip()} ({found.approved_identity}), "
+            f"for plan {found.plan_hash[:12]}, to be started within "
+            f"{format_duration(left.total_seconds() if left else None)}"
+        )
+        print_next(console, *list_next_commands(found))
+
+    session.emit(describe_recovery(found), show)

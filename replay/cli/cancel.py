@@ -1,0 +1,28 @@
+"""`backlogctl cancel`: stop a recovery for good; its gaps are open again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from replay.cli.shared import Session, verb
+
+
+@verb
+def cancel_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a live runner.")] = 120.0,
+) -> None:
+    """Cancel a recovery; what it has put back already stays, and later plans know it."""
+    from replay.cancellation import cancel_work
+    from replay.views import describe_recovery
+
+    workspace = session.open_workspace()
+    found = cancel_work(workspace, recovery, wait=wait, say=session.say)
+    message = f"{recovery} is {found.state}; its gaps are open again"
+    if found.injected:
+        message += f" ({found.injected:,} messages were put back before; later plans subtract them)"
+    document = {**describe_recovery(found), "message": message}
+    session.emit(document, lambda console: console.print(message, highlight=False))

@@ -1,0 +1,31 @@
+"""`backlogctl resume`: take a pause back and go on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from replay.cli.run import carry_out
+from replay.cli.shared import Session, verb
+
+
+@verb
+def resume_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    run: Annotated[bool, typer.Option(help="Go on in this process.")] = True,
+) -> None:
+    """Take a pause back, and go on with the recovery."""
+    from replay.cancellation import withdraw_pause
+    from replay.views import describe_recovery
+
+    workspace = session.open_workspace()
+    found, holder = withdraw_pause(workspace, recovery)
+    if holder is None and run:
+        carry_out(session, workspace, recovery)
+        return
+    goes_on = f"runner {holder} goes on" if holder else f"`backlogctl run {recovery}` goes on"
+    message = f"the pause of {recovery} is taken back; {goes_on}"
+    document = {**describe_recovery(found), "message": message}
+    session.emit(document, lambda console: console.print(message, highlight=False))

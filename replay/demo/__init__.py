@@ -1,0 +1,1 @@
+"""`backlogctl demo`: the story this product exists for, told with real parts."""

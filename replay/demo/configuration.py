@@ -1,0 +1,52 @@
+"""The demo's backlog.yaml; examples/01-lost-orders holds the same text (a test keeps it so)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+TEXT = """\
+# A shop: orders are rows of a table, and messages of a topic that a service reads.
+ledger: sqlite:///ledger.db
+staging: {dir: ./staging}
+spark: {master: "local[2]"}
+
+clusters:
+  main:
+    bootstrap.servers: ${env:SHOP_KAFKA}
+
+sources:
+  shop: {url: "sqlite:///shop.db"}
+  warehouse: {url: "sqlite:///warehouse.db"}
+
+streams:
+  orders:
+    cluster: main
+    topic: orders
+    group: order-service
+    source:
+      database: shop
+      table: orders
+      primary_key: [order_id]
+      time_column: updated_at
+      message:
+        key: order_id
+        value: {json: [order_id, user_id, status, amount, updated_at]}
+      identity: {row: order_id, message: key}
+      # The consumer's own table says exactly which orders it has handled.
+      consumed: {database: warehouse, table: processed_orders, column: order_id}
+      stale: restate
+    # Put back at night, and gently.
+    off_peak: {from: "@FROM@", to: "@TO@", timezone: UTC}
+    limits: {messages_per_second: 500}
+"""
+_EXAMPLE_HOURS = ("00:30", "06:00")
+
+
+def render_configuration(now: datetime | None = None) -> str:
+    """The file's text; with `now` its off-peak window lies around that moment."""
+    start, end = _EXAMPLE_HOURS
+    if now is not None:
+        at = now.astimezone(UTC)
+        start = f"{at - timedelta(hours=1):%H:00}"
+        end = f"{at + timedelta(hours=3):%H:00}"
+    return TEXT.replace("@FROM@", start).replace("@TO@", end)

@@ -1,0 +1,258 @@
+"""Numbers and tables for people; every table is drawn from the JSON document of its verb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+Document = Mapping[str, Any]
+
+_STYLES = {
+    "exact": "bold green",
+    "verified": "bold green",
+    "ok": "green",
+    "healthy": "green",
+    "approved": "green",
+    "injected": "green",
+    "lost": "bold red",
+    "failed": "bold red",
+    "open": "bold red",
+    "surplus": "bold red",
+    "cancelled": "dim",
+    "rejected": "dim",
+    "waived": "dim",
+    "unknown": "magenta",
+}
+
+
+def format_count(count: int | None) -> str:
+    """`1,000`, `1.2 M`, `3.4 G`; a dash for None."""
+    if count is None:
+        return "—"
+    for limit, unit in ((10**9, "G"), (10**6, "M")):
+        if abs(count) >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return f"{count:,}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """`45 s`, `3 min`, `3 h 10 min`, `2 d 4 h`; a dash for None."""
+    if seconds is None:
+        return "—"
+    if seconds < 1:
+        return "under 1 s" if seconds > 0 else "0 s"
+    whole = round(seconds)
+    for size, unit, smaller, smaller_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // smaller
+            show_rest = rest and not (unit == "min" and whole >= 600)
+            tail = f" {rest} {smaller_unit}" if show_rest else ""
+            return f"{whole // size} {unit}{tail}"
+    return f"{whole} s"
+
+
+def format_moment(text: str | None) -> str:
+    """`2026-11-21 01:02:03Z` of an ISO time, `…` for an open bound."""
+    if not text:
+        return "…"
+    at = datetime.fromisoformat(text).astimezone(UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def style_word(word: str) -> Text:
+    """A state or verdict in its colour."""
+    return Text(word, style=_STYLES.get(word, "yellow"))
+
+
+def make_table(*columns: str, title: str | None = None) -> Table:
+    """A table in our manner; a column named with a leading `#` is aligned right."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False
+    )
+    for column in columns:
+        if column.startswith("#"):
+            table.add_column(column[1:], justify="right", no_wrap=True)
+        else:
+            table.add_column(column, overflow="fold")
+    return table
+
+
+def draw_status(document: Document) -> RenderableType:
+    """`status`: one block a stream."""
+    blocks: list[RenderableType] = []
+    for stream in document["streams"]:
+        blocks.extend(_draw_stream(stream))
+    return Group(*blocks) if blocks else Text("no streams in the configuration", style="yellow")
+
+
+def _draw_stream(stream: Document) -> list[RenderableType]:
+    head = Text(str(stream["stream"]), style="bold")
+    head.append(f"  read by {stream['group']}  ", style="dim")
+    head.append_text(style_word(str(stream["verdict"])))
+    if stream.get("error"):
+        return [head, Text(f"  {stream['error']['message']}", style="red")]
+    table = make_table(
+        "#partition", "#log start", "#committed", "#end", "#lag", "#behind", "#lost at most"
+    )
+    for row in stream["partitions"]:
+        lost = row["lost"]
+        table.add_row(
+            str(row["partition"]),
+            f"{row['log_start']:,}",
+            "none" if row["committed"] is None else f"{row['committed']:,}",
+            f"{row['end']:,}",
+            format_count(row["lag"]),
+            format_duration(row["lag_seconds"]),
+            Text(format_count(lost), style="bold red" if lost else ""),
+        )
+    lost = stream["lost"]
+    summary = Text("lag ")
+    summary.append(format_count(stream["lag"]), style="bold")
+    summary.append(" · lost at most ")
+    summary.append(format_count(lost), style="bold red" if lost else "bold")
+    if stream.get("seconds_to_drain") is not None:
+        summary.append(f" · drained in {format_duration(stream['seconds_to_drain'])}")
+    if stream.get("seconds_to_loss") is not None:
+        summary.append(f" · next loss in {format_duration(stream['seconds_to_loss'])}")
+    return [head, table, summary, *_draw_warnings(stream.get("warnings", ())), Text()]
+
+
+def draw_gaps(document: Document) -> RenderableType:
+    """`gaps`: one line a gap."""
+    gaps: Sequence[Document] = document["gaps"]
+    if not gaps:
+        return Text("no gaps: nothing is known to be lost", style="green")
+    streams = {gap["stream"] for gap in gaps}
+    several = ["stream"] if len(streams) > 1 else []
+    table = make_table(
+        "gap", *several, "#part.", "#offsets", "#messages", "cause", "offsets are", "state"
+    )
+    for gap in gaps:
+        known = gap["start"] is not None and gap["end"] is not None
+        table.add_row(
+            str(gap["id"]),
+            *([str(gap["stream"])] if several else []),
+            str(gap["partition"]),
+            f"{gap['start']:,} … {gap['end'] - 1:,}" if known else "unknown",
+            f"≤ {format_count(gap['count'])}" if known else "unknown",
+            str(gap["cause"]),
+            str(gap["certainty"]),
+            style_word(str(gap["state"])),
+        )
+    live = [gap for gap in gaps if gap["state"] == "open"]
+    total = sum(gap["count"] or 0 for gap in live)
+    summary = Text(f"{len(live)} open, at most ")
+    summary.append(format_count(total), style="bold red" if total else "bold")
+    summary.append(" messages lost")
+    return Group(table, summary)
+
+
+def draw_recoveries(document: Document) -> RenderableType:
+    """`recoveries`: one line a recovery."""
+    rows: Sequence[Document] = document["recoveries"]
+    if not rows:
+        return Text("no recoveries yet", style="dim")
+    table = make_table(
+        "recovery", "kind", "stream", "state", "verdict", "#messages", "#injected", "planned"
+    )
+    for row in rows:
+        table.add_row(
+            row["id"],
+            row["kind"],
+            row["stream"],
+            style_word(row["state"]),
+            style_word(row["verdict"]),
+            format_count(row["counts"].get("rebuilt")),
+            format_count(row["injected"]),
+            format_moment(row["created_at"]),
+        )
+    return table
+
+
+_COUNT_WORDS = {
+    "expected": "lost offsets (at most)",
+    "candidates": "rows read from the source",
+    "surviving": "still in the topic",
+    "consumed": "handled by the consumer",
+    "already_injected": "put back by earlier recoveries",
+    "rebuilt": "rebuilt",
+    "collapsed": "collapsed (newer state of the same row)",
+    "quarantined": "quarantined",
+    "unrecoverable": "unrecoverable (row is gone)",
+    "surplus": "surplus",
+    "shortfall": "shortfall",
+}
+_SUBTRACTED = {"surviving", "consumed", "already_injected"}
+
+
+def draw_plan(document: Document) -> RenderableType:
+    """`plan` and `show`: what will be put back, why, and what to know before."""
+    head = Text(str(document["id"]), style="bold")
+    head.append(f"  {document['kind']} {document['stream']}  ", style="")
+    head.append_text(style_word(str(document["state"])))
+    head.append("  ")
+    head.append_text(style_word(str(document["verdict"])))
+    counts = Table.grid(padding=(0, 2))
+    counts.add_column(justify="right")
+    counts.add_column()
+    for name, words in _COUNT_WORDS.items():
+        value = document["counts"].get(name)
+        if value is None or (not value and name not in ("expected", "candidates", "rebuilt")):
+            continue
+        sign = "− " if name in _SUBTRACTED else ""
+        counts.add_row(
+            Text(f"{sign}{format_count(value)}", style="bold" if name == "rebuilt" else ""),
+            Text(words, style="bold" if name == "rebuilt" else ""),
+        )
+    parts: list[RenderableType] = [counts, _draw_partitions(document["partitions"])]
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column()
+    for name, value in document.get("facts", {}).items():
+        facts.add_row(name, str(value))
+    parts.append(facts)
+    parts.extend(_draw_warnings(document["warnings"]))
+    return Panel(Group(*parts), title=head, title_align="left", border_style="cyan", width=98)
+
+
+def _draw_partitions(partitions: Sequence[Document]) -> RenderableType:
+    table = make_table("#partition", "#lost at most", "#rebuilt", "")
+    for row in partitions:
+        expected, rebuilt = row["expected"], row["rebuilt"]
+        mark = Text("=", style="bold green")
+        if rebuilt != expected:
+            mark = Text(f"{rebuilt - expected:+,}", style="bold yellow")
+        table.add_row(str(row["partition"]), format_count(expected), format_count(rebuilt), mark)
+    return table
+
+
+def _draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
+    return [Text(f"! {warning}", style="yellow") for warning in warnings]
+
+
+def draw_events(events: Sequence[Document]) -> RenderableType:
+    """A recovery's record: when, who, what."""
+    table = make_table("when", "who", "what", "")
+    for event in events:
+        detail = ", ".join(f"{k} {v}" for k, v in event["detail"].items() if v not in (None, ""))
+        table.add_row(
+            format_moment(event["at"])[11:], event["actor"], event["action"], Text(detail[:120])
+        )
+    return table
+
+
+def print_next(console: Console, *commands: str) -> None:
+    """Says which command comes next."""
+    for command in commands:
+        console.print(Text.assemble(("next: ", "dim"), (command, "bold cyan")))

@@ -1,0 +1,36 @@
+"""Configuration and ledger, opened together: what every verb works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from backlog.config import Config, Stream
+from backlog.ledger import Ledger, open_ledger
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """An opened configuration."""
+
+    config: Config
+    ledger: Ledger
+
+    @classmethod
+    def open(cls, config: Config) -> Self:
+        """Opens the ledger that the configuration names.
+
+        Raises:
+            LedgerError: it cannot be opened, or needs `backlogctl db upgrade`.
+        """
+        return cls(config, open_ledger(config.ledger_url()))
+
+    def properties(self, stream: Stream) -> Mapping[str, str]:
+        """Client properties of the stream's cluster, secrets revealed."""
+        return self.config.clusters[stream.cluster].client_properties()
+
+    def staging_of(self, recovery_id: str) -> Path:
+        """Where a recovery's staged messages lie."""
+        return self.config.staging.dir / recovery_id

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Makes the locked environment in .venv. Installs nothing outside this folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+UV_VERSION=0.13.9
+
+fail() {
+    echo "setup: $1" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in python3.11 python3 python; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    # uv may know of one that is not on the PATH.
+    if uv --version >/dev/null 2>&1; then
+        uv python find --no-python-downloads 3.11 2>/dev/null && return
+    fi
+    return 1
+}
+
+python=$(find_python) ||
+    fail "Python 3.11 was not found: install it (apt-get install python3.11 python3.11-venv, pyenv install 3.11, or uv python install 3.11)"
+
+java=java
+[ -z "${JAVA_HOME:-}" ] || java="$JAVA_HOME/bin/java"
+java_major=$("$java" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1) || true
+case "$java_major" in
+    17 | 21) ;;
+    "") fail "Java 17 or 21 was not found: install it (apt-get install openjdk-17-jre-headless) or set JAVA_HOME" ;;
+    *) fail "Java $java_major was found, but Spark 4 needs 17 or 21: install it (apt-get install openjdk-17-jre-headless) and set JAVA_HOME" ;;
+esac
+
+uv=uv
+if ! uv --version >/dev/null 2>&1; then
+    uv=.uv/bin/uv
+    if ! "$uv" --version >/dev/null 2>&1; then
+        "$python" -m venv .uv ||
+            fail "a virtual environment could not be made: install Python's venv module (apt-get install python3.11-venv)"
+        .uv/bin/pip install --quiet "uv==$UV_VERSION" || fail "uv could not be installed from PyPI"
+    fi
+fi
+
+"$uv" sync --locked --no-python-downloads --python "$python"
+echo "setup: ready, the command is .venv/bin/backlogctl"

@@ -1,0 +1,101 @@
+"""Errors of Spark, JDBC and SQLAlchemy, said once in our words: first cause, no secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from sqlalchemy.exc import SQLAlchemyError
+
+from backlog.errors import BacklogError, SourceError
+
+_MAX_LENGTH = 600
+_SPARK_PREFIX = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
+_TRANSIENT = ("08", "40", "53", "57", "55")  # SQLSTATE classes worth another try
+_URL_PASSWORD = re.compile(r"(\b[\w+.\-]+://[^\s:/@]*:)[^\s@]+@")
+
+
+@contextmanager
+def translating(
+    doing: str,
+    *,
+    subject: str,
+    hint: str = "",
+    kind: type[BacklogError] = SourceError,
+    secrets: Iterable[str] = (),
+) -> Iterator[None]:
+    """Turns whatever Spark, JDBC or SQLAlchemy raise inside into one error of ours."""
+    try:
+        yield
+    except BacklogError:
+        raise
+    except (PySparkException, Py4JError, SQLAlchemyError, OSError) as error:
+        cause, state = find_first_cause(error)
+        failure = kind(
+            f"could not {doing}: {mask_text(cause, secrets)}",
+            subject=subject,
+            hint=hint,
+            retryable=state[:2] in _TRANSIENT,
+        )
+        # The originals hold URLs, statements and whole stack traces.
+        raise failure from None
+
+
+def find_first_cause(error: BaseException) -> tuple[str, str]:
+    """The innermost message of an error, in one line, and its SQLSTATE where there is one."""
+    if isinstance(error, SQLAlchemyError):
+        inner = getattr(error, "orig", None)
+        state = str(getattr(inner, "sqlstate", "") or "")
+        return _shorten(str(inner if inner is not None else error)), state
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if java is None:
+        return _shorten(str(error)), ""
+    try:
+        return _find_java_cause(java)
+    except (Py4JError, OSError):  # the JVM is gone
+        return _shorten(str(error)), ""
+
+
+def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without passwords."""
+    for secret in sorted((s for s in secrets if s), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _URL_PASSWORD.sub(r"\1***@", text)
+
+
+def _find_java_cause(java: Any) -> tuple[str, str]:
+    text, state = "", ""
+    for _ in range(30):
+        if java is None:
+            break
+        name = java.getClass().getSimpleName()
+        message = java.getMessage()
+        if message:
+            text = message if name in ("PythonException",) else f"{message}"
+        if hasattr(java, "getSQLState") and "SQLException" in _ancestors(java):
+            state = java.getSQLState() or state
+        java = java.getCause()
+    if "Traceback (most recent call last)" in text:
+        lines = [line for line in text.strip().splitlines() if line and not line.startswith(" ")]
+        text = lines[-1] if lines else text
+    return _shorten(text), state
+
+
+def _ancestors(java: Any) -> str:
+    names, kind = [], java.getClass()
+    while kind is not None:
+        names.append(kind.getSimpleName())
+        kind = kind.getSuperclass()
+    return " ".join(names)
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(_SPARK_PREFIX.sub("", text.strip()).split())
+    return line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."
+
+
+__all__ = ["Py4JJavaError", "find_first_cause", "mask_text", "translating"]
