@@ -170,7 +170,7 @@ def read_chunk(directory: Path, chunk: Chunk) -> pa.Table:
 def write_manifest(directory: Path, manifest: Manifest) -> str:
     """Writes the manifest, whole or not at all; returns the SHA-256 that the plan keeps."""
     value = {"version": SCHEMA_VERSION, **asdict(manifest)}
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_private(directory)
     temporary = directory / f".{MANIFEST_NAME}.{uuid.uuid4().hex}"
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(value, file, indent=1, ensure_ascii=False)
@@ -210,8 +210,14 @@ def read_manifest(directory: Path, expected_sha256: str | None = None) -> Manife
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         pq.write_table(table, file, compression="zstd", compression_level=1)
     temporary.replace(path)
+
+
+def _make_private(directory: Path) -> None:
+    """Makes a directory and its missing parents, each for the owner only (mkdir: the last one)."""
+    for parent in reversed([directory, *directory.parents]):
+        parent.mkdir(exist_ok=True, mode=0o700)

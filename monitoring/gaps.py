@@ -12,12 +12,10 @@ from datetime import timedelta
 from enum import StrEnum
 
 from backlog.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
-from monitoring.marks import Marks, PartitionMarks, is_jump, is_memberless, make_marks
+from monitoring.marks import SETTLE_JUMP, Marks, PartitionMarks, is_jump, is_memberless, make_marks
 
 # A live consumer may hold a position above its commit for as long as clients commit by default.
 SETTLE_ACTIVE = timedelta(seconds=6)
-# A commit set from outside stays where it is; a reader without membership goes on.
-SETTLE_JUMP = timedelta(seconds=2)
 
 
 class Suspicion(StrEnum):
@@ -67,14 +65,12 @@ def find_gaps(
     current: Sample,
     *,
     settle_active: timedelta = SETTLE_ACTIVE,
-    settle_jump: timedelta = SETTLE_JUMP,
 ) -> Judgement:
     """Judges one sample against the past.
 
     Args:
         previous: earlier samples, oldest first, or their marks.
         settle_active: how long a commit of a group with members must stand below the log start.
-        settle_jump: how long a commit that jumped must stand still.
     """
     marks = previous if isinstance(previous, Marks) else make_marks(previous)
     found: list[Gap | Finding] = []
@@ -90,7 +86,7 @@ def find_gaps(
         elif part.committed < part.low:
             found.extend(_judge_below(old, current, part, part.committed, settle_active))
         elif old is not None:
-            found.extend(_judge_moved(marks, old, current, part, part.committed, settle_jump))
+            found.extend(_judge_moved(marks, old, current, part, part.committed))
     return Judgement(
         gaps=tuple(item for item in found if isinstance(item, Gap)),
         findings=tuple(item for item in found if isinstance(item, Finding)),
@@ -202,12 +198,11 @@ def _judge_moved(
     current: Sample,
     part: PartitionSample,
     committed: int,
-    settle: timedelta,
 ) -> Iterator[Gap | Finding]:
     alone = is_memberless(current) and marks.memberless
     jump = old.jump
     if jump is not None and alone and jump.committed == committed:
-        if current.taken_at - jump.seen_at >= settle:
+        if current.taken_at - jump.seen_at >= SETTLE_JUMP:
             yield from _split_skip(current, part, jump.start, committed)
         else:
             yield _suspect_skip(part, jump.start, committed)

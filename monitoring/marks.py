@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from backlog.values import PartitionSample, Sample
 
 MEMBERLESS = ("empty", "dead")
+# A commit set from outside stays where it is; a reader without membership goes on.
+SETTLE_JUMP = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,21 @@ def make_marks(samples: Iterable[Sample]) -> Marks:
     for sample in samples:
         marks = advance_marks(marks, sample)
     return marks
+
+
+def raise_marks(marks: Marks, topic_id: str, commits: Mapping[int, tuple[int, int]]) -> Marks:
+    """Adds what is known of commits older than the samples: partition -> (highest, last)."""
+    if topic_id != marks.topic_id:
+        return marks
+    partitions = dict(marks.partitions)
+    for partition, (highest, last) in commits.items():
+        old = partitions.get(partition)
+        partitions[partition] = (
+            PartitionMarks(highest, last)
+            if old is None
+            else replace(old, highest=max(old.highest, highest))
+        )
+    return replace(marks, partitions=partitions)
 
 
 def advance_marks(marks: Marks, sample: Sample) -> Marks:
@@ -128,6 +145,8 @@ def _advance(
     same = old.committed == committed
     since = (old.stuck_since if same and old.stuck_since else sample.taken_at) if below else None
     jump = old.jump if same and alone else None
+    if jump is not None and sample.taken_at - jump.seen_at >= SETTLE_JUMP:
+        jump = None  # decided by this sample: a log start that moves later must not say it again
     if jumped:
         jump = Jump(old.highest, committed, sample.taken_at)
     return replace(

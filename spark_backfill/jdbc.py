@@ -13,7 +13,7 @@ from backlog.errors import ConfigurationError
 from spark_backfill.reflection import SQLITE, find_sqlite_file, parse_url, postgresql_options
 
 # libpq's parameters that pgjdbc knows under the same name; others are named in an error.
-_SAME = frozenset("sslmode sslrootcert sslcert sslkey channel_binding".split())
+_SAME = frozenset(["sslmode", "sslrootcert", "sslcert", "sslkey", "channel_binding"])
 _RENAMED = {
     "connect_timeout": "connectTimeout",
     "application_name": "ApplicationName",

@@ -19,7 +19,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
-from spark_backfill.columns import REASON, spark_type
+from spark_backfill.columns import REASON, parse_time_text, spark_type
 from spark_backfill.failures import find_first_cause
 from spark_backfill.partitioners import PARTITIONERS
 from spark_backfill.reflection import Kind, SourceColumn, SourceTable, check_columns
@@ -48,6 +48,7 @@ class MessageRules:
     partitions: int
     targets: tuple[int, ...]
     max_bytes: int
+    timezone: str
 
     @property
     def is_event(self) -> bool:
@@ -77,6 +78,7 @@ def check_rules(
     partitions: int,
     targets: Sequence[int],
     max_bytes: int,
+    timezone: str,
 ) -> MessageRules:
     """Checks every column and expression by analysis, before a row is read (fault 33).
 
@@ -115,6 +117,7 @@ def check_rules(
         partitions=partitions,
         targets=tuple(targets),
         max_bytes=max_bytes,
+        timezone=timezone,
     )
 
 
@@ -177,8 +180,14 @@ def as_bytes(rows: DataFrame, expr: Expr) -> Column:
 
 
 def time_text(rules: MessageRules) -> Column:
-    """The row's time in the normal form."""
-    return column(rules.source.time_column)
+    """The row's time in the normal form; NULL where it has none that can be read."""
+    item = next(c for c in rules.columns if c.name == rules.source.time_column)
+    plain = column(item.name)
+    if item.kind is Kind.TIME:
+        return plain
+    if item.kind is Kind.DATE:
+        plain = F.concat(plain, F.lit(" 00:00:00"))
+    return parse_time_text(plain, rules.timezone)
 
 
 def hash_message_id(topic: str, primary_key: Sequence[Column], version: Column) -> Column:
@@ -246,15 +255,13 @@ def _sort_column(item: SourceColumn) -> Column:
     plain = column(item.name)
     if item.kind is Kind.DECIMAL:
         # As text 10 would sort before 9; beyond 38 digits the double has to do.
-        exact = F.try_cast(plain, "decimal(38,12)") if hasattr(F, "try_cast") else plain
-        return exact
+        return plain.try_cast("decimal(38,12)")
     return plain
 
 
 def _check_time_column(table: SourceTable, name: str, subject: str) -> None:
     kind = table.column(name).kind
-    text_allowed = table.dialect == "sqlite" and kind in (Kind.TEXT, Kind.OTHER)
-    if kind is not Kind.TIME and not text_allowed:
+    if kind not in (Kind.TIME, Kind.DATE, Kind.TEXT, Kind.OTHER):
         raise ConfigurationError(
             f"the column {name!r} holds no times, it is {kind}",
             subject=subject,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, RootModel
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from backlog.clock import parse_duration
 from backlog.config.documents import Path
@@ -29,7 +29,6 @@ LATER_VALUES: tuple[tuple[Path, tuple[str, ...]], ...] = (
 )
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Section(BaseModel):
@@ -125,11 +124,20 @@ def _matches_any(path: Path, patterns: Iterable[Path]) -> bool:
     )
 
 
+def fail_at(path: Path, text: str) -> PydanticCustomError:
+    """An error of a key below the one that is being checked."""
+    return PydanticCustomError("key", "{key}: {text}", {"key": path, "text": text})
+
+
 def explain(error: ErrorDetails) -> Problem:
     """One of pydantic's errors in our words, without the value."""
     path = tuple(str(part) for part in error["loc"])
     context = error.get("ctx", {})
     match error["type"]:
+        case "key":
+            path, text = (*path, *context["key"]), str(context["text"])
+        case "tuple_type" | "list_type":
+            text = "must be a list"
         case "missing":
             text = "is required"
         case "literal_error" | "enum":
@@ -182,8 +190,8 @@ def check_topic(value: str) -> str:
 
 def check_label(value: str) -> str:
     """Refuses names of clusters, sources and streams that do not print well."""
-    if not _NAME.fullmatch(value):
-        raise ValueError("must be 1 to 100 letters, digits, dots, dashes and underscores")
+    if not _TOPIC.fullmatch(value):
+        raise ValueError("must be 1 to 249 letters, digits, dots, dashes and underscores")
     return value
 
 

@@ -17,7 +17,8 @@ Path = tuple[str, ...]
 _MAX_BYTES = 1_000_000
 _MAX_NODES = 50_000
 _MAX_DEPTH = 40
-_QUOTED_WORD = re.compile(r"'[^'<]{2,}'")
+# Pieces of the file; the words that begin with "expected" quote only YAML's own marks.
+_QUOTED = re.compile(r"'.{2,}'", re.DOTALL)
 
 
 class DocumentError(Exception):
@@ -72,8 +73,8 @@ def read_document(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         words = error.problem or error.context or "it does not parse"
-        # Quoted words are pieces of the file, so possibly of a password typed into it.
-        words = _QUOTED_WORD.sub("'...'", words)
+        if not words.startswith("expected"):
+            words = _QUOTED.sub("'...'", words)
         problem = DocumentError(f"not YAML: {words}", mark.line + 1 if mark else None)
     except yaml.YAMLError:
         problem = DocumentError("not YAML: it holds a character that YAML does not allow")

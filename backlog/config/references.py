@@ -178,10 +178,12 @@ def _holds_literal_secret(holed: str, path: Path) -> bool:
 
 
 def find_url_secrets(url: str) -> set[str]:
-    """The parts of a database URL that nobody may see: password and secret parameters."""
+    """The password and secret parameters of a database URL, and the URL that holds them."""
     match = _URL_PASSWORD.match(url)
-    found = {url, *([match.group(1)] if match else []), *_QUERY_SECRET.findall(url)}
-    return {part for part in found if part}
+    found = {
+        part for part in (match.group(1) if match else "", *_QUERY_SECRET.findall(url)) if part
+    }
+    return found | {url} if found else found
 
 
 def find_url_names(url: str) -> set[str]:

@@ -95,13 +95,14 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         for name, stream in self.streams.items():
-            _check_known(f"streams.{name}.cluster", "cluster", stream.cluster, self.clusters)
+            _check_known(("streams", name, "cluster"), "cluster", stream.cluster, self.clusters)
             if stream.source is None:
                 continue
-            at = f"streams.{name}.source"
-            _check_known(f"{at}.database", "source", stream.source.database, self.sources)
+            at: documents.Path = ("streams", name, "source")
+            _check_known((*at, "database"), "source", stream.source.database, self.sources)
             if consumed := stream.source.consumed:
-                _check_known(f"{at}.consumed.database", "source", consumed.database, self.sources)
+                at = (*at, "consumed")
+                _check_known((*at, "database"), "source", consumed.database, self.sources)
         return self
 
     def model_post_init(self, context: Any, /) -> None:
@@ -139,7 +140,9 @@ class Config(Section):
         if problem:
             raise problem
         problems = base.check_keys(cls, document.data)
-        resolved = references.resolve_references(document.data, env or os.environ, base_dir)
+        resolved = references.resolve_references(
+            document.data, os.environ if env is None else env, base_dir
+        )
         problems += resolved.problems
         config: Self | None = None
         if not problems:
@@ -210,15 +213,11 @@ class Config(Section):
 
     def _find_secrets(self) -> set[str]:
         urls = [self.ledger_url(), *(source.reveal_url() for source in self.sources.values())]
-        secrets = set(self._secrets)
-        for url in urls:
-            parts = references.find_url_secrets(url)
-            # A URL without a password is no secret, unless it came by reference.
-            secrets |= parts if len(parts) > 1 else set()
-        for cluster in self.clusters.values():
-            secrets.update(cluster.reveal_secrets())
-        names = {name for url in urls for name in references.find_url_names(url)}
-        return secrets - (names & self._secrets)
+        # Host, port and database may be seen, unless one of them is the password as well.
+        secrets = self._secrets - {name for url in urls for name in references.find_url_names(url)}
+        passwords = {part for url in urls for part in references.find_url_secrets(url)}
+        clusters = {part for cluster in self.clusters.values() for part in cluster.reveal_secrets()}
+        return {*secrets, *passwords, *clusters}
 
     def _remember(self, resolved: Resolved) -> None:
         self._secrets = resolved.secrets
@@ -269,9 +268,9 @@ def mask_secrets(text: str) -> str:
     return references.mask(text, secrets)
 
 
-def _check_known(at: str, kind: str, name: str, known: Mapping[str, object]) -> None:
+def _check_known(path: documents.Path, kind: str, name: str, known: Mapping[str, object]) -> None:
     if name not in known:
-        raise ValueError(f"{at}: {base.say_unknown(kind, name, known)}")
+        raise base.fail_at(path, base.say_unknown(kind, name, known))
 
 
 def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:

@@ -16,9 +16,17 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from backlog.config.base import LATER, Duration, Section, Text, TopicName, Zone, say_unknown
+from backlog.config.base import (
+    LATER,
+    Duration,
+    Section,
+    Text,
+    TopicName,
+    Zone,
+    fail_at,
+    say_unknown,
+)
 from backlog.config.kafka_properties import (
     ALLOWED_PROPERTIES,
     SECRET_PROPERTIES,
@@ -111,7 +119,7 @@ def _check_setting(name: str, value: str) -> str:
             f"`{name}` holds a secret, and Spark shows its settings in its pages and logs: give "
             "it to Spark by its own means (spark-defaults.conf, a credential provider)"
         )
-    if name in _SPARK_CODE or "-javaagent" in value or "-agent" in value:
+    if name in _SPARK_CODE or re.search("-javaagent|-agentlib|-agentpath", value):
         raise ValueError(f"`{name}` is refused: this setting loads or runs code")
     return value
 
@@ -129,7 +137,7 @@ def _read_properties(value: object) -> dict[str, str]:
         elif isinstance(item, SecretStr):
             found[name] = item.get_secret_value()
         else:
-            raise PydanticCustomError("property", f"`{name}` must be text or a number")
+            raise fail_at((str(name),), "must be text or a number")
     return found
 
 
@@ -218,12 +226,12 @@ class Cluster(RootModel[dict[str, str | SecretStr]]):
         properties = _read_properties(value)
         for name, item in properties.items():
             if reason := check_property(name, item):
-                raise ValueError(f"`{name}`: {reason}")
+                raise fail_at((name,), reason)
             if name not in ALLOWED_PROPERTIES | SECRET_PROPERTIES:
                 known = ALLOWED_PROPERTIES | SECRET_PROPERTIES
-                raise ValueError(f"`{name}`: {say_unknown('client property', name, known)}")
+                raise fail_at((name,), say_unknown("client property", name, known))
         if not properties.get("bootstrap.servers", "").strip():
-            raise ValueError("`bootstrap.servers` is required")
+            raise fail_at(("bootstrap.servers",), "is required")
         uses_sasl = properties.get("security.protocol", "").casefold().startswith("sasl")
         if uses_sasl and not {"sasl.mechanism", "sasl.mechanisms"} & properties.keys():
             raise ValueError("`sasl.mechanism` is required with this `security.protocol`")

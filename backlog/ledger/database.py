@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ class Database:
         """
         if self.is_sqlite:
             return utc_now()
-        return connection.execute(select(func.clock_timestamp())).scalar_one()
+        now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+        return now.astimezone(UTC)
 
     def lock_name(self, connection: Connection, name: str) -> None:
         """Waits for the others that hold `name`, to the end of the transaction.

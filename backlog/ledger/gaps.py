@@ -305,5 +305,3 @@ def _insert_gap(
     }
     connection.execute(insert(gaps).values(**row))
     return to_gap(row)
-
-

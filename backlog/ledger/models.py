@@ -176,18 +176,14 @@ gaps = Table(
 recovery_gaps = Table(
     "backlog_recovery_gaps",
     metadata,
-    Column(
-        "recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True
-    ),
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
     Column("gap_id", String(32), ForeignKey("backlog_gaps.id"), primary_key=True),
 )
 
 chunks = Table(
     "backlog_chunks",
     metadata,
-    Column(
-        "recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True
-    ),
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
     Column("slot", Integer, primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("count", BigInteger, nullable=False),

@@ -207,9 +207,7 @@ class Recoveries:
             if before is State.APPROVED and to is State.RUNNING:
                 _refuse_expired(row, now)
             changes: dict[str, Any] = {"state": to.value, "detail": detail or {}}
-            if to in FINAL or (
-                to in (State.PAUSED, State.RUNNING) and row["requested"] == "pause"
-            ):
+            if to in FINAL or (to in (State.PAUSED, State.RUNNING) and row["requested"] == "pause"):
                 changes["requested"] = None
             connection.execute(
                 update(recoveries).where(recoveries.c.id == recovery_id).values(**changes)
@@ -343,9 +341,7 @@ def to_recovery(row: RowMapping) -> Recovery:
     )
 
 
-def _supersede(
-    connection: Connection, stream: str, new_id: str, now: datetime, actor: str
-) -> None:
+def _supersede(connection: Connection, stream: str, new_id: str, now: datetime, actor: str) -> None:
     planned = (
         select(recoveries.c.id)
         .where(recoveries.c.stream == stream, recoveries.c.state == State.PLANNED.value)

@@ -78,9 +78,7 @@ class Samples:
         if since is not None:
             query = query.where(samples.c.taken_at >= since)
         with self._database.read() as connection:
-            rows = connection.execute(
-                query.order_by(samples.c.taken_at, samples.c.id)
-            ).mappings()
+            rows = connection.execute(query.order_by(samples.c.taken_at, samples.c.id)).mappings()
             return tuple(_to_sample(row) for row in rows)
 
     def committed_marks(self, stream: str) -> tuple[CommitMark, ...]:

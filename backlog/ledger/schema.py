@@ -69,7 +69,7 @@ def read_revision(connection: Connection) -> str | None:
     """The revision of the tables; None where there are none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
     return None if found is None else str(found)
 
 

@@ -36,15 +36,12 @@ TRANSITIONS = {
     "chunk": {"staged": "injected"},
 }
 FIXED = {
-    "backlog_recoveries": (
-        "id kind stream cluster topic group_id plan plan_hash created_at".split()
-    ),
+    "backlog_recoveries": "id, kind, stream, cluster, topic, group_id, plan, plan_hash, created_at",
     "backlog_gaps": (
-        "id stream cluster topic group_id topic_id partition start_offset cause detected_at".split()
+        "id, stream, cluster, topic, group_id, topic_id, partition, start_offset, cause,"
+        " detected_at"
     ),
-    "backlog_chunks": (
-        "recovery_id slot number count bytes sha256 path ids_path canary".split()
-    ),
+    "backlog_chunks": "recovery_id, slot, number, count, bytes, sha256, path, ids_path, canary",
 }
 STATEFUL = {
     "backlog_recoveries": ("recovery", "planned"),
@@ -147,9 +144,7 @@ def _make_recovery_tables() -> None:
             sa.Column(name, TIME)
             for name in ("lease_acquired_at", "lease_renewed_at", "lease_until")
         ),
-        sa.CheckConstraint(
-            "requested IN ('pause', 'cancel')", name="backlog_recoveries_requested"
-        ),
+        sa.CheckConstraint("requested IN ('pause', 'cancel')", name="backlog_recoveries_requested"),
         sa.CheckConstraint(
             "state IN ('planned', 'rejected') OR (approved_by IS NOT NULL"
             " AND approved_hash IS NOT NULL AND approved_hash = plan_hash"
@@ -291,9 +286,9 @@ def _sqlite_triggers() -> list[str]:
         )
         refuse(
             f"{table}_fixed",
-            f"UPDATE OF {', '.join(FIXED[table])}",
+            f"UPDATE OF {FIXED[table]}",
             table,
-            " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in FIXED[table]),
+            " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in FIXED[table].split(", ")),
             f"the columns that say what a {subject} is never change",
         )
         refuse(f"{table}_kept", "DELETE", table, "", f"a {subject} is never deleted")
@@ -359,7 +354,9 @@ def _postgres_triggers() -> list[str]:
             f"{table}_fixed",
             "UPDATE",
             table,
-            " OR ".join(f"OLD.{name} IS DISTINCT FROM NEW.{name}" for name in FIXED[table]),
+            " OR ".join(
+                f"OLD.{name} IS DISTINCT FROM NEW.{name}" for name in FIXED[table].split(", ")
+            ),
             f"the columns that say what a {subject} is never change",
         )
         for moment in ("DELETE", "TRUNCATE"):

@@ -1,0 +1,62 @@
+"""`backlogctl gaps`: the exact ranges that a group will never read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from replay.cli.shared import Session, verb
+from replay.cli.status import Bootstrap, Group, Topic, open_for_looking
+
+
+@verb
+def list_gaps(
+    session: Session,
+    streams: Annotated[list[str] | None, typer.Argument(help="All without a name.")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only in this state.")] = None,
+    look: Annotated[bool, typer.Option(help="Look at the topic first.")] = True,
+    bootstrap: Bootstrap = None,
+    group: Group = None,
+    topic: Topic = None,
+) -> None:
+    """List the ranges that a group will never read, and why."""
+    from rich.console import Console
+
+    from backlog.errors import UsageError
+    from backlog.values import GapState
+    from replay.observation import choose_streams, look_at_stream
+    from replay.rendering import draw_gaps, print_next
+    from replay.views import describe_gap
+
+    known = [member.value for member in GapState]
+    for word in state or []:
+        if word not in known:
+            raise UsageError(f"no such state: {word}", hint=f"one of {', '.join(known)}")
+    workspace = open_for_looking(session, bootstrap, group, topic)
+    chosen = choose_streams(workspace.config, streams or [])
+    warnings: dict[str, None] = {}
+    if look:
+        for stream in chosen:
+            warnings.update(dict.fromkeys(look_at_stream(workspace, stream)[1]["warnings"]))
+    states = [GapState(word) for word in state] if state else None
+    found = [
+        gap
+        for stream in chosen
+        for gap in workspace.ledger.gaps.list(stream=stream.name, states=states)
+    ]
+    document: dict[str, Any] = {
+        "gaps": [describe_gap(gap) for gap in found],
+        "warnings": list(warnings),
+    }
+
+    def show(console: Console) -> None:
+        console.print(draw_gaps(document))
+        for warning in warnings:
+            console.print(f"! {warning}", style="yellow", markup=False)
+        repairable = {gap.stream for gap in found if gap.state is GapState.OPEN and gap.count}
+        if bootstrap is None:
+            commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]
+            print_next(console, *commands)
+
+    session.emit(document, show)

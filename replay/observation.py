@@ -1,0 +1,67 @@
+"""Looks at streams as they are now, for `status`, `gaps` and `plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.config import Config, Stream
+from backlog.errors import BacklogError, UsageError
+from backlog.kafka.admin import describe_topic
+from monitoring.lag import build_status, read_retention, read_tails
+from monitoring.watcher import Observation, observe_stream
+from replay.workspace import Workspace
+
+LOOK_SECONDS = 30.0
+
+
+def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
+    """The streams named, or all of them.
+
+    Raises:
+        UsageError: a name is not in the configuration, or it has no streams.
+    """
+    if names:
+        return [config.stream(name) for name in dict.fromkeys(names)]
+    if not config.streams:
+        raise UsageError(
+            "the configuration has no streams", subject="streams", hint="add one under `streams`"
+        )
+    return list(config.streams.values())
+
+
+def look_at_stream(
+    workspace: Workspace, stream: Stream, deadline: Deadline | None = None
+) -> tuple[Observation, dict[str, Any]]:
+    """Samples a stream, records its gaps, and gives its entry of `status`."""
+    limit = deadline or Deadline(LOOK_SECONDS)
+    properties = workspace.properties(stream)
+    ledger = workspace.ledger
+    history = [
+        sample
+        for sample in ledger.samples.history(stream.name)
+        if (sample.topic, sample.group) == (stream.topic, stream.group)
+    ]
+    seen = observe_stream(ledger, stream, properties, limit)
+    tails: frozenset[int] = frozenset()
+    with suppress(BacklogError):  # without it a reader one control record behind shows as lag
+        tails = read_tails(properties, seen.sample, stream.isolation, limit)
+    retention = read_retention(describe_topic(properties, stream.topic, limit).config)
+    entry = build_status(
+        seen.sample,
+        stream.isolation,
+        history,
+        ledger.gaps.list(stream=stream.name),
+        retention,
+        tails,
+    )
+    entry["warnings"] = list(dict.fromkeys(tell_findings(seen)))
+    entry["retention_seconds"] = None if retention is None else retention.total_seconds()
+    return seen, entry
+
+
+def tell_findings(seen: Observation) -> list[str]:
+    """What an observation reports beside gaps, one sentence each."""
+    return [f"partition {item.partition}: {item.message}" for item in seen.findings]

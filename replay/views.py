@@ -1,0 +1,111 @@
+"""The JSON documents that the command line prints; the tables are drawn from the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from backlog.clock import format_time
+from backlog.values import Event, Gap, Recovery, RecoveryState
+
+
+def describe_gap(gap: Gap) -> dict[str, Any]:
+    """A gap as `gaps --json` prints it."""
+    return {
+        "id": gap.id,
+        "stream": gap.stream,
+        "partition": gap.partition,
+        "start": gap.start,
+        "end": gap.end,
+        "count": gap.count,
+        "cause": str(gap.cause),
+        "certainty": str(gap.certainty),
+        "state": str(gap.state),
+        "first_time": _at(gap.first_time),
+        "last_time": _at(gap.last_time),
+        "detected_at": _at(gap.detected_at),
+        "topic": gap.topic,
+        "group": gap.group,
+        "reason": gap.reason,
+    }
+
+
+def describe_recovery(recovery: Recovery) -> dict[str, Any]:
+    """A recovery as `plan` and `show` print it."""
+    plan = recovery.plan
+    outcome = plan["outcome"]
+    return {
+        "id": recovery.id,
+        "kind": recovery.kind,
+        "stream": recovery.stream,
+        "state": str(recovery.state),
+        "plan_hash": recovery.plan_hash,
+        "verdict": outcome["verdict"],
+        "reasons": list(outcome["reasons"]),
+        "counts": dict(outcome["counts"]),
+        "partitions": list(outcome["partitions"]),
+        "warnings": list(plan["warnings"]),
+        "proof": outcome["proof"],
+        "quarantine": outcome["quarantine"],
+        "gaps": list(plan["gaps"]),
+        "other_groups": list(plan["other_groups"]),
+        "topic": recovery.topic,
+        "group": recovery.group,
+        "created_at": _at(recovery.created_at),
+        "planned_by": plan["planned_by"],
+        "approved_by": recovery.approved_by,
+        "approved_identity": recovery.approved_identity,
+        "approval_expires_at": _at(recovery.approval_expires_at),
+        "requested": recovery.requested,
+        "runner": recovery.runner,
+        "injected": recovery.injected,
+        "skipped": recovery.skipped,
+        "off_peak": plan["off_peak"],
+        "limits": plan["limits"],
+        "detail": dict(recovery.detail),
+    }
+
+
+def describe_run(recovery: Recovery, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A recovery as `run` prints it."""
+    return {
+        "id": recovery.id,
+        "state": str(recovery.state),
+        "counts": {
+            "injected": recovery.injected,
+            "skipped": recovery.skipped,
+            "quarantined": recovery.plan["outcome"]["counts"]["quarantined"],
+        },
+        "stream": recovery.stream,
+        **(extra or {}),
+    }
+
+
+def describe_event(event: Event) -> dict[str, Any]:
+    """One line of a recovery's record."""
+    return {
+        "sequence": event.sequence,
+        "at": _at(event.at),
+        "actor": event.actor,
+        "action": event.action,
+        "detail": dict(event.detail),
+        "hash": event.hash,
+    }
+
+
+def list_next_commands(recovery: Recovery) -> list[str]:
+    """What an operator would type next."""
+    match recovery.state:
+        case RecoveryState.PLANNED:
+            return [f"backlogctl approve {recovery.id} --by NAME"]
+        case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:
+            return [f"backlogctl run {recovery.id}"]
+        case RecoveryState.PAUSED:
+            word = "resume" if recovery.detail.get("why") == "operator" else "run"
+            return [f"backlogctl {word} {recovery.id}"]
+    return []
+
+
+def _at(moment: datetime | None) -> str | None:
+    return None if moment is None else format_time(moment)

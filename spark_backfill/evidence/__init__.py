@@ -1,0 +1,29 @@
+"""What tells that a row's message was not lost: one class a file, one contract for all."""
+
+from __future__ import annotations
+
+from spark_backfill.evidence.base import (
+    CONSUMED,
+    INJECTED,
+    LOST,
+    QUARANTINED,
+    SURVIVING,
+    Evidence,
+    label_candidates,
+)
+from spark_backfill.evidence.consumed import ConsumedEvidence
+from spark_backfill.evidence.injected import InjectedEvidence
+from spark_backfill.evidence.survivors import SurvivorEvidence
+
+__all__ = [
+    "CONSUMED",
+    "INJECTED",
+    "LOST",
+    "QUARANTINED",
+    "SURVIVING",
+    "ConsumedEvidence",
+    "Evidence",
+    "InjectedEvidence",
+    "SurvivorEvidence",
+    "label_candidates",
+]

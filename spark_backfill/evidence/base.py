@@ -1,0 +1,62 @@
+"""The interface of evidence, and the labels that candidates get from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+SURVIVING = "surviving"
+CONSUMED = "consumed"
+INJECTED = "already_injected"
+QUARANTINED = "quarantined"
+LOST = "lost"
+LABELS = (SURVIVING, CONSUMED, INJECTED, QUARANTINED, LOST)
+
+
+class Evidence(Protocol):
+    """One kind of evidence.
+
+    Attributes:
+        label: what candidates that it explains are called.
+        matches: the candidates' column that it explains by: `identity` or `message_id`.
+    """
+
+    @property
+    def label(self) -> str:
+        """One of LABELS."""
+
+    @property
+    def matches(self) -> str:
+        """`identity` (bytes) or `message_id` (text)."""
+
+    def freeze(self) -> None:
+        """Reads whatever it reads, once, and keeps it; safe to call again.
+
+        Raises:
+            BacklogError: it could not be read in full. Half of the evidence is none.
+        """
+
+    def collect_keys(self) -> DataFrame:
+        """The frozen keys: one column `key` of the type it matches, distinct, no NULLs."""
+
+
+def label_candidates(candidates: DataFrame, evidence: Sequence[Evidence]) -> DataFrame:
+    """Adds `label`: the first evidence that explains a candidate, else quarantined or lost.
+
+    Args:
+        evidence: in order of precedence, each frozen.
+    """
+    labelled = candidates
+    label = F.when(F.col("reason").isNotNull(), QUARANTINED).otherwise(LOST)
+    for i, item in reversed(list(enumerate(evidence))):
+        mark = f"__{i}"
+        keys = item.collect_keys().select(
+            F.col("key").alias(f"{mark}_key"), F.lit(True).alias(mark)
+        )
+        labelled = labelled.join(keys, F.col(item.matches) == F.col(f"{mark}_key"), "left")
+        label = F.when(F.col(mark).isNotNull(), item.label).otherwise(label)
+    marks = [name for i in range(len(evidence)) for name in (f"__{i}", f"__{i}_key")]
+    return labelled.withColumn("label", label).drop(*marks)

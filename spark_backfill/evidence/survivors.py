@@ -1,0 +1,210 @@
+"""Evidence of the log: messages that are still in the topic, read committed, every partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlog import stamps
+from backlog.errors import KafkaFailure
+from backlog.values import OffsetRange
+from spark_backfill.evidence.base import SURVIVING
+from spark_backfill.failures import translating
+from spark_backfill.kafka_options import make_java_options
+
+# Identities whose messages are kept in full for the proof, at about this many.
+SAMPLE_IDENTITIES = 1_000
+_HASH_BUCKETS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """One partition of the survivors.
+
+    Attributes:
+        start, end: frozen before the first message is read; `end` is the last stable offset.
+        records: data records found between them.
+        records_before_ours, span_before_ours: the same below our first injected message.
+        first_ours: its offset; None where we injected nothing that survives.
+    """
+
+    partition: int
+    start: int
+    end: int
+    records: int = 0
+    records_before_ours: int = 0
+    first_ours: int | None = None
+
+    @property
+    def span_before_ours(self) -> int:
+        """Offsets below our first injected message."""
+        return (self.end if self.first_ours is None else self.first_ours) - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorEvidence:
+    """Reads the topic once into a frozen copy under `work`: identities, and a sample in full.
+
+    Messages within `lost` ranges still in the log (a group skipped them) are not survivors: the
+    group will never read those. Our own injected messages are survivors like any others.
+
+    Attributes:
+        header: the header that identifies a message; None for the key.
+    """
+
+    spark: SparkSession
+    topic: str
+    header: str | None
+    client_properties: Mapping[str, str]
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    lost: Sequence[OffsetRange]
+    work: Path
+
+    @property
+    def label(self) -> str:
+        """Explained by the log."""
+        return SURVIVING
+
+    @property
+    def matches(self) -> str:
+        """The row's identity."""
+        return "identity"
+
+    def freeze(self) -> None:
+        """Copies identity and place of every survivor.
+
+        Raises:
+            KafkaFailure: the topic could not be read in full; retention that removes messages
+                meanwhile is one reason.
+        """
+        if (self.work / "_SUCCESS").exists():
+            return
+        rate = min(1.0, SAMPLE_IDENTITIES / max(1, self.count_offsets()))
+        bucket = F.pmod(F.xxhash64("identity"), F.lit(_HASH_BUCKETS))
+        content = F.struct("key", "value", "headers")
+        frame = self.read_messages().select(
+            "identity",
+            "partition",
+            "offset",
+            "timestamp",
+            "ours",
+            F.when(bucket < int(rate * _HASH_BUCKETS), content).alias("content"),
+        )
+        with self._translating("read the messages that survive"):
+            frame.write.mode("overwrite").parquet(str(self.work))
+
+    def collect_keys(self) -> DataFrame:
+        """Identities of the survivors outside of the lost ranges."""
+        inside = F.lit(False)
+        for item in self.lost:
+            at = F.col("offset")
+            inside = inside | (
+                (F.col("partition") == item.partition) & (at >= item.start) & (at < item.end)
+            )
+        keys = self.read_frozen().where(~inside & F.col("identity").isNotNull())
+        return keys.select(F.col("identity").alias("key")).distinct()
+
+    def count_offsets(self) -> int:
+        """Offsets between the frozen starts and ends."""
+        return sum(max(0, self.ends[p] - self.starts[p]) for p in self.starts)
+
+    def read_frozen(self) -> DataFrame:
+        """identity binary, partition, offset, timestamp, ours, content (sampled, else NULL)."""
+        return self.spark.read.parquet(str(self.work))
+
+    def read_messages(self) -> DataFrame:
+        """The log's messages between the frozen offsets, as Kafka has them now.
+
+        Returns:
+            identity binary, key, value, headers array<struct<key, value>>, partition, offset,
+            timestamp (ms), ours (a message of a recovery).
+        """
+        partitions = sorted(p for p in self.starts if self.ends[p] > self.starts[p])
+        options = {
+            **make_java_options(self.client_properties),
+            "assign": json.dumps({self.topic: partitions}),
+            "startingOffsets": json.dumps({self.topic: {p: self.starts[p] for p in partitions}}),
+            "endingOffsets": json.dumps({self.topic: {p: self.ends[p] for p in partitions}}),
+            "includeHeaders": "true",
+            "failOnDataLoss": "true",
+            # Spark's default counted aborted messages as survivors.
+            "kafka.isolation.level": "read_committed",
+            "kafka.max.poll.records": "5000",
+        }
+        if not partitions:
+            return self.spark.createDataFrame(
+                [],
+                "identity binary, key binary, value binary, "
+                "headers array<struct<key:string,value:binary>>, "
+                "partition int, offset long, timestamp long, ours boolean",
+            )
+        with self._translating("read the topic"):
+            raw = self.spark.read.format("kafka").options(**options).load()
+        return raw.select(
+            (F.col("key") if self.header is None else _last_header(self.header)).alias("identity"),
+            "key",
+            "value",
+            "headers",
+            "partition",
+            "offset",
+            F.unix_millis("timestamp").alias("timestamp"),
+            F.exists(
+                F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
+                lambda h: h["key"] == stamps.MESSAGE_ID,
+            ).alias("ours"),
+        )
+
+    def measure_spans(self) -> tuple[LogSpan, ...]:
+        """What was found in each partition."""
+        ours = F.min(F.when(F.col("ours"), F.col("offset")))
+        frozen = self.read_frozen().select("partition", "offset", "ours")
+        firsts = frozen.groupBy("partition").agg(ours.alias("first"))
+        joined = frozen.join(F.broadcast(firsts), "partition")
+        before = F.col("first").isNull() | (F.col("offset") < F.col("first"))
+        rows = (
+            joined.groupBy("partition", "first")
+            .agg(F.count(F.lit(1)).alias("n"), F.count_if(before).alias("before"))
+            .collect()
+        )
+        found = {row["partition"]: row for row in rows}
+        spans = []
+        for partition in sorted(self.starts):
+            row = found.get(partition)
+            spans.append(
+                LogSpan(
+                    partition,
+                    self.starts[partition],
+                    max(self.starts[partition], self.ends[partition]),
+                    records=row["n"] if row else 0,
+                    records_before_ours=row["before"] if row else 0,
+                    first_ours=row["first"] if row else None,
+                )
+            )
+        return tuple(spans)
+
+    def _translating(self, doing: str):  # type: ignore[no-untyped-def]
+        return translating(
+            doing,
+            subject=f"topic {self.topic}",
+            hint="if retention removes messages right now, hold it, take a new sample and plan "
+            "again",
+            kind=KafkaFailure,
+            secrets=[
+                value
+                for name, value in self.client_properties.items()
+                if "password" in name or "secret" in name
+            ],
+        )
+
+
+def _last_header(name: str) -> Column:
+    values = F.transform(
+        F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"]
+    )
+    return F.try_element_at(values, F.lit(-1))

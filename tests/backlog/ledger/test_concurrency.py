@@ -1,0 +1,133 @@
+"""Several processes at one ledger: the database decides, and the other one is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from backlog.ledger import Ledger
+from backlog.values import RecoveryState
+from tests.backlog.ledger.makers import bring_to, make_gap, plan
+
+# Each process says it is ready, waits for a line, does its part and prints how it went.
+PART = """
+import json, sys
+from datetime import timedelta
+from backlog.errors import BacklogError
+from backlog.ledger import Owner, open_ledger
+from backlog.values import GapState, RecoveryState
+from tests.backlog.ledger.makers import make_gap, make_sample, plan
+ledger = open_ledger(sys.argv[1])
+argument = sys.argv[2]
+ledger.now()
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    {part}
+    print(json.dumps("won"))
+except BacklogError as error:
+    print(json.dumps(error.to_json()))
+"""
+
+
+def run_at_once(url: str, part: str, *arguments: str) -> list[Any]:
+    code = PART.format(part=part.strip().replace("\n", "\n    "))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, url, argument],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for argument in arguments
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    results = [process.communicate(timeout=60)[0] for process in processes]
+    return [json.loads(result) for result in results]
+
+
+APPROVE = """
+r = ledger.recoveries.get(argument)
+ledger.recoveries.approve(r.id, "op", "op@host", r.plan_hash, ledger.now() + timedelta(hours=1))
+"""
+
+
+def test_fault_44_two_approve_the_same_plan_at_once(ledger: Ledger, url: str) -> None:
+    recovery = plan(ledger)
+    results = run_at_once(url, APPROVE, recovery.id, recovery.id)
+    assert results.count("won") == 1
+    told = next(result for result in results if result != "won")
+    assert told["error" if "error" in told else "code"] == "invalid_transition"
+    assert "approved by op" in told["message"]
+    assert [event.action for event in ledger.events.list(recovery.id)] == ["planned", "approved"]
+
+
+@pytest.mark.parametrize("shared", ["topic", "group"])
+def test_fault_44_two_approve_plans_of_one_topic_or_group_at_once(
+    ledger: Ledger, url: str, shared: str
+) -> None:
+    plans = [plan(ledger, stream=name, **{shared: "same"}).id for name in ("a", "b", "c")]
+    results = run_at_once(url, APPROVE, *plans)
+    assert results.count("won") == 1
+    winner = plans[results.index("won")]
+    for told in (result for result in results if result != "won"):
+        assert told["code"] == "invalid_transition"
+        assert f"recovery {winner} of the same {shared} same is approved" in told["message"]
+
+
+def test_fault_44_two_start_at_once(ledger: Ledger, url: str) -> None:
+    recovery = bring_to(ledger, plan(ledger), RecoveryState.APPROVED)
+    start = "ledger.recoveries.advance(argument, RecoveryState.RUNNING, 'op')"
+    results = run_at_once(url, start, recovery.id, recovery.id)
+    assert results.count("won") == 1
+    told = next(result for result in results if result != "won")
+    assert "is running" in told["message"]
+
+
+def test_fault_44_two_runners_take_the_lease_at_once(ledger: Ledger, url: str) -> None:
+    recovery = plan(ledger)
+    take = "ledger.leases.acquire(argument, Owner.current()); sys.stdin.readline()"
+    results = run_at_once(url, take, *[recovery.id] * 3)
+    # A winner that ends is dead, and its lease free for the next: all are told apart by events.
+    takeovers = [e for e in ledger.events.list(recovery.id) if e.action == "lease taken over"]
+    assert results.count("won") == 1 + len(takeovers)
+    assert all(result == "won" or result["code"] == "lease_held" for result in results)
+
+
+def test_plans_of_one_gap_made_at_once_supersede_each_other(ledger: Ledger, url: str) -> None:
+    gap = ledger.gaps.record(make_gap())
+    assert run_at_once(url, "plan(ledger, argument)", *[gap.id] * 3) == ["won"] * 3
+    states = [recovery.state for recovery in ledger.recoveries.list()]
+    assert sorted(states) == ["planned", "rejected", "rejected"]
+    live = ledger.recoveries.list(states=[RecoveryState.PLANNED])[0]
+    assert ledger.gaps.recovery_of(gap.id) == live.id
+
+
+def test_gaps_recorded_at_once_are_recorded_once(ledger: Ledger, url: str) -> None:
+    part = "for end in range(1, 40): ledger.gaps.record(make_gap(0, end * int(argument)))"
+    assert run_at_once(url, part, "1", "2", "3") == ["won"] * 3
+    assert [(gap.start, gap.end) for gap in ledger.gaps.list()] == [(0, 39 * 3)]
+
+
+def test_events_and_progress_of_many_writers_are_all_there(ledger: Ledger, url: str) -> None:
+    recovery = plan(ledger)
+    part = (
+        "for n in range(30): ledger.events.append(argument, 'op', 'wave', {{}});"
+        " ledger.recoveries.add_progress(argument, 1, 2); ledger.recoveries.next_id(ledger.now())"
+    ).replace("{{}}", "{{}}")
+    assert run_at_once(url, part.replace("{{}}", "dict()"), *[recovery.id] * 3) == ["won"] * 3
+    assert len(ledger.events.list(recovery.id)) == 91
+    assert ledger.events.verify_chain(recovery.id)
+    found = ledger.recoveries.get(recovery.id)
+    assert (found.injected, found.skipped) == (90, 180)
+    assert ledger.recoveries.next_id(ledger.now()).endswith("-0092")

@@ -1,0 +1,217 @@
+"""Gaps: disjoint, idempotent, frozen once planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from backlog.errors import InvalidTransition, UsageError
+from backlog.ledger import Ledger, open_ledger
+from backlog.values import Cause, Certainty, GapState, RecoveryState
+from tests.backlog.ledger.conftest import change
+from tests.backlog.ledger.makers import NOON, approve, make_gap, plan
+
+S = GapState
+
+
+def test_gap_comes_back_as_it_went_in(ledger: Ledger) -> None:
+    seen = make_gap(10, 20)
+    kept = ledger.gaps.record(seen)
+    assert kept.id == "g-20261121-0001"
+    assert ledger.gaps.get(kept.id) == kept
+    assert (kept.start, kept.end, kept.detected_at) == (10, 20, NOON)
+    assert (kept.first_time, kept.last_time) == (seen.first_time, seen.last_time)
+    assert ledger.gaps.record(seen) == kept
+    assert ledger.gaps.list() == (kept,)
+
+
+def test_open_gap_grows(ledger: Ledger) -> None:
+    first = ledger.gaps.record(make_gap(10, 20))
+    grown = ledger.gaps.record(make_gap(10, 35))
+    assert (grown.id, grown.start, grown.end) == (first.id, 10, 35)
+    assert ledger.gaps.record(make_gap(10, 20)) == grown
+
+
+def test_planned_gap_is_frozen_and_growth_is_a_new_gap(ledger: Ledger) -> None:
+    first = ledger.gaps.record(make_gap(10, 20))
+    plan(ledger, first.id)
+    second = ledger.gaps.record(make_gap(10, 35))
+    assert (second.start, second.end, second.state) == (20, 35, S.OPEN)
+    assert ledger.gaps.record(make_gap(10, 40)).id == second.id
+    assert ledger.gaps.get(first.id).end == 20
+    assert [(gap.start, gap.end) for gap in ledger.gaps.list()] == [(10, 20), (20, 40)]
+
+
+@pytest.mark.parametrize("state", [S.VERIFIED, S.INJECTED, S.WAIVED])
+def test_settled_range_is_never_opened_again(ledger: Ledger, state: GapState) -> None:
+    gap = ledger.gaps.record(make_gap(10, 20))
+    if state is S.WAIVED:
+        ledger.gaps.advance([gap.id], state, reason="test data")
+    else:
+        recovery = plan(ledger, gap.id)
+        for to in (S.STAGED, S.INJECTED, S.VERIFIED):
+            ledger.gaps.advance([gap.id], to, recovery.id)
+            if to is state:
+                break
+    assert ledger.gaps.record(make_gap(10, 20)).state is state
+    assert ledger.gaps.record(make_gap(12, 18, cause=Cause.SKIPPED)).id == gap.id
+    assert len(ledger.gaps.list()) == 1
+    assert ledger.gaps.list(states=[S.OPEN]) == ()
+
+
+def test_unknown_ranges_are_told_apart_by_cause_and_start(ledger: Ledger) -> None:
+    vanished = make_gap(7, None, cause=Cause.COMMIT_VANISHED, certainty=Certainty.REPORTED)
+    never = make_gap(None, None, cause=Cause.NEVER_COMMITTED, certainty=Certainty.REPORTED)
+    ids = {ledger.gaps.record(gap).id for gap in (vanished, never, vanished, never)}
+    assert len(ids) == 2
+    kept = ledger.gaps.record(make_gap(5, 10))
+    assert (kept.start, kept.end) == (5, 10)
+    assert len(ledger.gaps.list()) == 3
+
+
+def test_range_without_sense_is_refused(ledger: Ledger) -> None:
+    for start, end in ((5, 5), (5, 4), (None, 4)):
+        with pytest.raises(ValueError, match="not a range"):
+            ledger.gaps.record(make_gap(start, end))
+
+
+@st.composite
+def sightings(draw: st.DrawFn) -> list[tuple[int, int, Cause, bool]]:
+    ranges = st.tuples(st.integers(0, 40), st.integers(1, 20))
+    causes = st.sampled_from([Cause.EXPIRED, Cause.SKIPPED])
+    drawn = draw(st.lists(st.tuples(ranges, causes, st.booleans()), min_size=1, max_size=8))
+    return [(start, start + size, cause, planned) for (start, size), cause, planned in drawn]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    path: Path = tmp_path_factory.mktemp("ledger")
+    return open_ledger(f"sqlite:///{path}/ledger.db")
+
+
+_number = iter(range(10**9))
+
+
+@given(sightings())
+def test_recorded_ranges_are_disjoint_and_exactly_those_seen(
+    shared: Ledger, seen: list[tuple[int, int, Cause, bool]]
+) -> None:
+    topic_id = f"topic-{next(_number)}"
+    union: set[int] = set()
+    for start, end, cause, planned in seen:
+        kept = shared.gaps.record(make_gap(start, end, cause=cause, topic_id=topic_id))
+        union |= set(range(start, end))
+        assert kept.start is not None
+        assert kept.end is not None
+        assert kept.start < end <= kept.end
+        if planned and kept.state is S.OPEN:
+            frozen = plan(shared, kept.id)
+            approve(shared, frozen)  # else the next plan supersedes it
+            shared.recoveries.advance(frozen.id, RecoveryState.RUNNING, "ada")
+            shared.recoveries.advance(frozen.id, RecoveryState.FAILED, "ada")
+    recorded = [
+        offset
+        for gap in shared.gaps.list()
+        if gap.topic_id == topic_id
+        for offset in range(gap.start or 0, gap.end or 0)
+    ]
+    assert sorted(recorded) == sorted(union)
+
+
+def test_gap_is_moved_only_as_allowed(ledger: Ledger) -> None:
+    gap = ledger.gaps.record(make_gap())
+    other = ledger.gaps.record(make_gap(partition=1))
+    for to in (S.STAGED, S.INJECTED, S.VERIFIED):
+        with pytest.raises(InvalidTransition, match="is open and cannot become"):
+            ledger.gaps.advance([other.id, gap.id], to)
+    recovery = plan(ledger, gap.id)
+    with pytest.raises(InvalidTransition, match=r"of recovery r-"):
+        ledger.gaps.advance([gap.id], S.STAGED, "r-19700101-0001")
+    assert ledger.gaps.advance([gap.id], S.STAGED, recovery.id)[0].state is S.STAGED
+    assert ledger.gaps.advance([gap.id], S.STAGED, recovery.id)[0].state is S.STAGED
+    with pytest.raises(InvalidTransition, match="which is planned"):
+        ledger.gaps.advance([gap.id], S.OPEN)
+    with pytest.raises(InvalidTransition):
+        ledger.gaps.advance([gap.id, other.id], S.INJECTED, recovery.id)
+    assert ledger.gaps.get(gap.id).state is S.STAGED, "all or none"
+    with pytest.raises(UsageError, match="no such gap"):
+        ledger.gaps.advance(["g-19700101-0001"], S.OPEN)
+
+
+def test_waiving_needs_a_reason(ledger: Ledger) -> None:
+    gap = ledger.gaps.record(make_gap())
+    for reason in (None, "", "  "):
+        with pytest.raises(UsageError, match="reason"):
+            ledger.gaps.advance([gap.id], S.WAIVED, reason=reason)
+    waived = ledger.gaps.advance([gap.id], S.WAIVED, reason="test data")[0]
+    assert (waived.state, waived.reason) == (S.WAIVED, "test data")
+
+
+ALLOWED = {
+    (S.OPEN, S.PLANNED),
+    (S.OPEN, S.WAIVED),
+    (S.PLANNED, S.WAIVED),
+    (S.PLANNED, S.STAGED),
+    (S.STAGED, S.INJECTED),
+    (S.INJECTED, S.VERIFIED),
+}
+
+
+@pytest.mark.parametrize("before", [S.OPEN, S.PLANNED, S.STAGED, S.INJECTED, S.VERIFIED, S.WAIVED])
+def test_database_itself_refuses_other_transitions(
+    ledger: Ledger, raw: Engine, before: GapState
+) -> None:
+    gap = ledger.gaps.record(make_gap())
+    recovery = plan(ledger, gap.id).id if before not in (S.OPEN, S.WAIVED) else None
+    if before is S.WAIVED:
+        ledger.gaps.advance([gap.id], S.WAIVED, reason="test data")
+    for to in (S.STAGED, S.INJECTED, S.VERIFIED):
+        if before in (S.OPEN, S.PLANNED, S.WAIVED):
+            break
+        ledger.gaps.advance([gap.id], to, recovery)
+        if to is before:
+            break
+    for after in GapState:
+        if after is before or (before, after) in ALLOWED:
+            continue
+        with pytest.raises(DBAPIError, match="backlog refuses"):
+            change(raw, f"UPDATE backlog_gaps SET state = '{after}', reason = 'x'")
+    assert ledger.gaps.get(gap.id).state is before
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE backlog_gaps SET start_offset = 1", "never change"),
+        ("UPDATE backlog_gaps SET partition = 7", "never change"),
+        ("UPDATE backlog_gaps SET end_offset = 50", "only grows"),
+        ("UPDATE backlog_gaps SET state = 'waived'", "waived_reason"),
+        ("UPDATE backlog_gaps SET state = 'planned'", "gaps_recovery"),
+        ("UPDATE backlog_gaps SET recovery_id = 'nobody'", "(?i)foreign key"),
+        ("DELETE FROM backlog_gaps", "never deleted"),
+        (
+            "INSERT INTO backlog_gaps SELECT 'g-2', stream, cluster, topic, group_id, topic_id, 9,"
+            " 0, 9, cause, certainty, 'verified', first_time, last_time, detected_at, reason,"
+            " recovery_id, changed_at, changed_by FROM backlog_gaps",
+            "must be open",
+        ),
+        (
+            "INSERT INTO backlog_gaps SELECT 'g-2', stream, cluster, topic, group_id, topic_id,"
+            " partition, start_offset, 9, cause, certainty, state, first_time, last_time,"
+            " detected_at, reason, recovery_id, changed_at, changed_by FROM backlog_gaps",
+            "(?i)unique",
+        ),
+    ],
+)
+def test_database_itself_refuses(
+    ledger: Ledger, raw: Engine, statement: str, message: str
+) -> None:
+    gap = ledger.gaps.record(make_gap())
+    with pytest.raises(DBAPIError, match=message):
+        change(raw, statement)
+    assert ledger.gaps.list() == (gap,)

@@ -1,0 +1,83 @@
+"""Samples and commit marks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from backlog.ledger import CommitMark, Ledger
+from tests.backlog.ledger.makers import NOON, make_sample
+
+HORIZON = timedelta(hours=24)
+
+
+def test_sample_comes_back_as_it_went_in(ledger: Ledger) -> None:
+    first, second = make_sample(NOON, 5, None, 7), make_sample(NOON + timedelta(seconds=30), 6)
+    other = make_sample(NOON, 1, stream="invoices")
+    for sample in (second, first, other):
+        ledger.samples.add(sample)
+    assert ledger.samples.history("orders") == (first, second)
+    assert ledger.samples.history("orders", since=second.taken_at) == (second,)
+    assert ledger.samples.latest("orders") == second
+    assert ledger.samples.latest("nothing") is None
+
+
+def test_times_are_kept_in_utc_and_naive_ones_refused(ledger: Ledger) -> None:
+    shanghai = NOON.astimezone(timezone(timedelta(hours=8)))
+    ledger.samples.add(make_sample(shanghai))
+    kept = ledger.samples.latest("orders")
+    assert kept is not None
+    assert kept.taken_at == NOON
+    assert kept.taken_at.tzinfo is UTC
+    with pytest.raises(Exception, match="time zone"):
+        ledger.samples.add(make_sample(datetime(2026, 11, 21)))  # noqa: DTZ001 - what is tested
+
+
+def test_marks_keep_the_highest_and_the_last_commit(ledger: Ledger) -> None:
+    def at(minute: int) -> datetime:
+        return NOON + timedelta(minutes=minute)
+
+    ledger.samples.add(make_sample(at(0), 10, 3))
+    ledger.samples.add(make_sample(at(1), 50, None))
+    ledger.samples.add(make_sample(at(2), 20, None))  # rewound
+    ledger.samples.add(make_sample(at(0), 15, None))  # late
+    ledger.samples.add(make_sample(at(3), None, None))  # vanished
+    group = "orders-service"
+    assert ledger.samples.committed_marks("orders") == (
+        CommitMark("orders", group, "topic-id", 0, 50, 20, at(2)),
+        CommitMark("orders", group, "topic-id", 1, 3, 3, at(0)),
+    )
+    ledger.samples.add(make_sample(at(4), 1, topic_id="z-recreated"))
+    assert [mark.topic_id for mark in ledger.samples.committed_marks("orders")] == [
+        "topic-id",
+        "topic-id",
+        "z-recreated",
+    ]
+
+
+def test_thinning_keeps_less_with_age_and_always_the_newest(ledger: Ledger) -> None:
+    for minute in range(0, 30 * 60, 2):
+        ledger.samples.add(make_sample(NOON - timedelta(minutes=minute), minute))
+    ledger.samples.add(make_sample(NOON - timedelta(days=9), 1, stream="asleep"))
+    assert ledger.samples.thin(NOON, HORIZON) > 0
+    ages = [NOON - sample.taken_at for sample in ledger.samples.history("orders")]
+    hour = timedelta(hours=1)
+    assert len([age for age in ages if age <= hour]) == 31
+    assert len([age for age in ages if hour < age <= 6 * hour]) in (60, 61)
+    assert len([age for age in ages if 6 * hour < age]) in (18, 19)
+    assert max(ages) <= HORIZON
+    assert ledger.samples.latest("asleep") is not None
+    assert ledger.samples.thin(NOON, HORIZON) == 0
+    assert ledger.samples.committed_marks("orders")[0].max_committed == 30 * 60 - 2
+
+
+def test_thinning_again_and_again_does_not_eat_the_timeline(ledger: Ledger) -> None:
+    for minute in range(0, 10 * 60, 4):
+        ledger.samples.add(make_sample(NOON + timedelta(minutes=minute)))
+        if minute % 20 == 0:
+            ledger.samples.thin(NOON + timedelta(minutes=minute), HORIZON)
+    end = NOON + timedelta(hours=10)
+    ledger.samples.thin(end, HORIZON)
+    times = [sample.taken_at for sample in ledger.samples.history("orders")]
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= timedelta(minutes=64)

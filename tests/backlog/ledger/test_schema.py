@@ -1,0 +1,86 @@
+"""How a ledger comes to be, and how it is found wanting."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+
+from backlog.errors import LedgerError
+from backlog.ledger import open_ledger, schema, upgrade
+from backlog.ledger.models import metadata
+from tests.backlog.ledger.conftest import change
+
+
+def test_tables_made_by_migrations_are_those_of_the_models(raw: Engine) -> None:
+    with raw.connect() as connection:
+        options = {"version_table": schema.VERSION_TABLE, "compare_type": False}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, metadata) == []
+
+
+def test_head_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    assert ScriptDirectory.from_config(config).get_current_head() == schema.HEAD
+
+
+def test_upgrade_twice_is_upgrade_once(empty_url: str) -> None:
+    assert upgrade(empty_url) == upgrade(empty_url) == schema.HEAD
+
+
+def test_two_that_make_the_ledger_at_once_both_have_it(empty_url: str) -> None:
+    code = "import sys; from backlog.ledger import *; upgrade(sys.argv[1]); open_ledger(sys.argv[1])"
+    both = [subprocess.Popen([sys.executable, "-c", code, empty_url]) for _ in range(3)]
+    assert [process.wait(60) for process in both] == [0, 0, 0]
+
+
+def test_embedded_ledger_makes_itself_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with open_ledger(f"sqlite:///{path}") as ledger:
+        assert ledger.gaps.list() == ()
+        modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+        assert set(modes.values()) == {0o600}, modes
+
+
+@pytest.mark.postgres
+def test_postgresql_is_not_made_by_opening(pg_url: str) -> None:
+    with pytest.raises(LedgerError) as caught:
+        open_ledger(pg_url)
+    assert "no tables" in caught.value.message
+    assert "backlogctl db upgrade" in caught.value.hint
+
+
+def test_ledger_of_a_newer_program_is_refused(url: str, raw: Engine) -> None:
+    change(raw, f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+    for verb in (open_ledger, upgrade):
+        with pytest.raises(LedgerError) as caught:
+            verb(url)
+        assert "newer backlogctl" in caught.value.hint
+
+
+def test_nothing_is_left_of_an_upgrade_that_fails(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alembic import command
+
+    real = command.upgrade
+
+    def fail(config: Config, revision: str) -> None:
+        real(config, revision)
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(command, "upgrade", fail)
+    with pytest.raises(RuntimeError):
+        upgrade(empty_url)
+    monkeypatch.undo()
+    upgrade(empty_url)
+    open_ledger(empty_url).close()

@@ -1,0 +1,167 @@
+"""Secrets come by reference only, and no text ever shows one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from backlog.config import Cluster, Source, load_config, mask_secrets, render_template
+from backlog.errors import BacklogError
+from tests.backlog.config_texts import (
+    ENV,
+    SECRETS,
+    load,
+    refuse,
+    with_property,
+    with_section,
+    with_stream,
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        with_property("sasl.password: hunter2hunter2"),
+        with_property("ssl.key.password: hunter2hunter2"),
+        with_property("sasl.oauthbearer.client.secret: hunter2hunter2"),
+        with_property("sasl.password: hunter2hunter2${env:SHOP_PASSWORD}"),
+        with_property('ssl.certificate.pem: "-----BEGIN PRIVATE KEY-----hunter2hunter2"'),
+        with_property("client.id: http://me:hunter2hunter2@host/"),
+        ("${env:SHOP_PASSWORD}", "hunter2hunter2"),
+        ("${env:SHOP_PASSWORD}@localhost/shop", "@localhost/shop?password=hunter2hunter2"),
+        ("ledger: sqlite:///backlog.db", "ledger: postgresql://a:hunter2hunter2@host/x"),
+    ],
+)
+def test_fault_59_a_password_written_into_the_file_is_refused(old: str, new: str) -> None:
+    said = refuse(old, new)
+    assert "${env:NAME}" in said
+    assert "hunter2" not in said
+
+
+def test_a_missing_reference_names_the_key(tmp_path: Path) -> None:
+    said = refuse("${env:SHOP_PASSWORD}", "${env:NOT_SET}")
+    assert "sources.shop.url" in said
+    assert "NOT_SET is not set" in said
+    assert "there is no file" in refuse("${env:SHOP_PASSWORD}", "${file:nowhere}")
+    assert "is written ${env:NAME}" in refuse("${env:SHOP_PASSWORD}", "${vault:x}")
+    (tmp_path / "broken").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").write_text("\n")
+    for name in ("broken", "empty"):
+        assert "UTF-8" in refuse("${env:SHOP_PASSWORD}", f"${{file:{tmp_path / name}}}")
+
+
+def test_a_file_reference_is_relative_to_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@ss:w/ord%\n")
+    text = render_template().replace("${env:SHOP_PASSWORD}", "${file:password}")
+    (tmp_path / "backlog.yaml").write_text(text)
+    config = load_config(tmp_path / "backlog.yaml", {})
+    # Percent-encoded: without that, the password's own `@` would end it.
+    assert "backlog_reader:p%40ss%3Aw%2Ford%25@localhost" in config.sources["shop"].reveal_url()
+
+
+def test_an_empty_environment_is_not_the_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", "from-the-process")
+    assert "is not set" in refuse("", "", {})
+
+
+def test_references_are_not_followed_twice() -> None:
+    config = load(env={"SHOP_PASSWORD": "${env:OTHER}", "OTHER": "x"})
+    assert quote("${env:OTHER}", safe="") in config.sources["shop"].reveal_url()
+
+
+def test_references_are_not_taken_where_they_would_be_shown() -> None:
+    assert "SQL" in refuse("key: order_id  ", 'key: {sql: "${env:SHOP_PASSWORD}"}  ')
+    assert "Spark shows" in refuse(
+        *with_section('spark: {conf: {spark.driver.memory: "${env:SHOP_PASSWORD}"}}')
+    )
+
+
+@given(SECRETS)
+def test_fault_59_a_secret_is_in_no_text_of_the_configuration(secret: str) -> None:
+    config = load(
+        *with_property(
+            "security.protocol: SASL_SSL\n    sasl.mechanism: PLAIN\n    "
+            "sasl.password: ${env:KAFKA}"
+        ),
+        env={"SHOP_PASSWORD": secret, "KAFKA": secret},
+    )
+    assert config.clusters["main"].client_properties()["sasl.password"] == secret
+    encoded = quote(secret, safe="")
+    assert encoded in config.sources["shop"].reveal_url()
+    dumped = json.dumps(config.model_dump(mode="json"))
+    plan = json.dumps(config.stream("orders").fingerprint())
+    for text in (repr(config), str(config), repr(config.model_dump()), dumped, plan):
+        assert "S3~" not in text
+        assert encoded not in text
+    failure = f"could not connect with {secret!r}, {secret}, {encoded} or {json.dumps(secret)}"
+    assert "S3~" not in config.mask_secrets(failure)
+    assert "S3~" not in mask_secrets(failure)
+
+
+BROKEN = st.sampled_from(
+    [
+        ("    timezone: UTC", "    timezone: ${env:X}"),
+        ("      margin: 10m", "      margin: ${env:X}"),
+        ("    isolation: read_committed", "    isolation: ${env:X}"),
+        ("    topic: orders", "    topic: ${env:X}\n    nonsense: 1"),
+        ("    cluster: main", "    cluster: ${env:X}"),
+        ("    url: postgresql+psycopg://", "    url: ${env:X}://"),
+        ("ledger: sqlite:///backlog.db", "ledger: ${env:X}"),
+        ("  keep: 30d", "  keep: [${env:X}]"),
+        ("        message: key ", "        message: ${env:X} "),
+        ("      primary_key: order_id", "      primary_key: {a: '${env:X}'}"),
+        with_property("sasl.mechanism: ${env:X}"),
+        with_property("sasl.pasword: ${env:X}"),
+        with_stream("limits: {max_messages: '${env:X}'}"),
+        with_section("watch: '${env:X}'"),
+    ]
+)
+
+
+@given(BROKEN, SECRETS)
+def test_fault_59_a_secret_is_in_no_error(change: tuple[str, str], secret: str) -> None:
+    with pytest.raises(BacklogError) as caught:
+        load(*change, env={**ENV, "X": secret})
+    error: BaseException | None = caught.value
+    while error is not None:  # what a traceback would print
+        assert "S3~" not in f"{error} {error!r}"
+        assert quote(secret, safe="") not in str(error)
+        error = error.__cause__ or error.__context__
+
+
+@given(SECRETS)
+def test_fault_59_pydantics_own_errors_hide_the_value(secret: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Source.model_validate({"url": f"x{secret}", "timezone": secret})
+    assert "S3~" not in str(caught.value)
+    with pytest.raises(ValidationError) as caught:
+        Cluster.model_validate({"sasl.password": secret, "nonsense": secret})
+    assert "S3~" not in str(caught.value)
+
+
+def test_masking_leaves_host_port_and_database_readable() -> None:
+    config = load(
+        "${env:SHOP_PASSWORD}@localhost/shop",
+        "${env:SHOP_PASSWORD}@${env:HOST}/${env:NAME}",
+        {**ENV, "HOST": "db.example.com", "NAME": "shop"},
+    )
+    text = "db.example.com/shop refused s3cr3t-of-shop"
+    assert config.mask_secrets(text) == "db.example.com/shop refused ***"
+
+
+def test_a_password_that_is_the_databases_name_is_masked_all_the_same() -> None:
+    config = load(env={"SHOP_PASSWORD": "shop"})
+    assert config.mask_secrets("password shop") == "password ***"
+
+
+def test_a_configuration_pickles_and_still_masks() -> None:
+    config = pickle.loads(pickle.dumps(load()))
+    assert config == load()
+    assert config.mask_secrets("s3cr3t-of-shop") == "***"

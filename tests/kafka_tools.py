@@ -1,0 +1,211 @@
+"""What tests do to a real Kafka: publish, read, commit, and let real retention expire messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+
+from backlog.kafka import admin as verbs
+from backlog.kafka.clients import make_admin, make_consumer, make_producer
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class StreamStub:
+    """A stream as monitoring needs it."""
+
+    topic: str
+    group: str
+    name: str = "orders"
+    cluster: str = "main"
+    isolation: str = "read_committed"
+
+
+def properties_of(bootstrap: str) -> dict[str, str]:
+    """Client properties of a plain broker."""
+    return {"bootstrap.servers": bootstrap}
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0, what: str = "") -> None:
+    """Polls a condition until it is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what or condition}")
+        time.sleep(0.05)
+
+
+def publish(
+    properties: Mapping[str, str],
+    topic: str,
+    counts: Mapping[int, int],
+    *,
+    hours_ago: float = 0.0,
+    value: bytes = b"value",
+    **settings: str,
+) -> None:
+    """Publishes `counts[partition]` messages to each partition and flushes."""
+    producer = make_producer(properties, settings)
+    at = int(time.time() * 1000 - hours_ago * HOUR_MS) if hours_ago else 0
+    for partition, count in counts.items():
+        for number in range(count):
+            key = f"{partition}-{number}".encode()
+            producer.produce(topic, value, key, partition, timestamp=at)
+            producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+def commit(
+    properties: Mapping[str, str], group: str, topic: str, offsets: Mapping[int, int]
+) -> None:
+    """Reads up to the offsets and commits as a member of the group, then leaves it."""
+    consumer = make_consumer(
+        properties,
+        {
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6000,
+            "fetch.wait.max.ms": 50,
+        },
+    )
+    consumer.subscribe([topic])
+    left = {p: at for p, at in offsets.items() if at > 0}
+    last: dict[int, Message] = {}
+    end = time.monotonic() + 30
+    while left:
+        assert time.monotonic() < end, f"could not read up to {left}"
+        message = consumer.poll(0.2)
+        if message is None or message.error():
+            continue
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        if partition in offsets and offset < offsets[partition]:
+            last[partition] = message
+        if partition in left and offset + 1 >= left[partition]:
+            del left[partition]
+    for message in last.values():
+        consumer.commit(message=message, asynchronous=False)
+    consumer.close()
+
+
+def move_log_start(properties: Mapping[str, str], topic: str, offsets: Mapping[int, int]) -> None:
+    """Deletes records below the offsets, as retention would, at once."""
+    wanted = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
+    for future in make_admin(properties).delete_records(wanted).values():
+        future.result(20)
+
+
+def set_config(properties: Mapping[str, str], topic: str, config: Mapping[str, str]) -> None:
+    """Sets topic settings."""
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in config.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    for future in make_admin(properties).incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+def expire_unread(
+    properties: Mapping[str, str],
+    topic: str,
+    group: str,
+    *,
+    old: Mapping[int, int],
+    read: Mapping[int, int],
+    young: Mapping[int, int],
+) -> None:
+    """Real retention expires what the group left of the `old` messages; the `young` survive.
+
+    The topic must be new, with `retention.ms=-1`. Afterwards each partition's log start is
+    `old[p]`, the group's commit `read[p]`, the end `old[p] + young[p]`. Every partition needs at
+    least one young message: it rolls the segment.
+    """
+    set_config(properties, topic, {"retention.ms": "-1", "segment.ms": "600000"})
+    publish(properties, topic, old, hours_ago=5)
+    commit(properties, group, topic, read)
+    publish(properties, topic, young)
+    set_config(properties, topic, {"retention.ms": str(HOUR_MS)})
+    wait_until(
+        lambda: verbs.list_offsets(properties, topic, old, "earliest") == dict(old),
+        30,
+        "retention moves the log starts",
+    )
+
+
+def set_offsets_raw(
+    properties: Mapping[str, str], group: str, topic: str, offsets: Mapping[int, int]
+) -> None:
+    """What an operator's tool does: sets offsets without looking at anything."""
+    wanted = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
+    admin = make_admin(properties)
+    request = [ConsumerGroupTopicPartitions(group, wanted)]
+    answer = admin.alter_consumer_group_offsets(request)[group].result(20)
+    assert all(item.error is None for item in answer.topic_partitions)
+
+
+def delete_group(properties: Mapping[str, str], group: str) -> None:
+    """Deletes a group without members."""
+    make_admin(properties).delete_consumer_groups([group])[group].result(20)
+
+
+def delete_topic(properties: Mapping[str, str], topic: str) -> None:
+    """Deletes a topic and waits until it is gone."""
+    admin: AdminClient = make_admin(properties)
+    admin.delete_topics([topic])[topic].result(20)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, what="topic is deleted")
+
+
+def join(properties: Mapping[str, str], group: str, topic: str, **settings: str) -> Consumer:
+    """A member of the group that has partitions assigned."""
+    consumer = make_consumer(
+        properties,
+        {
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        },
+    )
+    consumer.subscribe([topic])
+    end = time.monotonic() + 20
+    while not consumer.assignment():
+        assert time.monotonic() < end, "no partitions were assigned"
+        message = consumer.poll(0.1)
+        if message is not None and message.error():
+            raise KafkaException(message.error())
+    return consumer
+
+
+def read_all(properties: Mapping[str, str], topic: str, partitions: Iterable[int]) -> list[Message]:
+    """Every committed message from the log starts to the ends."""
+    consumer = make_consumer(
+        properties, {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    )
+    wanted = set(partitions)
+    starts = verbs.list_offsets(properties, topic, wanted, "earliest")
+    consumer.assign([TopicPartition(topic, p, at) for p, at in starts.items()])
+    messages: list[Message] = []
+    while wanted:
+        message = consumer.poll(10)
+        assert message is not None
+        if message.error():
+            partition = message.partition()
+            assert partition is not None
+            wanted.discard(partition)
+        else:
+            messages.append(message)
+    consumer.close()
+    return messages

@@ -1,0 +1,180 @@
+"""Gaps of one stream, by samples written by hand: the table of causes, and what is not a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from backlog.values import Cause, Certainty, Gap, PartitionSample, Sample
+from monitoring.gaps import Suspicion, find_gaps
+from monitoring.marks import make_marks, raise_marks
+
+START = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def sample(
+    second: float,
+    low: int,
+    committed: int | None,
+    high: int,
+    *,
+    members: int = 0,
+    epoch: int | None = None,
+    topic_id: str = "id-1",
+) -> Sample:
+    return Sample(
+        stream="orders",
+        cluster="main",
+        topic="orders",
+        group="order-service",
+        topic_id=topic_id,
+        taken_at=START + timedelta(seconds=second),
+        partitions=(PartitionSample(0, low, committed, high, high, epoch),),
+        group_state="stable" if members else "empty",
+        members=members,
+    )
+
+
+def spans(gaps: Sequence[Gap]) -> list[tuple[Cause, Certainty, int | None, int | None]]:
+    return [(gap.cause, gap.certainty, gap.start, gap.end) for gap in gaps]
+
+
+EXPIRED_10_20 = [(Cause.EXPIRED, Certainty.EXACT, 10, 20)]
+
+
+def test_a_deserted_group_below_the_log_start_has_lost_exactly_that() -> None:
+    assert spans(find_gaps([], sample(0, 20, 10, 50)).gaps) == EXPIRED_10_20
+
+
+def test_a_group_with_members_is_given_time_to_commit() -> None:
+    first = sample(0, 20, 10, 50, members=1)
+    judged = find_gaps([], first)
+    assert not judged.gaps
+    assert judged.is_undecided
+    assert not find_gaps([first], sample(3, 20, 10, 50, members=1)).gaps
+    assert spans(find_gaps([first], sample(6, 20, 10, 50, members=1)).gaps) == EXPIRED_10_20
+    moved_past = find_gaps([first], sample(6, 20, 30, 50, members=1, epoch=0))
+    assert not moved_past.gaps
+    assert [finding.kind for finding in moved_past.findings] == [Suspicion.POSSIBLE_EXPIRED]
+
+
+def test_a_group_that_commits_below_a_moving_log_start_is_not_stuck() -> None:
+    past = [sample(0, 20, 10, 50, members=1), sample(5, 30, 25, 50, members=1, epoch=0)]
+    assert not find_gaps(past, sample(10, 40, 35, 50, members=1, epoch=0)).gaps
+
+
+def test_an_unread_range_that_passed_between_two_samples_is_reported_only() -> None:
+    judged = find_gaps([sample(0, 0, 10, 50, members=1)], sample(30, 40, 45, 90, members=1))
+    assert not judged.gaps
+    (finding,) = judged.findings
+    assert (finding.kind, finding.start, finding.end) == (Suspicion.POSSIBLE_EXPIRED, 10, 40)
+
+
+def test_offsets_set_from_outside_are_a_skip_once_they_stand_still() -> None:
+    past = [sample(0, 0, 10, 50)]
+    jumped = sample(30, 0, 40, 50)
+    first = find_gaps(past, jumped)
+    assert not first.gaps
+    assert [finding.kind for finding in first.findings] == [Suspicion.SUSPECTED_SKIP]
+    assert first.is_undecided
+    settled = sample(33, 0, 40, 50)
+    assert spans(find_gaps([*past, jumped], settled).gaps) == [
+        (Cause.SKIPPED, Certainty.BOUNDED, 10, 40)
+    ]
+    # Said once: a log start that moves later must not turn it into another range.
+    assert not find_gaps([*past, jumped, settled], sample(60, 20, 40, 50)).gaps
+
+
+def test_a_skip_is_split_at_the_log_start() -> None:
+    past = [sample(0, 0, 10, 50), sample(30, 25, 40, 50)]
+    assert spans(find_gaps(past, sample(33, 25, 40, 50)).gaps) == [
+        (Cause.EXPIRED, Certainty.BOUNDED, 10, 25),
+        (Cause.SKIPPED, Certainty.BOUNDED, 25, 40),
+    ]
+
+
+def test_a_rewind_undone_is_no_skip() -> None:
+    past = [sample(0, 0, 40, 50), sample(30, 0, 5, 50), sample(60, 0, 40, 50)]
+    for count in (1, 2, 3):
+        assert not find_gaps(past[:count], past[min(count, 2)]).gaps
+    # A reset beyond the highest ever committed skips from there only.
+    past = [sample(0, 0, 30, 50), sample(30, 0, 5, 50), sample(60, 0, 5, 50), sample(90, 0, 45, 50)]
+    assert spans(find_gaps(past, sample(95, 0, 45, 50)).gaps) == [
+        (Cause.SKIPPED, Certainty.BOUNDED, 30, 45)
+    ]
+
+
+def test_a_rewind_to_offsets_that_are_gone_loses_only_what_was_never_read() -> None:
+    judged = find_gaps([sample(0, 0, 30, 90)], sample(30, 50, 10, 90))
+    assert spans(judged.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 30, 50)]
+    assert [finding.kind for finding in judged.findings] == [Suspicion.REREAD_EXPIRED]
+
+
+@pytest.mark.parametrize("epoch", [None, 0])
+def test_a_group_with_members_never_skips(epoch: int | None) -> None:
+    past = [sample(n * 30, 0, 100 * n, 10_000, members=1, epoch=epoch) for n in range(5)]
+    last = sample(150, 0, 10_000, 10_000, members=1, epoch=epoch)
+    assert not find_gaps(past, last).gaps
+    assert not find_gaps(past, last).findings
+
+
+def test_a_reader_that_never_joins_is_not_taken_for_an_operator() -> None:
+    """Its own commits carry an epoch; where they do not, they keep moving."""
+    with_epoch = [sample(n * 30, 0, 100 * n, 10_000, epoch=0) for n in range(3)]
+    without = [sample(n * 0.02, 0, 100 * n, 10_000) for n in range(300)]
+    for past in (with_epoch, without):
+        for count in range(1, len(past)):
+            assert not find_gaps(past[:count], past[count]).gaps
+
+
+def test_an_undone_suspicion_is_dropped_when_somebody_joins() -> None:
+    past = [sample(0, 0, 10, 50), sample(30, 0, 40, 50)]
+    assert not find_gaps(past, sample(33, 0, 40, 50, members=1)).gaps
+
+
+def test_fault_15_a_recreated_topic_is_reported_and_nothing_is_guessed() -> None:
+    past = [sample(0, 0, 10, 50)]
+    judged = find_gaps(past, sample(30, 0, None, 5, topic_id="id-2"))
+    assert spans(judged.gaps) == [(Cause.TOPIC_RECREATED, Certainty.REPORTED, None, None)]
+    assert judged.gaps[0].topic_id == "id-2"
+    # The new topic starts afresh: its lower offsets are no loss.
+    again = sample(60, 0, 3, 5, topic_id="id-2")
+    assert not find_gaps([*past, sample(30, 0, None, 5, topic_id="id-2")], again).gaps
+
+
+def test_fault_21_no_commit_is_unknown_and_never_nothing() -> None:
+    assert spans(find_gaps([], sample(0, 20, None, 50)).gaps) == [
+        (Cause.NEVER_COMMITTED, Certainty.REPORTED, None, None)
+    ]
+    assert spans(find_gaps([sample(0, 0, 10, 50)], sample(9, 20, None, 50)).gaps) == [
+        (Cause.COMMIT_VANISHED, Certainty.REPORTED, 10, None)
+    ]
+    assert find_gaps([], sample(0, 20, None, 50)).gaps[0].count is None
+
+
+def test_fault_21_a_commit_older_than_the_samples_is_remembered() -> None:
+    marks = raise_marks(make_marks([sample(0, 0, None, 50)]), "id-1", {0: (30, 10)})
+    assert spans(find_gaps(marks, sample(9, 0, None, 50)).gaps) == [
+        (Cause.COMMIT_VANISHED, Certainty.REPORTED, 10, None)
+    ]
+
+
+def test_fault_22_a_commit_beyond_the_end_is_its_own_alarm() -> None:
+    judged = find_gaps([], sample(0, 0, 60, 50))
+    assert not judged.gaps
+    (finding,) = judged.findings
+    assert (finding.kind, finding.start, finding.end) == (Suspicion.BEYOND_END, 50, 60)
+    assert finding.alarm
+
+
+def test_fault_27_a_partition_never_written_is_silent() -> None:
+    judged = find_gaps([], sample(0, 0, None, 0))
+    assert (judged.gaps, judged.findings) == ((), ())
+
+
+def test_members_without_a_commit_yet_are_not_a_gap() -> None:
+    judged = find_gaps([], sample(0, 0, None, 50, members=2))
+    assert not judged.gaps
+    assert [finding.kind for finding in judged.findings] == [Suspicion.NO_COMMIT_YET]

@@ -1,0 +1,121 @@
+"""Lag, loss and what time is left."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from backlog.values import Cause, GapState, PartitionSample
+from monitoring.gaps import find_gaps
+from monitoring.lag import build_status, count_lag, read_retention
+from tests.monitoring.test_gaps import sample
+
+FIELDS = {
+    "stream",
+    "group",
+    "verdict",
+    "partitions",
+    "lag",
+    "lost",
+    "seconds_to_drain",
+    "seconds_to_loss",
+}
+PARTITION_FIELDS = {
+    "partition",
+    "log_start",
+    "committed",
+    "end",
+    "lag",
+    "lag_seconds",
+    "lost",
+}
+
+
+def test_fault_24_lag_is_counted_as_the_group_reads() -> None:
+    part = PartitionSample(0, low=5, committed=10, lso=20, high=50)
+    assert count_lag(part, "read_committed") == 10
+    assert count_lag(part, "read_uncommitted") == 40
+
+
+def test_what_retention_removed_is_loss_and_not_lag() -> None:
+    status = build_status(sample(0, 20, 10, 50), "read_committed")
+    assert (status["lag"], status["lost"], status["verdict"]) == (30, 10, "lost")
+
+
+def test_a_recorded_gap_is_counted_once_until_it_is_verified() -> None:
+    now = sample(0, 20, 10, 50)
+    (gap,) = find_gaps([], now).gaps
+    assert build_status(now, "read_committed", gaps=[gap])["lost"] == 10
+    verified = replace(gap, state=GapState.VERIFIED)
+    assert build_status(now, "read_committed", gaps=[verified])["lost"] == 0
+    passed = sample(30, 20, 45, 50)
+    assert build_status(passed, "read_committed", gaps=[gap])["lost"] == 10
+    assert gap.cause is Cause.EXPIRED
+
+
+@pytest.mark.parametrize("committed", [None, 0])
+def test_fault_27_an_idle_partition_gives_no_nan_and_no_stall(committed: int | None) -> None:
+    history = [sample(n, 0, committed, 0) for n in range(3)]
+    status = build_status(sample(3, 0, committed, 0), "read_committed", history)
+    assert status["verdict"] == "ok"
+    assert "NaN" not in json.dumps(status)
+    assert "Infinity" not in json.dumps(status)
+
+
+def test_a_single_sample_tells_what_it_can() -> None:
+    status = build_status(sample(0, 0, 10, 50), "read_committed")
+    assert set(status) >= FIELDS
+    assert set(status["partitions"][0]) == PARTITION_FIELDS
+    assert (status["verdict"], status["lag"], status["lost"]) == ("lagging", 40, 0)
+    assert status["seconds_to_drain"] is None
+    assert status["partitions"][0]["lag_seconds"] is None
+
+
+def test_fault_21_without_a_commit_lag_and_loss_are_unknown() -> None:
+    status = build_status(sample(0, 0, None, 50), "read_committed")
+    assert (status["verdict"], status["lag"], status["lost"]) == ("unknown", None, None)
+
+
+def test_fault_22_a_commit_beyond_the_end_shows() -> None:
+    assert build_status(sample(0, 0, 60, 50), "read_committed")["verdict"] == "beyond_end"
+
+
+def test_rates_tell_when_it_is_drained_and_when_it_is_lost() -> None:
+    history = [sample(0, 0, 0, 0, members=1), sample(60, 0, 100, 600, members=1)]
+    now = sample(120, 0, 900, 1200, members=1)
+    status = build_status(now, "read_committed", history, retention=timedelta(minutes=5))
+    assert status["lag"] == 300
+    # It reads 7.5 a second and 10 come in: never drained, and retention comes first.
+    assert status["seconds_to_drain"] is None
+    assert status["verdict"] == "losing"
+    assert status["partitions"][0]["lag_seconds"] == pytest.approx(29.9, abs=0.2)
+    assert status["seconds_to_loss"] == pytest.approx(270.1, abs=0.2)
+    faster = replace(now, partitions=(PartitionSample(0, 0, 1190, 1200, 1200),))
+    slow_down = [replace(one, partitions=(PartitionSample(0, 0, 0, 600, 600),)) for one in history]
+    status = build_status(faster, "read_committed", slow_down, retention=timedelta(minutes=5))
+    assert status["seconds_to_drain"] == pytest.approx(10 / (1190 / 120 - 5), abs=0.01)
+    assert status["verdict"] == "lagging"
+
+
+def test_a_tail_without_data_is_no_lag() -> None:
+    status = build_status(sample(0, 0, 49, 50), "read_committed", tails={0})
+    assert (status["lag"], status["verdict"]) == (0, "ok")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"retention.ms": "3600000"}, timedelta(hours=1)),
+        ({"retention.ms": "-1"}, None),
+        ({"retention.ms": "3600000", "cleanup.policy": "compact"}, None),
+        ({}, None),
+    ],
+)
+def test_retention_is_read_from_the_topic(
+    config: dict[str, str], expected: timedelta | None
+) -> None:
+    assert read_retention(config) == expected
+    assert read_retention({"retention.ms": str(2**63 - 1)}) is not None

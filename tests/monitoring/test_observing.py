@@ -1,0 +1,347 @@
+"""Observations of real topics, recorded in a real ledger."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from backlog.clock import Deadline, utc_now
+from backlog.embedded import EmbeddedKafka, free_port
+from backlog.errors import BacklogError, ClusterUnreachable
+from backlog.kafka import admin as verbs
+from backlog.kafka.clients import make_producer
+from backlog.kafka.errors import TopicMissing
+from backlog.ledger import Ledger, open_ledger
+from backlog.values import Cause, Certainty, Gap
+from monitoring.gaps import Suspicion
+from monitoring.lag import build_status, count_lag, read_tails
+from monitoring.sampler import take_sample
+from monitoring.watcher import Observation, observe_stream, watch_streams
+from tests.kafka_tools import (
+    StreamStub,
+    commit,
+    delete_group,
+    delete_topic,
+    expire_unread,
+    join,
+    move_log_start,
+    properties_of,
+    publish,
+    set_offsets_raw,
+    wait_until,
+)
+
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+
+
+@pytest.fixture
+def properties(kafka: EmbeddedKafka) -> dict[str, str]:
+    return properties_of(kafka.bootstrap)
+
+
+def spans(gaps: tuple[Gap, ...]) -> list[tuple[Cause, Certainty, int, int | None, int | None]]:
+    return [(gap.cause, gap.certainty, gap.partition, gap.start, gap.end) for gap in gaps]
+
+
+def test_real_retention_is_seen_exactly_and_outlives_the_reset(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=3, config={"retention.ms": "-1"})
+    stream = StreamStub(name, group)
+    before = utc_now()
+    observe_stream(ledger, stream, properties)
+    expire_unread(
+        properties,
+        name,
+        group,
+        old={0: 40, 1: 50, 2: 60},
+        read={0: 10, 1: 50, 2: 5},
+        young={0: 7, 1: 7, 2: 7},
+    )
+    observed = observe_stream(ledger, stream, properties)
+    expected = [
+        (Cause.EXPIRED, Certainty.EXACT, 0, 10, 40),
+        (Cause.EXPIRED, Certainty.EXACT, 2, 5, 60),
+    ]
+    assert spans(observed.gaps) == expected
+    for gap in observed.gaps:
+        assert gap.first_time is not None
+        assert gap.last_time is not None
+        assert before <= gap.first_time <= gap.last_time
+    status = build_status(
+        observed.sample, "read_committed", ledger.samples.history("orders"), ledger.gaps.list()
+    )
+    assert (status["lag"], status["lost"], status["verdict"]) == (21, 85, "lost")
+    # The consumer's own reset to the log start does not take the gap away, nor write it twice.
+    commit(properties, group, name, {0: 42, 1: 52, 2: 62})
+    later = observe_stream(ledger, stream, properties)
+    assert later.gaps == ()
+    ranged = tuple(gap for gap in ledger.gaps.list("orders") if gap.end is not None)
+    assert spans(ranged) == expected
+
+
+def test_an_operators_reset_is_a_skip_split_at_the_log_start(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=2)
+    stream = StreamStub(name, group)
+    publish(properties, name, {0: 50, 1: 50})
+    commit(properties, group, name, {0: 10, 1: 10})
+    first = observe_stream(ledger, stream, properties)
+    assert (first.gaps, first.findings) == ((), ())
+    move_log_start(properties, name, {1: 20})
+    set_offsets_raw(properties, group, name, {0: 30, 1: 45})
+    observed = observe_stream(ledger, stream, properties, marks=first.marks)
+    assert spans(observed.gaps) == [
+        (Cause.SKIPPED, Certainty.BOUNDED, 0, 10, 30),
+        (Cause.EXPIRED, Certainty.BOUNDED, 1, 10, 20),
+        (Cause.SKIPPED, Certainty.BOUNDED, 1, 20, 45),
+    ]
+    again = observe_stream(ledger, stream, properties, marks=observed.marks)
+    assert (again.gaps, again.findings) == ((), ())
+    # Rewound and undone: nothing new.
+    set_offsets_raw(properties, group, name, {0: 5, 1: 25})
+    rewound = observe_stream(ledger, stream, properties, marks=again.marks)
+    set_offsets_raw(properties, group, name, {0: 30, 1: 45})
+    undone = observe_stream(ledger, stream, properties, marks=rewound.marks)
+    assert (rewound.gaps, undone.gaps) == ((), ())
+
+
+def test_a_consumer_that_ran_between_two_samples_skipped_nothing(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=1)
+    publish(properties, name, {0: 50})
+    commit(properties, group, name, {0: 10})
+    stream = StreamStub(name, group)
+    first = observe_stream(ledger, stream, properties)
+    commit(properties, group, name, {0: 40})  # came, read and left
+    second = observe_stream(ledger, stream, properties, marks=first.marks)
+    assert second.gaps == ()
+    assert [finding.kind for finding in second.findings] == [Suspicion.POSSIBLE_SKIP]
+
+
+def test_fault_15_a_recreated_topic_is_reported(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=1)
+    stream = StreamStub(name, group)
+    publish(properties, name, {0: 50})
+    commit(properties, group, name, {0: 30})
+    observe_stream(ledger, stream, properties)
+    delete_topic(properties, name)
+    with pytest.raises(TopicMissing, match=name):
+        observe_stream(ledger, stream, properties)
+    verbs.create_topic(properties, name, partitions=1)
+    publish(properties, name, {0: 5})
+    observed = observe_stream(ledger, stream, properties)
+    assert [gap.cause for gap in observed.gaps] == [Cause.TOPIC_RECREATED]
+    assert observe_stream(ledger, stream, properties).gaps == ()
+
+
+def test_fault_21_a_commit_that_vanished_and_one_that_never_was(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=1)
+    stream = StreamStub(name, group)
+    publish(properties, name, {0: 50})
+    assert spans(observe_stream(ledger, stream, properties).gaps) == [
+        (Cause.NEVER_COMMITTED, Certainty.REPORTED, 0, None, None)
+    ]
+    commit(properties, group, name, {0: 30})
+    assert observe_stream(ledger, stream, properties).gaps == ()
+    delete_group(properties, group)
+    vanished = observe_stream(ledger, stream, properties)
+    assert spans(vanished.gaps) == [(Cause.COMMIT_VANISHED, Certainty.REPORTED, 0, 30, None)]
+    status = build_status(vanished.sample, "read_committed", gaps=ledger.gaps.list())
+    assert (status["verdict"], status["lag"], status["lost"]) == ("unknown", None, None)
+    causes = [gap.cause for gap in ledger.gaps.list("orders")]
+    observe_stream(ledger, stream, properties)
+    assert [gap.cause for gap in ledger.gaps.list("orders")] == causes
+
+
+def test_fault_22_a_commit_beyond_the_end_is_an_alarm(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=1)
+    publish(properties, name, {0: 50})
+    set_offsets_raw(properties, group, name, {0: 60})
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
+    assert observed.gaps == ()
+    assert [(f.kind, f.start, f.end, f.alarm) for f in observed.findings] == [
+        (Suspicion.BEYOND_END, 50, 60, True)
+    ]
+
+
+def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=1)
+    publish(properties, name, {0: 50})
+    commit(properties, group, name, {0: 10})
+    move_log_start(properties, name, {0: 20})
+
+    class MovingGaps:
+        """The ledger's gaps; when the first is written, retention moves on."""
+
+        moved = False
+
+        def record(self, gap: Gap) -> Gap:
+            if not self.moved:
+                self.moved = True
+                move_log_start(properties, name, {0: 35})
+            return ledger.gaps.record(gap)
+
+    @dataclass
+    class MovingLedger:
+        samples: object = field(default_factory=lambda: ledger.samples)
+        gaps: MovingGaps = field(default_factory=MovingGaps)
+
+    observed = observe_stream(MovingLedger(), StreamStub(name, group), properties)  # type: ignore[arg-type]
+    assert spans(observed.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 0, 10, 35)]
+    assert [(f.kind, f.start, f.end) for f in observed.findings] == [(Suspicion.LOW_MOVED, 20, 35)]
+
+
+def test_fault_20_control_records_are_neither_loss_nor_lag(
+    properties: dict[str, str], topic: MakeTopic, group: str
+) -> None:
+    name = topic(partitions=2)
+    producer = make_producer(properties, transactional_id=f"tx-{group}")
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for partition in (0, 1):
+        producer.produce(name, b"v", b"k", partition)
+    producer.commit_transaction(20)
+    publish(properties, name, {1: 1})
+    set_offsets_raw(properties, group, name, {0: 1, 1: 1})
+    sample = take_sample(StreamStub(name, group), properties)
+    assert [count_lag(part, "read_committed") for part in sample.partitions] == [1, 2]
+    tails = read_tails(properties, sample, "read_committed")
+    assert tails == {0}
+    status = build_status(sample, "read_committed", tails=tails)
+    assert [entry["lag"] for entry in status["partitions"]] == [0, 2]
+
+
+def test_fault_24_an_open_transaction_parts_the_two_ends(
+    properties: dict[str, str], topic: MakeTopic, group: str
+) -> None:
+    name = topic(partitions=1)
+    publish(properties, name, {0: 5})
+    producer = make_producer(properties, transactional_id=f"tx-{group}")
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(name, b"v", b"k", 0)
+    producer.flush(20)
+    set_offsets_raw(properties, group, name, {0: 2})
+    sample = take_sample(StreamStub(name, group), properties)
+    assert [count_lag(p, "read_committed") for p in sample.partitions] == [3]
+    assert [count_lag(p, "read_uncommitted") for p in sample.partitions] == [6]
+    producer.abort_transaction(20)
+
+
+def test_fault_19_holes_of_compaction_are_bounds_and_not_losses(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(
+        partitions=1,
+        config={
+            "cleanup.policy": "compact",
+            "segment.ms": "500",
+            "min.cleanable.dirty.ratio": "0.01",
+            "max.compaction.lag.ms": "500",
+        },
+    )
+    publish(properties, name, {0: 30})
+    commit(properties, group, name, {0: 20})
+    publish(properties, name, {0: 30})  # the same keys: the first thirty may be cleaned away
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
+    assert (observed.gaps, observed.findings) == ((), ())
+
+
+def test_members_make_the_sample_tell_them(
+    properties: dict[str, str], topic: MakeTopic, group: str
+) -> None:
+    name = topic(partitions=1)
+    member = join(properties, group, name)
+    sample = take_sample(StreamStub(name, group), properties)
+    assert (sample.group_state, sample.members) == ("stable", 1)
+    member.commit(offsets=[TopicPartition(name, 0, 0)], asynchronous=False)
+    member.close()
+
+
+def test_fault_28_an_observation_ends_within_its_limit(ledger: Ledger) -> None:
+    with pytest.raises(ClusterUnreachable, match=r"127\.0\.0\.1:1 answered within 1 s"):
+        observe_stream(ledger, StreamStub("t", "g"), properties_of("127.0.0.1:1"), Deadline(1.0))
+
+
+@dataclass
+class ClusterStub:
+    bootstrap: str
+
+    def client_properties(self) -> dict[str, str]:
+        return properties_of(self.bootstrap)
+
+
+@dataclass
+class ConfigStub:
+    clusters: dict[str, ClusterStub]
+    streams: dict[str, StreamStub]
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka.start(tmp_path / "kafka", port=free_port(), heap="256m") as running:
+        yield running
+
+
+def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
+    own_kafka: EmbeddedKafka,
+    group: str,
+    ledger: Ledger,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    verbs.create_topic(properties_of(own_kafka.bootstrap), "orders", partitions=1)
+    publish(properties_of(own_kafka.bootstrap), "orders", {0: 3})
+    set_offsets_raw(properties_of(own_kafka.bootstrap), group, "orders", {0: 1})
+    config = ConfigStub(
+        {"main": ClusterStub(own_kafka.bootstrap)}, {"orders": StreamStub("orders", group)}
+    )
+    seen: list[Observation] = []
+    errors: list[BacklogError] = []
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=watch_streams,
+        args=(config, ledger, timedelta(seconds=0.2), stop, seen.append),
+        kwargs={"on_error": lambda _stream, error: errors.append(error)},
+    )
+    thread.start()
+    try:
+        wait_until(lambda: len(seen) >= 2)
+        own_kafka.kill()
+        wait_until(lambda: len(errors) >= 2, 40)
+        assert all(isinstance(error, ClusterUnreachable) for error in errors)
+        own_kafka.restart()
+        count = len(seen)
+        wait_until(lambda: len(seen) >= count + 2, 40)
+    finally:
+        stop.set()
+        thread.join(40)
+    assert not thread.is_alive()
+    said = [r.getMessage() for r in caplog.records if r.name == "backlog.monitoring"]
+    assert len(said) == 2
+    assert said[0].startswith("cluster main: ")
+    assert own_kafka.bootstrap in said[0]
+    assert said[1] == "cluster main: answers again"
+    assert ledger.gaps.list("orders") == ()
