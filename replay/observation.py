@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions
 
 from backlog.clock import Deadline
 from backlog.config import Config, Stream
 from backlog.errors import BacklogError, UsageError
 from backlog.kafka.admin import describe_topic
+from backlog.kafka.calls import ask, connect, wait_for
+from backlog.kafka.errors import GroupMissing
 from monitoring.lag import build_status, read_retention, read_tails
 from monitoring.watcher import Observation, observe_stream
 from replay.workspace import Workspace
@@ -65,3 +69,18 @@ def look_at_stream(
 def tell_findings(seen: Observation) -> list[str]:
     """What an observation reports beside gaps, one sentence each."""
     return [f"partition {item.partition}: {item.message}" for item in seen.findings]
+
+
+def list_group_topics(
+    properties: Mapping[str, str], group: str, deadline: Deadline | None = None
+) -> list[str]:
+    """The topics that a group has committed on, in alphabetical order."""
+    admin, limit = connect(properties), deadline or Deadline(LOOK_SECONDS)
+    subject, doing = f"group {group}", "read committed offsets"
+    request = [ConsumerGroupTopicPartitions(group)]
+    futures = ask(admin, admin.list_consumer_group_offsets, subject, doing, limit, request)
+    try:
+        answer = wait_for(admin, futures[group], subject, doing, limit)
+    except GroupMissing:
+        return []
+    return sorted({item.topic for item in answer.topic_partitions or () if item.offset >= 0})

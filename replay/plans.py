@@ -260,14 +260,13 @@ def _compute_plan(
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     config, properties = workspace.config, workspace.properties(stream)
-    ledger_topic, prior = injection.snapshot_ledger(workspace, stream, ground.topic)
+    ledger_topic, prior = injection.freeze_ledger(workspace, stream)
     tell("starting Spark")
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest
     from spark_backfill.session import open_session
 
     spark = open_session(config.spark, f"backlogctl plan {recovery_id}")
-    tell("finding the lost rows, rebuilding and staging their messages")
     outcome = rebuild(
         spark,
         RebuildRequest(
@@ -286,9 +285,9 @@ def _compute_plan(
             start_spread=ground.start_spread,
             origin={"ledger_topic": ledger_topic, "topic_id": ground.topic.topic_id},
         ),
+        progress=tell,
     )
     found = outcome.to_json()
-    _refuse_useless(stream, found)
     warnings = [*ground.warnings, *outcome.warnings]
     warnings += _compare_log_starts(workspace, stream, ground)
     identity = find_identity()
@@ -322,36 +321,6 @@ def _compute_plan(
         "planned_by": identity.to_json(),
         "planned_at": format_time(utc_now()),
     }
-
-
-def _refuse_useless(stream: Stream, outcome: Mapping[str, Any]) -> None:
-    """Zero rows are not a success (fault 37), and a plan above the limit never runs."""
-    counts = outcome["counts"]
-    rebuilt, limit = counts["rebuilt"], stream.limits.max_messages
-    subject = f"stream {stream.name}"
-    if rebuilt > limit:
-        raise Refused(
-            f"{rebuilt:,} messages are more than `limits.max_messages` ({limit:,})",
-            subject=subject,
-            hint="raise the limit if that is right, or plan fewer gaps with --gap",
-        )
-    if rebuilt == 0:
-        told = ", ".join(
-            f"{counts[name]:,} {words}"
-            for name, words in (
-                ("candidates", "rows were read"),
-                ("surviving", "are still in the topic"),
-                ("consumed", "were handled by the consumer"),
-                ("already_injected", "were put back before"),
-                ("quarantined", "cannot be built"),
-            )
-            if counts[name] or name == "candidates"
-        )
-        raise Refused(
-            f"no lost message was found for {counts['expected']:,} lost offsets: {told}",
-            subject=subject,
-            hint="check the time column and --since; if nothing is missing, `backlogctl waive`",
-        )
 
 
 def _compare_log_starts(workspace: Workspace, stream: Stream, ground: Ground) -> list[str]:

@@ -194,8 +194,6 @@ def drop_duplicates(messages: DataFrame, *, unique: bool) -> DataFrame:
                 F.when(vague, F.lit("its primary key holds a NULL and is not unique")), "reason"
             ),
         )
-        .withColumn(
-            "copies", F.when(vague, F.lit(0)).otherwise(F.col("__rows") - 1).cast("long")
-        )
+        .withColumn("copies", F.when(vague, F.lit(0)).otherwise(F.col("__rows") - 1).cast("long"))
         .drop("__rows", "__row")
     )

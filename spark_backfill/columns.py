@@ -234,8 +234,10 @@ def _sqlite_decimal_flag(column: SourceColumn, q: str) -> str:
 
 def _flag_reason(column: SourceColumn, dialect: str) -> str:
     if dialect == POSTGRESQL:
-        return "infinite or out of range" if column.kind in (Kind.TIME, Kind.DATE) else (
-            "NaN or infinite"
+        return (
+            "infinite or out of range"
+            if column.kind in (Kind.TIME, Kind.DATE)
+            else ("NaN or infinite")
         )
     match column.kind:
         case Kind.DECIMAL if column.precision is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -72,10 +72,9 @@ def _find_java_cause(java: Any) -> tuple[str, str]:
     for _ in range(30):
         if java is None:
             break
-        name = java.getClass().getSimpleName()
         message = java.getMessage()
         if message:
-            text = message if name in ("PythonException",) else f"{message}"
+            text = str(message)
         if hasattr(java, "getSQLState") and "SQLException" in _ancestors(java):
             state = java.getSQLState() or state
         java = java.getCause()
@@ -96,6 +95,3 @@ def _ancestors(java: Any) -> str:
 def _shorten(text: str) -> str:
     line = " ".join(_SPARK_PREFIX.sub("", text.strip()).split())
     return line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."
-
-
-__all__ = ["Py4JJavaError", "find_first_cause", "mask_text", "translating"]

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from backlog.errors import ConfigurationError
 
 # Same name, same meaning.
 _SAME = frozenset(
-    ["bootstrap.servers", "client.dns.lookup", "security.protocol", "client.rack", "ssl.endpoint.identification.algorithm", "reconnect.backoff.ms", "reconnect.backoff.max.ms", "retry.backoff.ms", "retry.backoff.max.ms", "request.timeout.ms", "metadata.max.age.ms", "connections.max.idle.ms", "socket.connection.setup.timeout.ms"]
+    [
+        "bootstrap.servers",
+        "client.dns.lookup",
+        "security.protocol",
+        "client.rack",
+        "ssl.endpoint.identification.algorithm",
+        "reconnect.backoff.ms",
+        "reconnect.backoff.max.ms",
+        "retry.backoff.ms",
+        "retry.backoff.max.ms",
+        "request.timeout.ms",
+        "metadata.max.age.ms",
+        "connections.max.idle.ms",
+        "socket.connection.setup.timeout.ms",
+    ]
 )
 _SECURITY = ("sasl.", "ssl.", "enable.ssl.")
 _HANDLED = frozenset(
-    ["sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password", "ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location", "ssl.key.pem", "ssl.key.password", "ssl.keystore.location", "ssl.keystore.password"]
+    [
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.key.location",
+        "ssl.key.pem",
+        "ssl.key.password",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+    ]
 )
 
 
@@ -90,8 +119,7 @@ def _read_pem(properties: Mapping[str, str], name: str) -> str:
     if not path:
         return ""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"the file of {name}.location could not be read: {error.strerror}",

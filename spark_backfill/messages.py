@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.functions import pandas_udf
 
 from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
@@ -107,7 +108,9 @@ def check_rules(
         expr = Expr(column=value.column, sql=value.sql)
         used |= _check_expr(empty, table, expr, f"{at}.message.value")
     for name, sql in message.headers.items():
-        used |= _check_expr(empty, table, Expr(column=None, sql=sql), f"{at}.message.headers.{name}")
+        used |= _check_expr(
+            empty, table, Expr(column=None, sql=sql), f"{at}.message.headers.{name}"
+        )
     used |= _check_expr(empty, table, source.identity.row, f"{at}.identity.row")
     return MessageRules(
         stream=stream,
@@ -169,11 +172,10 @@ def column(name: str) -> Column:
 def as_bytes(rows: DataFrame, expr: Expr) -> Column:
     """An expression's value as bytes: text in UTF-8, bytes as they are."""
     if expr.column is not None:
-        return column(expr.column).cast("string").cast("binary") if not isinstance(
-            rows.schema[expr.column].dataType, T.BinaryType
-        ) else column(expr.column)
-    assert expr.sql is not None
-    made = F.expr(expr.sql)
+        made = column(expr.column)
+    else:
+        assert expr.sql is not None
+        made = F.expr(expr.sql)
     if isinstance(rows.select(made).schema.fields[0].dataType, T.BinaryType):
         return made
     return made.cast("string").cast("binary")
@@ -216,7 +218,7 @@ def _place(built: DataFrame, rules: MessageRules) -> Column:
     def find_slots(keys: pd.Series) -> pd.Series:
         return pd.Series(place(pa.array(keys, type=pa.binary()), partitions))
 
-    find = F.pandas_udf(find_slots, T.IntegerType())  # type: ignore[call-overload]
+    find = pandas_udf(find_slots, T.IntegerType())  # type: ignore[call-overload]
     spread = F.lit(None).cast("int")
     if rules.targets:
         targets = F.array(*(F.lit(t) for t in rules.targets))

@@ -64,12 +64,13 @@ def prove_rules(
     messages = sample_log(survivors)
     wanted = [message.identity for message in messages]
     rebuilt = _rebuild_sample(wanted, rules, access, candidates) if wanted else {}
-    pairs = [(message, rebuilt[message.identity]) for message in messages
-             if message.identity in rebuilt]
+    pairs = [
+        (message, rebuilt[message.identity]) for message in messages if message.identity in rebuilt
+    ]
     return compare_messages(
         pairs,
         sampled=len(messages),
-        mutable=rules.source.mutable and not rules.source.stale == "events",
+        mutable=rules.source.mutable and rules.source.stale != "events",
         keyed=rules.source.message.key is not None,
     )
 
@@ -146,9 +147,7 @@ def compare_messages(
     )
 
 
-def _find_differences(
-    log: LogMessage, made: RebuiltMessage, keyed: bool
-) -> Iterable[Difference]:
+def _find_differences(log: LogMessage, made: RebuiltMessage, keyed: bool) -> Iterable[Difference]:
     def say(what: str, detail: str) -> Difference:
         return Difference(_show(log.identity), log.partition, log.offset, what, detail)
 
@@ -174,8 +173,10 @@ def describe_values(log: bytes | None, made: bytes | None) -> str:
     except (ValueError, UnicodeDecodeError):
         one = two = None
     if not isinstance(one, dict) or not isinstance(two, dict):
-        at = next((i for i, (a, b) in enumerate(zip(log, made, strict=False)) if a != b),
-                  min(len(log), len(made)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(log, made, strict=False)) if a != b),
+            min(len(log), len(made)),
+        )
         return (
             f"differs from byte {at}: {_show(log[at:])} in the log, {_show(made[at:])} rebuilt "
             f"({len(log)} and {len(made)} bytes)"

@@ -36,9 +36,7 @@ def list_ranges(
     """
     aliases = [f"k{i}" for i in range(len(key))]
     nullable = [
-        alias
-        for alias, name in zip(aliases, key, strict=True)
-        if table.column(name).nullable
+        alias for alias, name in zip(aliases, key, strict=True) if table.column(name).nullable
     ]
     wanted = min(count - bool(nullable), rows // max(1, min_rows))
     if wanted < 2:

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from sqlalchemy.engine import Engine
 
 from backlog.clock import format_time, utc_now
-from backlog.errors import ConfigurationError, KafkaFailure, Refused, StagingError, UsageError
+from backlog.errors import KafkaFailure, StagingError, UsageError
 from backlog.manifest import MANIFEST_NAME, Manifest, write_manifest
-from backlog.values import Certainty, Chunk, OffsetRange
+from backlog.values import Chunk, OffsetRange
 from spark_backfill.candidates import (
     Bounds,
     SourceAccess,
@@ -41,15 +41,20 @@ from spark_backfill.evidence import (
     label_candidates,
 )
 from spark_backfill.evidence.offsets import LogOffsets, describe_moves, read_offsets
-from spark_backfill.evidence.survivors import LogSpan
 from spark_backfill.failures import translating
+from spark_backfill.guards import (
+    check_policy,
+    find_ground,
+    require_messages,
+    warn_about_index,
+    warn_about_rows,
+)
 from spark_backfill.jdbc import make_access
 from spark_backfill.messages import DEFAULT_MAX_BYTES, MessageRules, check_rules
-from spark_backfill.proof import prove_rules, require_proof
+from spark_backfill.proof import prove_rules
 from spark_backfill.reflection import check_columns, open_engine, reflect_table
 from spark_backfill.request import (
     Counts,
-    PriorChunk,
     Proof,
     Quarantine,
     RebuildOutcome,
@@ -62,7 +67,7 @@ from spark_backfill.tally import (
     count_labels,
     write_quarantine,
 )
-from spark_backfill.verdict import Ground, Verdict, count_expected, judge_plan
+from spark_backfill.verdict import Verdict, count_expected, judge_plan
 
 _SURVIVOR_TRIES = 3
 
@@ -106,7 +111,7 @@ def plan_rebuild(
         SourceError, KafkaFailure, StagingError: something could not be read or written.
     """
     journal = _Journal(progress or (lambda line: None))
-    _check_policy(request)
+    check_policy(request)
     ranges = _find_ranges(request)
     with _open_source(spark, request, ranges) as (access, rules, consumed):
         bounds = find_bounds(
@@ -117,7 +122,7 @@ def plan_rebuild(
             mutable=rules.source.mutable,
             has_consumed=consumed is not None,
         )
-        _warn_about_index(access, rules, bounds, journal)
+        warn_about_index(access, rules, bounds, journal.warnings)
         work = _prepare_directory(request)
         with journal.timed("candidates", f"reading candidates from {access.table.label}"):
             candidates = _freeze_candidates(access, rules, bounds, work, journal)
@@ -135,12 +140,12 @@ def plan_rebuild(
             counts = count_labels(labelled, format_time(read_at - rules.source.margin))
         with journal.timed("proof", "proving the rules on survivors"):
             proof = prove_rules(survivors, rules, access, candidates)
-        _warn_about_rows(counts, proof, offsets, rules, journal)
+        warn_about_rows(counts, proof, offsets, rules, journal.warnings)
         expected = count_expected(ranges)
         spans = survivors.measure_spans()
-        ground = _find_ground(request, rules, ranges, spans, counts, consumed is not None)
+        ground = find_ground(request, rules, ranges, spans, counts, consumed is not None)
         verdict = judge_plan(expected, counts.to_tally(), ground)
-        _require_messages(request, rules, counts, verdict, proof)
+        require_messages(request, rules, counts, verdict, proof)
         with journal.timed("staging", f"staging {counts.total(LOST)} messages"):
             chunks = stage_lost(
                 labelled.where(F.col("label") == LOST),
@@ -226,33 +231,6 @@ def _finish(
         log_end=dict(result.offsets.ends),
         seconds=journal.seconds,
     )
-
-
-def _check_policy(request: RebuildRequest) -> None:
-    stream = request.stream
-    source = stream.source
-    subject = f"stream {stream.name}"
-    if source is None:
-        raise ConfigurationError(
-            "has no `source`, so nothing can be rebuilt",
-            subject=subject,
-            hint="name the table that its messages are made from",
-        )
-    compacted = "compact" in request.topic_config.get("cleanup.policy", "")
-    if source.stale == "refuse" and (source.message.key is not None or compacted):
-        raise Refused(
-            f"its topic is {'compacted' if compacted else 'keyed'}, and nothing says what an old "
-            "message after a newer one means",
-            subject=subject,
-            hint="say `stale: restate` (the newest state of a row) or `stale: events`",
-        )
-    if source.stale == "events" and source.identity.message == "key":
-        raise Refused(
-            "`stale: events` does not go with `identity.message: key`: a surviving event would "
-            "hide a lost one of the same key",
-            subject=subject,
-            hint="identify events by a header",
-        )
 
 
 def _find_ranges(request: RebuildRequest) -> tuple[OffsetRange, ...]:
@@ -395,115 +373,3 @@ def _freeze_survivors(
 def _identity_columns(rules: MessageRules) -> tuple[str, ...]:
     name = rules.source.identity.row.column
     return () if name is None else (name,)
-
-
-def _find_ground(
-    request: RebuildRequest,
-    rules: MessageRules,
-    ranges: tuple[OffsetRange, ...],
-    spans: tuple[LogSpan, ...],
-    counts: LabelCounts,
-    has_consumed: bool,
-) -> Ground:
-    spread = request.start_spread
-    return Ground(
-        sharp=has_consumed or (spread is not None and spread < rules.source.margin),
-        bounded=any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
-        holes=_find_holes(request, ranges, spans, request.prior),
-        collapsible=rules.source.mutable and rules.source.stale == "restate",
-        spread=counts.without_key > 0,
-    )
-
-
-def _find_holes(
-    request: RebuildRequest,
-    ranges: tuple[OffsetRange, ...],
-    spans: tuple[LogSpan, ...],
-    prior: tuple[PriorChunk, ...],
-) -> str:
-    """Why offsets need not be messages. What is lost cannot be looked at; what survives can."""
-    if "compact" in request.topic_config.get("cleanup.policy", ""):
-        return "the topic is compacted"
-    missing = sum(span.span_before_ours - span.records_before_ours for span in spans)
-    if missing > 0:
-        return f"{missing} of the surviving offsets are control or aborted records"
-    ours = {span.partition: span.first_ours for span in spans}
-    injected = {chunk.slot for chunk in prior}
-    for item in ranges:
-        first = ours.get(item.partition)
-        if item.partition in injected and (first is None or item.end > first):
-            return "an earlier recovery wrote control records there"
-    return ""
-
-
-def _require_messages(
-    request: RebuildRequest,
-    rules: MessageRules,
-    counts: LabelCounts,
-    verdict: Verdict,
-    proof: Proof,
-) -> None:
-    subject = f"stream {rules.stream.name}"
-    require_proof(proof, request.allow, subject)
-    lost = counts.total(LOST)
-    expected = sum(item.expected for item in verdict.partitions)
-    if not lost:
-        raise Refused(
-            f"no row was lost among {counts.candidates} candidates, but {expected} offsets are: "
-            f"{counts.total(SURVIVING)} survive, {counts.total(CONSUMED)} were consumed, "
-            f"{counts.total(INJECTED)} injected before, {counts.total(QUARANTINED)} in quarantine",
-            subject=subject,
-            hint="check --since and --until, `time_column` and `identity`; or waive the gap",
-        )
-    if lost > rules.stream.limits.max_messages:
-        raise Refused(
-            f"{lost} messages are more than `limits.max_messages` "
-            f"({rules.stream.limits.max_messages})",
-            subject=subject,
-            hint="raise the limit, or plan a shorter time with --since and --until",
-        )
-
-
-def _warn_about_index(
-    access: SourceAccess, rules: MessageRules, bounds: Bounds, journal: _Journal
-) -> None:
-    bounded = bounds.lower is not None or bounds.upper is not None
-    if bounded and rules.source.time_column not in access.table.indexed:
-        journal.warnings.append(
-            f"the time column {rules.source.time_column} of {access.table.label} has no index: "
-            "the whole table is read"
-        )
-
-
-def _warn_about_rows(
-    counts: LabelCounts,
-    proof: Proof,
-    offsets: LogOffsets,
-    rules: MessageRules,
-    journal: _Journal,
-) -> None:
-    if counts.without_key:
-        journal.warnings.append(
-            f"{counts.without_key} lost messages have no key: their old partition is unknown, "
-            "they are spread over the partitions of the gaps"
-        )
-    if counts.young:
-        journal.warnings.append(
-            f"{counts.young} lost rows changed within the last {rules.source.margin}: their "
-            "message may still be on its way"
-        )
-    if counts.duplicates:
-        journal.warnings.append(
-            f"{counts.duplicates} rows repeat a primary key: one message for each key"
-        )
-    if offsets.undecided:
-        journal.warnings.append(
-            f"{offsets.undecided} offsets belong to open transactions and were not read"
-        )
-    if not proof.compared:
-        journal.warnings.append("no survivor could be compared, so the rules are not proved")
-    elif proof.mutable and proof.equal_values < proof.compared:
-        journal.warnings.append(
-            f"{proof.compared - proof.equal_values} of {proof.compared} compared rows changed "
-            "since their message was sent: lost messages are restated from the rows as they are"
-        )

@@ -85,7 +85,7 @@ class SourceTable:
 
 _DIALECTS: dict[str, Dialect] = {
     # Rendered for JDBC, so `%` must not be doubled as psycopg wants it.
-    POSTGRESQL: PGDialect(paramstyle="named"),
+    POSTGRESQL: PGDialect(paramstyle="named"),  # type: ignore[no-untyped-call]
     SQLITE: SQLiteDialect(paramstyle="named"),
 }
 
@@ -193,7 +193,10 @@ def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:
     unique += [
         frozenset(name for name in item["column_names"] if name)
         for item in indexes
-        if item.get("unique") and None not in item["column_names"] and not _is_partial(item)
+        if item.get("unique")
+        and item["column_names"]
+        and None not in item["column_names"]
+        and not _is_partial(item)
     ]
     leading = {item["column_names"][0] for item in indexes if item["column_names"]}
     return SourceTable(
@@ -202,7 +205,7 @@ def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:
         schema=schema,
         name=table,
         columns=columns,
-        unique=tuple(dict.fromkeys(unique)),
+        unique=tuple(dict.fromkeys(key for key in unique if key)),
         indexed=frozenset(n for n in (*leading, *primary[:1]) if n is not None),
     )
 
@@ -226,15 +229,15 @@ def _find_table(inspector: Inspector, database: str, name: str) -> tuple[str | N
         tries.append((schema, table))
     schemas = set(inspector.get_schema_names())
     seen: list[str] = []
-    for schema, table in tries:
-        if schema is not None and schema not in schemas:
+    for within, table in tries:
+        if within is not None and within not in schemas:
             continue
-        names = [*inspector.get_table_names(schema), *inspector.get_view_names(schema)]
+        names = [*inspector.get_table_names(within), *inspector.get_view_names(within)]
         if inspector.dialect.name == POSTGRESQL:
-            names += inspector.get_materialized_view_names(schema)
+            names += inspector.get_materialized_view_names(within)
         if table in names:
-            return schema, table
-        seen += [f"{schema}.{item}" if schema else item for item in names]
+            return within, table
+        seen += [f"{within}.{item}" if within else item for item in names]
     raise ConfigurationError(
         f"the database {database} has no table {name!r}",
         subject=f"sources.{database}",

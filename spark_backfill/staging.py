@@ -6,8 +6,9 @@ same rows make the same bytes, whatever the number of tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,10 @@ CHUNK_BYTES = 16 * 1024 * 1024
 CANARY_CHUNKS = 3
 CANARY_MESSAGES = 10
 
-_CHUNK_FIELDS = "slot int, number int, count int, bytes long, sha256 string, path string, " \
+_CHUNK_FIELDS = (
+    "slot int, number int, count int, bytes long, sha256 string, path string, "
     "ids_path string, canary boolean"
+)
 _CHUNK_ARROW = pa.schema(
     [
         ("slot", pa.int32()),
@@ -108,7 +111,7 @@ def stage_lost(
     )
     target = str(directory)
 
-    def write_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def write_batches(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         made = write_chunks(batches, Path(target), cut, values)
         for chunk in made:
             yield pa.RecordBatch.from_pylist([_to_row(chunk)], schema=_CHUNK_ARROW)
@@ -132,7 +135,7 @@ def stage_lost(
 
 
 def write_chunks(
-    batches: Iterator[pa.RecordBatch], directory: Path, limits: ChunkLimits, values: StampValues
+    batches: Iterable[pa.RecordBatch], directory: Path, limits: ChunkLimits, values: StampValues
 ) -> Iterator[Chunk]:
     """Cuts batches that are sorted by slot into chunks and writes each as it is full."""
     slot, number = -1, 0
@@ -142,9 +145,7 @@ def write_chunks(
     def flush() -> Chunk:
         nonlocal held, held_rows, held_bytes, number
         table = stamp_messages(pa.concat_tables(held), values)
-        chunk = write_chunk(
-            directory, slot, number, table, canary=limits.is_canary(slot, number)
-        )
+        chunk = write_chunk(directory, slot, number, table, canary=limits.is_canary(slot, number))
         held, held_rows, held_bytes, number = [], 0, 0, number + 1
         return chunk
 
@@ -201,8 +202,9 @@ def stamp_messages(table: pa.Table, values: StampValues) -> pa.Table:
     constants = pa.array(
         [values.recovery_id.encode(), values.fidelity.encode(), b"1"], type=pa.binary()
     )
-    pool = pa.concat_arrays([header_values, ids.cast(pa.binary()), times.cast(pa.binary()),
-                             constants])
+    pool = pa.concat_arrays(
+        [header_values, ids.cast(pa.binary()), times.cast(pa.binary()), constants]
+    )
     index = np.empty((rows, width), dtype=np.int64)
     line = np.arange(rows, dtype=np.int64)
     for i in range(own):
@@ -249,7 +251,7 @@ def _measure_rows(table: pa.Table) -> npt.NDArray[np.int64]:
 def _split_by_slot(table: pa.Table) -> list[tuple[int, int]]:
     slots = table["slot"].to_numpy()
     edges = [0, *(np.nonzero(np.diff(slots))[0] + 1).tolist(), table.num_rows]
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    return [(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def _to_row(chunk: Chunk) -> dict[str, object]:

@@ -80,7 +80,7 @@ def open_for_looking(
     """The configuration's workspace, or one in memory from `--bootstrap` and `--group`."""
     from backlog.config import Config
     from backlog.errors import UsageError
-    from backlog.kafka.admin import list_group_topics
+    from replay.observation import list_group_topics
     from replay.workspace import Workspace
 
     if bootstrap is None:

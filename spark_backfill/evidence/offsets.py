@@ -35,9 +35,7 @@ def read_offsets(client_properties: Mapping[str, str], topic: str, partitions: i
     """
     admin, limit, numbers = make_admin(client_properties), Deadline(_SECONDS), range(partitions)
     starts = list_offsets(admin, topic, numbers, "earliest", deadline=limit)
-    ends = list_offsets(
-        admin, topic, numbers, "latest", isolation="read_committed", deadline=limit
-    )
+    ends = list_offsets(admin, topic, numbers, "latest", isolation="read_committed", deadline=limit)
     highs = list_offsets(
         admin, topic, numbers, "latest", isolation="read_uncommitted", deadline=limit
     )

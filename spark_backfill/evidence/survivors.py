@@ -204,7 +204,5 @@ class SurvivorEvidence:
 
 
 def _last_header(name: str) -> Column:
-    values = F.transform(
-        F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"]
-    )
+    values = F.transform(F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"])
     return F.try_element_at(values, F.lit(-1))

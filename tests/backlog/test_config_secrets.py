@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from backlog.config import Cluster, Source, load_config, mask_secrets, render_template
+from backlog.config import Cluster, Config, Source, load_config, mask_secrets, render_template
 from backlog.errors import BacklogError
 from tests.backlog.config_texts import (
+    BASE,
     ENV,
     SECRETS,
     load,
@@ -165,3 +166,14 @@ def test_a_configuration_pickles_and_still_masks() -> None:
     config = pickle.loads(pickle.dumps(load()))
     assert config == load()
     assert config.mask_secrets("s3cr3t-of-shop") == "***"
+
+
+def test_fault_59_every_kind_of_secret_is_masked_by_itself() -> None:
+    url = "url: postgresql+psycopg://${env:USER_NAME}:${env:SHOP_PASSWORD}@"
+    other = "clusters: {c: {bootstrap.servers: h, ssl.key.password: '${env:KEY}'}}"
+    text = f"{other}\nsources:\n  other:\n    {url}db/x\n"
+    env = {"USER_NAME": "user-by-reference", "SHOP_PASSWORD": "of-shop", "KEY": "of-the-key"}
+    config = Config.from_text(text, BASE, env)
+    for secret in ("user-by-reference", "of-shop", "of-the-key"):
+        assert config.mask_secrets(f"x {secret} y") == "x *** y"
+        assert mask_secrets(f"x {secret} y") == "x *** y"

@@ -67,7 +67,7 @@ def test_fault_44_two_approve_the_same_plan_at_once(ledger: Ledger, url: str) ->
     results = run_at_once(url, APPROVE, recovery.id, recovery.id)
     assert results.count("won") == 1
     told = next(result for result in results if result != "won")
-    assert told["error" if "error" in told else "code"] == "invalid_transition"
+    assert told["code"] == "invalid_transition"
     assert "approved by op" in told["message"]
     assert [event.action for event in ledger.events.list(recovery.id)] == ["planned", "approved"]
 
@@ -122,10 +122,10 @@ def test_gaps_recorded_at_once_are_recorded_once(ledger: Ledger, url: str) -> No
 def test_events_and_progress_of_many_writers_are_all_there(ledger: Ledger, url: str) -> None:
     recovery = plan(ledger)
     part = (
-        "for n in range(30): ledger.events.append(argument, 'op', 'wave', {{}});"
+        "for n in range(30): ledger.events.append(argument, 'op', 'wave');"
         " ledger.recoveries.add_progress(argument, 1, 2); ledger.recoveries.next_id(ledger.now())"
-    ).replace("{{}}", "{{}}")
-    assert run_at_once(url, part.replace("{{}}", "dict()"), *[recovery.id] * 3) == ["won"] * 3
+    )
+    assert run_at_once(url, part, *[recovery.id] * 3) == ["won"] * 3
     assert len(ledger.events.list(recovery.id)) == 91
     assert ledger.events.verify_chain(recovery.id)
     found = ledger.recoveries.get(recovery.id)

@@ -37,9 +37,7 @@ def test_record_is_chained(ledger: Ledger) -> None:
     "statement",
     ["UPDATE backlog_events SET actor = 'eve'", "DELETE FROM backlog_events WHERE sequence = 5"],
 )
-def test_database_refuses_to_change_the_record(
-    ledger: Ledger, raw: Engine, statement: str
-) -> None:
+def test_database_refuses_to_change_the_record(ledger: Ledger, raw: Engine, statement: str) -> None:
     recovery = record_some(ledger)
     with pytest.raises(DBAPIError, match="append-only"):
         change(raw, statement)
@@ -72,9 +70,7 @@ def test_database_refuses_to_change_the_record(
         ),
     ],
 )
-def test_tampering_is_found(
-    ledger: Ledger, raw: Engine, statements: list[str], found: str
-) -> None:
+def test_tampering_is_found(ledger: Ledger, raw: Engine, statements: list[str], found: str) -> None:
     recovery = record_some(ledger)
     with raw.begin() as connection:
         drop_triggers(connection, "backlog_events")

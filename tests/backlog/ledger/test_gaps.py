@@ -208,9 +208,7 @@ def test_database_itself_refuses_other_transitions(
         ),
     ],
 )
-def test_database_itself_refuses(
-    ledger: Ledger, raw: Engine, statement: str, message: str
-) -> None:
+def test_database_itself_refuses(ledger: Ledger, raw: Engine, statement: str, message: str) -> None:
     gap = ledger.gaps.record(make_gap())
     with pytest.raises(DBAPIError, match=message):
         change(raw, statement)

@@ -105,7 +105,7 @@ def test_killed_runner_of_this_host_is_replaced_at_once(ledger: Ledger, url: str
             ledger.leases.acquire(recovery.id, Owner.current())
     finally:
         process.kill()
-        process.wait(10)
+        process.communicate(timeout=10)
     ledger.leases.acquire(recovery.id, Owner.current())
     assert ledger.events.list(recovery.id)[-1].detail["why"] == "its process is dead"
 

@@ -38,7 +38,9 @@ def test_upgrade_twice_is_upgrade_once(empty_url: str) -> None:
 
 
 def test_two_that_make_the_ledger_at_once_both_have_it(empty_url: str) -> None:
-    code = "import sys; from backlog.ledger import *; upgrade(sys.argv[1]); open_ledger(sys.argv[1])"
+    code = (
+        "import sys; from backlog.ledger import *; upgrade(sys.argv[1]); open_ledger(sys.argv[1])"
+    )
     both = [subprocess.Popen([sys.executable, "-c", code, empty_url]) for _ in range(3)]
     assert [process.wait(60) for process in both] == [0, 0, 0]
 

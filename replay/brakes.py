@@ -1,0 +1,108 @@
+"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from backlog.clock import OffPeakWindow, format_time, utc_now
+from backlog.errors import BacklogError, Paused
+from backlog.values import Recovery
+from replay.context import RunContext
+
+WINDOW, OPERATOR, INTERRUPTED = "window", "operator", "interrupted"
+
+
+class CancelRequested(BacklogError):
+    """An operator cancelled the recovery while it ran."""
+
+    code = "cancelled"
+
+
+class PausedBecause(Paused):
+    """A pause that remembers why: `window`, `operator` or `interrupted`."""
+
+    def __init__(self, why: str, message: str, *, subject: str = "", hint: str = "") -> None:
+        super().__init__(message, subject=subject, hint=hint)
+        self.why = why
+
+
+class Interrupts:
+    """The first Ctrl-C or SIGTERM stops between two waves, a second one at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While the work goes on. Spark puts a handler of its own there: install after it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self._note) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def check_brakes(context: RunContext, interrupts: Interrupts) -> None:
+    """Called between two waves, and only there.
+
+    Raises:
+        PausedBecause: the window closed, an operator asked, or Ctrl-C was pressed.
+        CancelRequested: an operator cancelled.
+        LeaseHeld: another runner took over.
+    """
+    context.lease.check()
+    recovery = context.workspace.ledger.recoveries.get(context.recovery.id)
+    if recovery.requested == "cancel":
+        raise CancelRequested("it was cancelled while it ran", subject=f"recovery {recovery.id}")
+    if recovery.requested == "pause":
+        raise make_operator_pause(recovery)
+    if interrupts.asked:
+        raise PausedBecause(
+            INTERRUPTED,
+            "interrupted; it stopped between two chunks",
+            subject=f"recovery {recovery.id}",
+            hint=f"`backlogctl run {recovery.id}` goes on where it stopped",
+        )
+    check_window(context)
+
+
+def check_window(context: RunContext) -> None:
+    """Raises PausedBecause outside of the plan's off-peak window; says when it opens."""
+    if context.off_peak is None:
+        return
+    window: OffPeakWindow = context.off_peak.window()
+    now = utc_now()
+    if not window.contains(now):
+        opens = window.next_opening(now)
+        there = f"{opens.astimezone(window.zone):%Y-%m-%d %H:%M} {window.zone.key}"
+        raise PausedBecause(
+            WINDOW,
+            f"outside of the off-peak window {window}; it opens at {there} "
+            f"({format_time(opens)[:16]}Z)",
+            subject=f"recovery {context.recovery.id}",
+            hint=f"run `backlogctl run {context.recovery.id}` again then; it goes on by itself",
+        )
+
+
+def make_operator_pause(recovery: Recovery) -> PausedBecause:
+    """The pause that an operator asked for."""
+    return PausedBecause(
+        OPERATOR,
+        "paused by an operator",
+        subject=f"recovery {recovery.id}",
+        hint=f"`backlogctl resume {recovery.id}` goes on",
+    )

@@ -1,0 +1,49 @@
+"""`backlogctl run`: carry out an approved plan; kill it at any point and run it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from replay.cli.shared import Session, verb
+
+if TYPE_CHECKING:
+    from replay.workspace import Workspace
+
+
+@verb
+def run_recovery(
+    session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
+) -> None:
+    """Carry out an approved plan: inject, canary first, then verify. Safe to run again."""
+    carry_out(session, session.open_workspace(), recovery)
+
+
+def carry_out(
+    session: Session, workspace: Workspace, recovery_id: str, *, resumed: bool = False
+) -> None:
+    """Runs a recovery and prints what came of it."""
+    from rich.console import Console
+
+    from replay.rendering import format_duration
+    from replay.runner import Run
+    from replay.views import describe_run
+
+    run = Run(workspace, recovery_id, session.err, resumed=resumed)
+    found = run.carry_out()
+    document = describe_run(found, run.describe())
+
+    def show(console: Console) -> None:
+        counts = document["counts"]
+        told = f"[bold]{found.id}[/] [bold green]{found.state}[/]: "
+        told += f"{counts['injected'] + counts['skipped']:,} messages are in topic {found.topic}"
+        if run.was_done:
+            told += " (it was verified before; nothing was done now)"
+        else:
+            told += f", each once, in {format_duration(run.seconds)}"
+        console.print(told)
+        if counts["quarantined"]:
+            console.print(f"{counts['quarantined']:,} rows are in quarantine", style="yellow")
+
+    session.emit(document, show)

@@ -1,0 +1,193 @@
+"""What may hold or stop an injection between two waves, and only there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from backlog.clock import Deadline, OffPeakWindow, format_time, utc_now
+from backlog.errors import Paused
+from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
+from backlog.kafka.calls import Connection, connect
+from backlog.kafka.clients import Admin
+
+_LOOK_AGAIN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an injection is; messages, and messages per second.
+
+    `slots` holds the messages of each slot that are committed, skipped ones too; `eta_seconds` is
+    None until there is a rate.
+    """
+
+    injected: int
+    skipped: int
+    total: int
+    wave: int = 0
+    rate: float = 0.0
+    eta_seconds: float | None = None
+    slots: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Messages not committed yet."""
+        return self.total - self.injected - self.skipped
+
+
+class Brakes(Protocol):
+    """Looked at before every wave, and now and then while waiting for the rate."""
+
+    def check(self, progress: Progress) -> None:
+        """Returns when the next wave may go; may wait.
+
+        Raises:
+            Paused: the work stops here and goes on with a later run.
+        """
+
+
+class Brake(Protocol):
+    """One reason to hold or to stop."""
+
+    def look(self, progress: Progress) -> str:
+        """Why to wait for now; empty for no reason.
+
+        Raises:
+            Paused: stop instead.
+        """
+
+
+class NoBrakes:
+    """Goes on, always."""
+
+    def check(self, progress: Progress) -> None:
+        """Returns at once."""
+
+
+class CombinedBrakes:
+    """All of several brakes. Waits while one of them says so, `patience` seconds at most."""
+
+    def __init__(self, brakes: Sequence[Brake], *, patience: float = 300.0) -> None:
+        self._brakes = tuple(brakes)
+        self._patience = patience
+
+    def check(self, progress: Progress) -> None:
+        """See `Brakes.check`."""
+        limit = Deadline(self._patience)
+        while reason := self._look(progress):
+            if limit.expired:
+                raise Paused(
+                    f"stopped between two chunks: {reason}, for {self._patience:g} s",
+                    hint="run it again later; it goes on where it stopped",
+                )
+            threading.Event().wait(limit.remaining(_LOOK_AGAIN))
+
+    def _look(self, progress: Progress) -> str:
+        # All are asked: one that stops must not wait for one that holds.
+        return "; ".join([reason for brake in self._brakes if (reason := brake.look(progress))])
+
+
+class WindowBrake:
+    """Stops when the off-peak window is closed."""
+
+    def __init__(
+        self, window: OffPeakWindow, now: Callable[[], datetime] = utc_now, subject: str = ""
+    ) -> None:
+        self._window, self._now, self._subject = window, now, subject
+
+    def look(self, progress: Progress) -> str:
+        """Raises Paused outside the window."""
+        at = self._now()
+        if not self._window.contains(at):
+            opens = self._window.next_opening(at).astimezone(self._window.zone)
+            raise Paused(
+                f"outside the off-peak window {self._window}; {progress.left} messages are left",
+                subject=self._subject,
+                hint=f"run it again from {opens.isoformat(timespec='minutes')} on",
+            )
+        return ""
+
+
+class RequestBrake:
+    """Stops when an operator asked for it; `read` gives `pause`, `cancel` or None.
+
+    `read` is also the place where a runner renews its lease: whatever it raises ends the run.
+    """
+
+    def __init__(self, read: Callable[[], str | None], subject: str = "") -> None:
+        self._read, self._subject = read, subject
+
+    def look(self, progress: Progress) -> str:
+        """Raises Paused when something was asked for."""
+        asked = self._read()
+        if asked:
+            raise Paused(
+                f"stopped between two chunks: {asked} was asked for; {progress.left} messages are "
+                "left",
+                subject=self._subject,
+                hint="" if asked == "cancel" else "`backlogctl resume` lets it go on",
+            )
+        return ""
+
+
+class LiveLagBrake:
+    """Holds while the live group is too far behind, our own messages not counted.
+
+    Without live members the group's lag says nothing about harm done, so it is not looked at.
+    """
+
+    def __init__(
+        self, connection: Connection, group: str, topic: str, partitions: int, max_lag: int
+    ) -> None:
+        self._admin: Admin = connect(connection)
+        self._group, self._topic, self._max_lag = group, topic, max_lag
+        self._partitions = range(partitions)
+        # (end before our messages, end after them, how many) per partition
+        self._own: dict[int, list[tuple[int, int, int]]] = {p: [] for p in self._partitions}
+        self._ends: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._next_look = 0.0
+        self._last = ""
+
+    def look(self, progress: Progress) -> str:
+        """Why to wait: the lag is above the limit."""
+        if progress.slots == self._seen and time.monotonic() < self._next_look:
+            return self._last
+        ends = list_offsets(self._admin, self._topic, self._partitions, "latest", "read_committed")
+        for slot, count in progress.slots.items():
+            fresh = count - self._seen.get(slot, 0)
+            if fresh > 0 and slot in self._ends:
+                self._own[slot].append((self._ends[slot], ends[slot], fresh))
+        self._ends, self._seen = ends, dict(progress.slots)
+        self._next_look = time.monotonic() + _LOOK_AGAIN
+        self._last = self._judge(ends)
+        return self._last
+
+    def _judge(self, ends: Mapping[int, int]) -> str:
+        state = describe_group_state(self._admin, self._group)
+        if not state.members:
+            return ""
+        commits = committed_offsets(self._admin, self._group, self._topic, self._partitions)
+        lag = sum(self._lag(p, ends[p], at) for p, at in commits.items() if at is not None)
+        if lag <= self._max_lag:
+            return ""
+        return f"group {self._group} is {lag} live messages behind, the limit is {self._max_lag}"
+
+    def _lag(self, partition: int, end: int, committed: int) -> int:
+        own = 0
+        for before, after, count in self._own[partition]:
+            # Live messages may lie between ours; at most `count` of what is unread is ours.
+            own += min(count + 1, max(0, after - max(committed, before)))
+        return max(0, end - committed - own)
+
+
+def describe_window(window: OffPeakWindow, at: datetime) -> str:
+    """One line for people: is it open, and when does it open."""
+    if window.contains(at):
+        return f"open ({window})"
+    return f"closed ({window}), opens {format_time(window.next_opening(at))}"

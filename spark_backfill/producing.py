@@ -1,0 +1,265 @@
+"""One transactional producer of one slot, and what its delivery reports say."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from backlog.errors import BacklogError, KafkaFailure
+from backlog.kafka.clients import Properties, make_producer
+from backlog.kafka.errors import is_abortable, is_fenced, translate, unwrap
+from spark_backfill.crashpoints import reach
+
+_BATCH = 1000
+_MEGABYTE = 1024 * 1024
+# Trying these again gives the same answer.
+_HOPELESS = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+
+
+class AttemptFailed(Exception):
+    """This attempt ended without a known commit; the chunk may be tried again from step 1.
+
+    `abortable` says that the broker will take an abort, so the outcome is known: not committed.
+    """
+
+    def __init__(self, error: BacklogError, *, abortable: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.abortable = abortable
+
+
+def list_messages(table: pa.Table) -> list[tuple[Any, Any, list[tuple[str, bytes | None]]]]:
+    """(value, key, headers) of each row, as fast as Python objects can be made.
+
+    Columns become lists as a whole, and the headers of all rows one list of pairs that is cut by
+    the list offsets: no dictionary, no scalar object for each row.
+    """
+    whole = table.combine_chunks()
+    if whole.num_rows == 0:
+        return []
+    headers = whole["headers"].chunk(0)
+    flat = headers.flatten()
+    pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
+    lengths = headers.value_lengths().fill_null(0).to_pylist()
+    cut: list[list[tuple[str, bytes | None]]] = []
+    start = 0
+    for length in lengths:
+        cut.append(pairs[start : start + length])
+        start += length
+    values, keys = whole["value"].to_pylist(), whole["key"].to_pylist()
+    return list(zip(values, keys, cut, strict=True))
+
+
+class SlotProducer:
+    """A transactional producer, from its creation to the moment it is thrown away.
+
+    Every delivery report is looked at: the transaction is committed only when each message was
+    acknowledged. Everything that goes wrong is raised as AttemptFailed or as an error of ours.
+    """
+
+    def __init__(
+        self,
+        properties: Properties,
+        topic: str,
+        transactional_id: str,
+        timeout_ms: int,
+        max_message_bytes: int,
+    ) -> None:
+        self.session = uuid.uuid4().hex
+        self.subject = f"topic {topic}, transactional.id {transactional_id}"
+        self.timeout = timeout_ms / 1000.0
+        self.first_offset: int | None = None
+        self.last_offset: int | None = None
+        self._topic = topic
+        self._delivered = 0
+        self._produced = 0
+        self._failure: KafkaError | None = None
+        self._begun = 0.0
+        self._producer: Producer = make_producer(
+            properties,
+            {
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": timeout_ms,
+                "linger.ms": 5,
+                # A batch must not be larger than what the topic takes as one message.
+                "batch.size": min(_MEGABYTE, max_message_bytes),
+                "message.max.bytes": max(1000, min(max_message_bytes, 1_000_000_000)),
+                "queue.buffering.max.messages": 200_000,
+                "queue.buffering.max.kbytes": 256 * 1024,
+            },
+        )
+
+    def init(self) -> None:
+        """Fences older producers of the id; their open transaction is aborted or has ended."""
+        self._guard("take the slot over", self._producer.init_transactions, 2 * self.timeout + 15)
+
+    def begin(self) -> None:
+        """Opens the transaction."""
+        self._delivered = self._produced = 0
+        self.first_offset = self.last_offset = None
+        self._begun = time.monotonic()
+        self._guard("begin a transaction", self._producer.begin_transaction)
+
+    def produce(self, partition: int, table: pa.Table, pace: float | None) -> None:
+        """Hands every message to the client; each stays under the transaction until commit."""
+        rows = list_messages(table)
+        last = len(rows) - 1
+        for start in range(0, len(rows), _BATCH):
+            for number, (value, key, headers) in enumerate(rows[start : start + _BATCH], start):
+                report = self._on_end if number in (0, last) else self._on_delivery
+                self._send(self._topic, value, key, partition, headers, report)
+            self._producer.poll(0)
+            if start <= last // 2 < start + _BATCH:
+                reach("p3.5.produce.middle")
+            self._check_reports()
+            if pace:
+                due = self._begun + min(len(rows), start + _BATCH) / pace
+                while (early := due - time.monotonic()) > 0:
+                    self._producer.poll(early)
+
+    def produce_record(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
+        """The ledger record, in the same transaction."""
+        self._send(topic, value, key, partition, [], self._on_delivery)
+
+    def flush(self) -> None:
+        """Waits until every message is acknowledged.
+
+        librdkafka counts failed deliveries itself and refuses the commit (tried), but it does not
+        say what failed; the reports do.
+        """
+        left = self._producer.flush(self.timeout)
+        self._check_reports()
+        if left or self._delivered != self._produced:
+            raise AttemptFailed(
+                KafkaFailure(
+                    f"{self._produced - self._delivered} of {self._produced} messages were not "
+                    f"acknowledged within {self.timeout:g} s",
+                    subject=self.subject,
+                    hint="look at the brokers' health, then run again",
+                    retryable=True,
+                ),
+                abortable=True,
+            )
+
+    def commit(self) -> float:
+        """Commits; returns seconds since begin."""
+        self._guard("commit the chunk", self._producer.commit_transaction, self.timeout + 5)
+        return time.monotonic() - self._begun
+
+    def abort(self) -> None:
+        """Aborts, as a courtesy to read_committed readers, who would wait for the timeout.
+
+        Whether it works does not matter: the next producer's init aborts what is still open. An
+        answer such as INVALID_TXN_STATE only means that this producer is of no more use.
+        """
+        with contextlib.suppress(KafkaException):
+            self._producer.purge()
+            self._producer.abort_transaction(5.0)
+
+    def drop(self) -> None:
+        """Throws the producer away with everything it still holds."""
+        with contextlib.suppress(KafkaException):
+            self._producer.purge()
+            self._producer.poll(0)
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int,
+        headers: list[tuple[str, bytes | None]],
+        report: Callable[[Any, Any], None],
+    ) -> None:
+        # No timestamp is given, so the record's is now: an original, old one would make the
+        # broker's retention delete the message again.
+        while True:
+            try:
+                self._producer.produce(
+                    topic, value, key, partition, headers=headers, on_delivery=report
+                )
+            except BufferError:
+                self._producer.poll(0.05)
+                self._check_reports()
+            except (KafkaException, TypeError, ValueError) as error:
+                raise self._failed("produce a message", error) from error
+            else:
+                self._produced += 1
+                return
+
+    def _on_delivery(self, error: KafkaError | None, _: Any) -> None:
+        # Called for every message, so it does as little as possible; it must never raise.
+        if error is None:
+            self._delivered += 1
+        elif self._failure is None or self._failure.code() == KafkaError._PURGE_QUEUE:
+            self._failure = error
+
+    def _on_end(self, error: KafkaError | None, message: Any) -> None:
+        self._on_delivery(error, message)
+        if error is None:
+            self.last_offset = message.offset()
+            if self.first_offset is None:
+                self.first_offset = self.last_offset
+
+    def _check_reports(self) -> None:
+        if self._failure is not None:
+            raise self._failed("deliver a message", self._failure)
+
+    def _guard(self, doing: str, call: Callable[..., Any], *arguments: float) -> None:
+        try:
+            call(*arguments)
+        except KafkaException as error:
+            # The message's own failure says more than "some messages failed".
+            raise self._failed(doing, self._failure or error) from error
+
+    def _failed(self, doing: str, error: Any) -> Exception:
+        inner = unwrap(error)
+        ours = translate(error, self.subject, doing)
+        if inner is None:
+            return ours
+        code = inner.code()
+        if is_fenced(inner) and self._begun and self._elapsed >= self.timeout:
+            # The coordinator timed this transaction out, or another runner fenced us while we
+            # were stopped: the broker's answer is the same. Step 1 finds out: it sees whatever
+            # the other one committed.
+            return AttemptFailed(ours, abortable=False)
+        if is_fenced(inner):
+            return ours
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return _refuse_timeout(self.subject, self.timeout)
+        if code in _HOPELESS:
+            ours.retryable = False
+            return ours
+        return AttemptFailed(ours, abortable=is_abortable(inner))
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
+
+
+def _refuse_timeout(subject: str, seconds: float) -> BacklogError:
+    from backlog.errors import Refused
+
+    return Refused(
+        f"a transaction timeout of {seconds:g} s is above the broker's transaction.max.timeout.ms; "
+        "nothing was sent",
+        subject=subject,
+        hint="raise transaction.max.timeout.ms on the brokers",
+    )

@@ -1,0 +1,144 @@
+"""Where the chunks of a wave are written: by Spark's executors, or in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from backlog.errors import BacklogError, KafkaFailure, Refused
+from backlog.manifest import read_chunk
+from backlog.values import Chunk
+from spark_backfill.transactional import TransactionalWriter, WriterSettings
+from spark_backfill.writer import ChunkResult, ChunkWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """One chunk of a wave; see `ChunkWriter.write` for `after` and `pace`."""
+
+    directory: Path
+    chunk: Chunk
+    after: str = ""
+    pace: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOutcome:
+    """What a task came to: one of the two."""
+
+    result: ChunkResult | None = None
+    error: BacklogError | None = None
+
+
+class ChunkRunner(Protocol):
+    """Writes the chunks of one wave, each of another slot."""
+
+    def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
+        """One outcome for each task, in any order.
+
+        Raises:
+            BacklogError: a worker was lost, so the outcome of its chunk is unknown. The wave may
+                be run again: what is committed is skipped.
+        """
+
+    def close(self) -> None:
+        """Lets go of what it holds."""
+
+
+class LocalChunkRunner:
+    """Writes in this process, one chunk after another."""
+
+    def __init__(self, settings: WriterSettings, writer: ChunkWriter | None = None) -> None:
+        self._writer: ChunkWriter = writer or TransactionalWriter(settings)
+
+    def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
+        """See `ChunkRunner.run_wave`."""
+        return [_run_task(self._writer, task) for task in tasks]
+
+    def close(self) -> None:
+        """Lets go of the producers."""
+        self._writer.close()
+
+
+class SparkChunkRunner:
+    """One Spark job a wave, one task a slot.
+
+    Raises:
+        Refused: speculative execution is on; it would run a chunk's task twice at once.
+    """
+
+    def __init__(self, spark: SparkSession, settings: WriterSettings) -> None:
+        if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+            raise Refused(
+                "spark.speculation is on: Spark would write a chunk twice at once",
+                subject="spark.conf",
+                hint="leave spark.speculation off",
+            )
+        self._spark, self._settings = spark, settings
+
+    def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
+        """See `ChunkRunner.run_wave`."""
+        from spark_backfill.failures import translating
+
+        settings = self._settings
+
+        def run_tasks(part: object) -> list[ChunkOutcome]:
+            return [run_in_worker(settings, task) for task in part]  # type: ignore[attr-defined]
+
+        with translating(
+            "write a wave of chunks",
+            subject=f"topic {settings.topic}",
+            hint="run it again: what is committed is skipped",
+            kind=LostWorker,
+            secrets=settings.properties.values(),
+        ):
+            # An RDD of descriptors: the messages go from the staged file to Kafka inside the
+            # worker, and never through the JVM.
+            outcomes: list[ChunkOutcome] = (
+                self._spark.sparkContext.parallelize(list(tasks), len(tasks))
+                .mapPartitions(run_tasks)
+                .collect()
+            )
+        return outcomes
+
+    def close(self) -> None:
+        """Nothing: the workers' producers end with the workers."""
+
+
+class LostWorker(KafkaFailure):
+    """A Spark worker ended in the middle of a wave."""
+
+    code = "lost_worker"
+    retryable = True
+
+
+# Writers of this worker process. A fork must not use its parent's clients, hence the pid.
+_writers: dict[tuple[int, str, str], TransactionalWriter] = {}
+
+
+def run_in_worker(settings: WriterSettings, task: ChunkTask) -> ChunkOutcome:
+    """Writes one chunk with this worker's writer, which may still hold the slot's producer."""
+    key = (os.getpid(), settings.recovery_id, settings.plan_hash)
+    writer = _writers.get(key)
+    if writer is None or writer.settings != settings:
+        while _writers:
+            _writers.popitem()[1].close()
+        writer = _writers[key] = TransactionalWriter(settings)
+    return _run_task(writer, task)
+
+
+def _run_task(writer: ChunkWriter, task: ChunkTask) -> ChunkOutcome:
+    try:
+        table = read_chunk(task.directory, task.chunk)
+        return ChunkOutcome(
+            result=writer.write(task.chunk, table, after=task.after, pace=task.pace)
+        )
+    except BacklogError as error:
+        # As a value: Spark would turn a raised error into a text with a traceback.
+        return ChunkOutcome(error=error)
