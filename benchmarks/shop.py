@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import psycopg
 import pyarrow as pa
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from spark_backfill.partitioners import place_murmur2
 
@@ -20,7 +21,7 @@ CREATE TABLE orders (
 """
 _ROWS = """
 INSERT INTO orders
-SELECT n, n % 5000, 'paid', (n % 100000) / 100.0, %(padding)s,
+SELECT n, n %% 5000, 'paid', (n %% 100000) / 100.0, %(padding)s,
        timestamptz '2026-11-01 00:00:00.123456Z' + n * interval '1 second'
 FROM generate_series(1, %(rows)s) AS n
 """
@@ -29,6 +30,7 @@ SELECT order_id, user_id, status, amount::text, note,
        to_char(updated_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
 FROM orders WHERE order_id > %(after)s ORDER BY order_id
 """
+HEADERS: list[tuple[str, str | bytes | None]] = [("type", b"OrderPaid")]
 COLUMNS = ("order_id", "user_id", "status", "amount", "note", "updated_at")
 
 
@@ -42,15 +44,35 @@ def fill_table(url: str, rows: int) -> None:
         connection.execute("VACUUM ANALYZE orders")
 
 
+def expire_messages(bootstrap: str, topic: str, lost: dict[int, int]) -> None:
+    """Moves the log starts over as many messages as are lost; their content does not matter."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50})
+    for partition, count in lost.items():
+        for _ in range(count):
+            while True:
+                try:
+                    producer.produce(topic, b"", b"", partition)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+    assert producer.flush(60) == 0
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    ends = [TopicPartition(topic, partition, count) for partition, count in lost.items()]
+    for future in admin.delete_records(ends).values():
+        future.result(30)
+
+
 def publish_survivors(url: str, bootstrap: str, topic: str, *, after: int, partitions: int) -> int:
     """Publishes the orders after number `after` as the shop does; returns how many."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"}
+    )
     messages = list(_read_messages(url, after))
     placed = place_murmur2(pa.array([key for key, _ in messages], pa.binary()), partitions)
     for (key, value), partition in zip(messages, placed.tolist(), strict=True):
         while True:
             try:
-                producer.produce(topic, value, key, partition)
+                producer.produce(topic, value, key, partition, headers=HEADERS)
                 break
             except BufferError:
                 producer.poll(0.05)

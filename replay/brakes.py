@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-
-from backlog.clock import OffPeakWindow, format_time, utc_now
+from backlog.clock import format_time, utc_now
 from backlog.errors import BacklogError, Paused
 from backlog.values import Recovery
 from replay.context import RunContext
 
-WINDOW, OPERATOR, INTERRUPTED = "window", "operator", "interrupted"
+# Why a recovery is paused; only one that an operator paused waits for `resume`.
+WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"
 
 
-class CancelRequested(BacklogError):
+class CancelRequested(BacklogError):  # noqa: N818 - said like Paused and Refused
     """An operator cancelled the recovery while it ran."""
 
     code = "cancelled"
@@ -30,33 +25,7 @@ class PausedBecause(Paused):
         self.why = why
 
 
-class Interrupts:
-    """The first Ctrl-C or SIGTERM stops between two waves, a second one at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """While the work goes on. Spark puts a handler of its own there: install after it."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self._note) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-def check_brakes(context: RunContext, interrupts: Interrupts) -> None:
+def check_brakes(context: RunContext) -> None:
     """Called between two waves, and only there.
 
     Raises:
@@ -70,7 +39,7 @@ def check_brakes(context: RunContext, interrupts: Interrupts) -> None:
         raise CancelRequested("it was cancelled while it ran", subject=f"recovery {recovery.id}")
     if recovery.requested == "pause":
         raise make_operator_pause(recovery)
-    if interrupts.asked:
+    if context.interrupts.asked:
         raise PausedBecause(
             INTERRUPTED,
             "interrupted; it stopped between two chunks",
@@ -82,11 +51,8 @@ def check_brakes(context: RunContext, interrupts: Interrupts) -> None:
 
 def check_window(context: RunContext) -> None:
     """Raises PausedBecause outside of the plan's off-peak window; says when it opens."""
-    if context.off_peak is None:
-        return
-    window: OffPeakWindow = context.off_peak.window()
-    now = utc_now()
-    if not window.contains(now):
+    window, now = context.window, utc_now()
+    if window is not None and not window.contains(now):
         opens = window.next_opening(now)
         there = f"{opens.astimezone(window.zone):%Y-%m-%d %H:%M} {window.zone.key}"
         raise PausedBecause(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
-from backlog.config import OffPeak, Stream, StreamLimits
+from backlog.clock import OffPeakWindow
+from backlog.config import Stream, StreamLimits
 from backlog.kafka.ledger_topic import LedgerSnapshot
 from backlog.ledger import Lease
 from backlog.manifest import Manifest, read_manifest
 from backlog.values import GapState, Recovery
 from replay.identity import find_identity
+from replay.interrupts import Interrupts
 from replay.progress import Bar
 from replay.workspace import Workspace
 
@@ -29,6 +33,7 @@ class RunContext:
     recovery: Recovery
     stream: Stream
     lease: Lease
+    interrupts: Interrupts
     bar: Bar
     ledger_topic: LedgerSnapshot | None = None
     found: dict[str, Any] = field(default_factory=dict)
@@ -56,10 +61,13 @@ class RunContext:
         return open_session(self.workspace.config.spark, f"backlogctl run {self.recovery.id}")
 
     @property
-    def off_peak(self) -> OffPeak | None:
-        """The plan's window: what was approved counts, not what the file says now."""
+    def window(self) -> OffPeakWindow | None:
+        """The plan's off-peak window: what was approved counts, not what the file says now."""
         planned = self.recovery.plan["off_peak"]
-        return None if planned is None else OffPeak.model_validate(planned)
+        if planned is None:
+            return None
+        start, end = time.fromisoformat(planned["from"]), time.fromisoformat(planned["to"])
+        return OffPeakWindow(start, end, ZoneInfo(planned["timezone"]))
 
     @property
     def limits(self) -> StreamLimits:

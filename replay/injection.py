@@ -19,7 +19,9 @@ from replay.identity import find_identity
 from replay.workspace import Workspace
 
 if TYPE_CHECKING:
+    from replay.context import RunContext
     from spark_backfill.request import PriorChunk
+    from spark_backfill.waves import InjectionJob
 
 LEDGER_MADE = "ledger topic made"
 
@@ -80,3 +82,50 @@ def find_made_ledger(workspace: Workspace, recovery_id: str) -> dict[str, Any] |
         if event.action == LEDGER_MADE:
             return dict(event.detail)
     return None
+
+
+def fence_recovery(workspace: Workspace, recovery: Recovery) -> None:
+    """Fences every producer that could still write for this recovery.
+
+    Raises:
+        KafkaFailure, ClusterUnreachable: not every slot is fenced.
+    """
+    from spark_backfill.transactional import fence_slots
+
+    planned = recovery.plan["ledger_topic"] or find_made_ledger(workspace, recovery.id)
+    slots = [item["partition"] for item in recovery.plan["outcome"]["partitions"]]
+    fence_slots(
+        workspace.config.clusters[recovery.cluster].client_properties(),
+        workspace.config.kafka_ledger.transactional_prefix,
+        recovery.topic,
+        slots,
+        recovery_id=recovery.id,
+        ledger=None if planned is None else LedgerSnapshot.from_json(planned),
+    )
+
+
+def make_job(context: RunContext) -> InjectionJob:
+    """What the stored plan says, as the injection takes it.
+
+    `open_ledger_topic` must have been called before.
+    """
+    from spark_backfill.waves import InjectionJob
+
+    recovery, plan = context.recovery, context.recovery.plan
+    if context.ledger_topic is None:
+        raise RuntimeError("the Kafka ledger was not opened")
+    return InjectionJob(
+        recovery_id=recovery.id,
+        topic=recovery.topic,
+        topic_id=plan["topic_id"],
+        partitions=plan["partition_count"],
+        plan_hash=recovery.plan_hash,
+        manifest=context.manifest,
+        directory=context.directory,
+        properties=context.workspace.properties(context.stream),
+        ledger=context.ledger_topic,
+        start_offsets={int(p): at for p, at in plan["topic_end_offsets"].items()},
+        group=recovery.group,
+        messages_per_second=context.limits.messages_per_second,
+        prefix=context.workspace.config.kafka_ledger.transactional_prefix,
+    )

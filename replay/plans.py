@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from backlog.clock import Deadline, format_time, utc_now
-from backlog.config import Stream
+from backlog.config import OffPeak, Stream
 from backlog.errors import InvalidTransition, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_groups
 from backlog.manifest import hash_value, read_manifest
@@ -137,9 +137,7 @@ def observe_ground(workspace: Workspace, stream: Stream, options: PlanOptions) -
         )
     elif others:
         warnings.append(f"other groups will get the messages again: {', '.join(others)}")
-    ends = list_offsets(
-        properties, stream.topic, range(topic.partitions), "latest", deadline=limit
-    )
+    ends = list_offsets(properties, stream.topic, range(topic.partitions), "latest", deadline=limit)
     spread = _measure_start_spread(workspace, stream, gaps)
     return Ground(topic, gaps, ends, others, spread, warnings)
 
@@ -309,7 +307,7 @@ def _compute_plan(
         "deliver": stream.deliver,
         "configuration": fingerprint_stream(stream),
         "approval": stream.approval,
-        "off_peak": stream.off_peak.model_dump(mode="json") if stream.off_peak else None,
+        "off_peak": _freeze_window(stream.off_peak) if stream.off_peak else None,
         "limits": stream.limits.model_dump(mode="json"),
         "options": {
             "since": format_time(options.since) if options.since else None,
@@ -339,6 +337,16 @@ def _compare_log_starts(workspace: Workspace, stream: Stream, ground: Ground) ->
         for number, end in sorted(ends.items())
         if lows[number] > end
     ]
+
+
+def _freeze_window(off_peak: OffPeak) -> dict[str, str]:
+    """As it stands in the file: `{"from": "00:30", "to": "06:00", "timezone": ...}`."""
+    window = off_peak.window()
+    return {
+        "from": f"{window.start:%H:%M}",
+        "to": f"{window.end:%H:%M}",
+        "timezone": window.zone.key,
+    }
 
 
 def _freeze_gap(gap: Gap) -> dict[str, Any]:

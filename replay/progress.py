@@ -68,10 +68,9 @@ class _EtaColumn(ProgressColumn):
 class Bar:
     """A bar of messages; a pipe gets one line every few seconds instead."""
 
-    def __init__(self, console: Console, total: int, before: int = 0) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
-        self._done = before
         self._told_at = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
@@ -83,7 +82,7 @@ class Bar:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=total, completed=before, before=before)
+        self._task = self._progress.add_task("", total=total, before=0)
 
     def start(self) -> None:
         """Shows the bar."""
@@ -97,10 +96,9 @@ class Bar:
         """Says what is being done."""
         self._progress.update(self._task, description=text)
 
-    def move(self, done: int) -> None:
-        """Sets how many messages are done."""
-        self._done = done
-        self._progress.update(self._task, completed=done)
+    def move(self, done: int, skipped: int = 0) -> None:
+        """Sets how many messages are done; `skipped` of them do not count for the rate."""
+        self._progress.update(self._task, completed=done, before=skipped)
         if not self._console.is_terminal and time.monotonic() - self._told_at > 5:
             self._told_at = time.monotonic()
             self._console.print(f"{done:,} of {self._total:,} messages", highlight=False)

@@ -216,14 +216,45 @@ def draw_plan(document: Document) -> RenderableType:
             Text(words, style="bold" if name == "rebuilt" else ""),
         )
     parts: list[RenderableType] = [counts, _draw_partitions(document["partitions"])]
+    parts.append(_draw_facts(document))
+    parts.extend(Text(f"{document['verdict']}: {why}") for why in document["reasons"])
+    parts.extend(_draw_warnings(document["warnings"]))
+    return Panel(Group(*parts), title=head, title_align="left", border_style="cyan", width=98)
+
+
+def _draw_facts(document: Document) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
-    for name, value in document.get("facts", {}).items():
-        facts.add_row(name, str(value))
-    parts.append(facts)
-    parts.extend(_draw_warnings(document["warnings"]))
-    return Panel(Group(*parts), title=head, title_align="left", border_style="cyan", width=98)
+    facts.add_row("proof", _tell_proof(document["proof"]))
+    if quarantine := document["quarantine"]["reasons"]:
+        told = ", ".join(f"{format_count(n)} × {why}" for why, n in quarantine.items())
+        facts.add_row("quarantine", told)
+    facts.add_row("messages", f"{document['fidelity']}, staged in {document['staging']}")
+    brakes = []
+    if window := document["off_peak"]:
+        brakes.append(f"{window['from']}–{window['to']} {window['timezone']}")
+    limits = document["limits"]
+    if rate := limits.get("messages_per_second"):
+        brakes.append(f"at most {rate:,} messages/s")
+    if lag := limits.get("max_live_lag"):
+        brakes.append(f"waits while the live group is more than {lag:,} behind")
+    facts.add_row("put back", ", ".join(brakes) or "at any time, as fast as it goes")
+    if document["approved_by"]:
+        who = f"{document['approved_by']} ({document['approved_identity']})"
+        facts.add_row("approved by", who)
+    facts.add_row("plan hash", f"{document['plan_hash'][:16]}…")
+    return facts
+
+
+def _tell_proof(proof: Document) -> str:
+    """How the same rules did on messages that are still there."""
+    if proof["rate"] is None:
+        return "nothing survives to compare with"
+    told = f"{proof['rate']:.1%} of {format_count(proof['compared'])} survivors rebuilt as they are"
+    if proof["mutable"] and proof["equal_values"] != proof["compared"]:
+        told += f" by key and partition, {format_count(proof['equal_values'])} to the byte"
+    return told.replace("100.0%", "100 %")
 
 
 def _draw_partitions(partitions: Sequence[Document]) -> RenderableType:

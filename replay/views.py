@@ -48,6 +48,8 @@ def describe_recovery(recovery: Recovery) -> dict[str, Any]:
         "warnings": list(plan["warnings"]),
         "proof": outcome["proof"],
         "quarantine": outcome["quarantine"],
+        "fidelity": outcome["fidelity"],
+        "staging": f"{outcome['chunks']} chunks, {outcome['bytes']:,} bytes",
         "gaps": list(plan["gaps"]),
         "other_groups": list(plan["other_groups"]),
         "topic": recovery.topic,
@@ -67,18 +69,20 @@ def describe_recovery(recovery: Recovery) -> dict[str, Any]:
     }
 
 
-def describe_run(recovery: Recovery, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A recovery as `run` prints it."""
+def describe_run(recovery: Recovery, run: Mapping[str, Any]) -> dict[str, Any]:
+    """A recovery as `run` prints it.
+
+    `injected` were put back by this run, `skipped` were in the topic already; together they are
+    all. For a recovery that was verified before, all count as injected.
+    """
+    counts = run.get("counts") or {"injected": recovery.injected, "skipped": recovery.skipped}
+    quarantined = recovery.plan["outcome"]["counts"]["quarantined"]
     return {
+        **run,
         "id": recovery.id,
         "state": str(recovery.state),
-        "counts": {
-            "injected": recovery.injected,
-            "skipped": recovery.skipped,
-            "quarantined": recovery.plan["outcome"]["counts"]["quarantined"],
-        },
+        "counts": {**counts, "quarantined": quarantined},
         "stream": recovery.stream,
-        **(extra or {}),
     }
 
 

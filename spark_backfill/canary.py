@@ -130,7 +130,12 @@ def _read_messages(
     if begin >= stop:
         return seen, end
     consumer = make_consumer(
-        properties, {"enable.partition.eof": True, "isolation.level": "read_committed"}
+        properties,
+        {
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 20,
+        },
     )
     try:
         consumer.assign([TopicPartition(topic, partition, begin)])
@@ -156,8 +161,12 @@ def _read_messages(
             at = (offset or 0) + 1
             headers: Any = message.headers() or []
             name = find_header(headers, MESSAGE_ID)
-            if name in wanted and find_header(headers, RECOVERY_ID) == recovery_id:
-                content: Message = (message.key(), message.value(), tuple(headers))  # type: ignore[assignment]
+            if (
+                name is not None
+                and name in wanted
+                and find_header(headers, RECOVERY_ID) == recovery_id
+            ):
+                content: Message = (message.key(), message.value(), tuple(headers))
                 seen.setdefault(name, Counter())[content] += 1
                 end = at
     finally:

@@ -42,7 +42,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """One table of a source, and the two ways in: SQLAlchemy for names and counts, JDBC for rows."""
+    """One table and its two ways in: SQLAlchemy for names and counts, JDBC for rows."""
 
     spark: SparkSession
     engine: Engine = field(repr=False)
@@ -174,16 +174,19 @@ def build_candidates(rows: DataFrame, rules: MessageRules, bounds: Bounds) -> Da
     return messages
 
 
-def drop_duplicates(messages: DataFrame, *, unique: bool) -> DataFrame:
+def drop_duplicates(messages: DataFrame, rules: MessageRules, *, unique: bool) -> DataFrame:
     """One message a primary key, the newest; which one does not depend on the order of reading.
 
     Rows that share a primary key with a NULL in it cannot be told apart: quarantined.
     """
     if unique:
         return messages.withColumn("copies", F.lit(0).cast("long"))
-    same = Window.partitionBy("pk")
+    same = Window.partitionBy(*rules.key_names())
     newest = same.orderBy(F.desc_nulls_last("time"), "value", "key", "identity", "header_values")
-    vague = F.exists("pk", F.isnull) & (F.col("__rows") > 1)
+    has_null = F.lit(False)
+    for name in rules.key_names():
+        has_null = has_null | F.col(name).isNull()
+    vague = has_null & (F.col("__rows") > 1)
     return (
         messages.withColumn("__rows", F.count(F.lit(1)).over(same))
         .withColumn("__row", F.row_number().over(newest))

@@ -30,6 +30,7 @@ RESTATED = "restated"
 # Record and batch headers, with room to spare, and five stamps; the broker counts them too.
 OVERHEAD_BYTES = 512
 DEFAULT_MAX_BYTES = 1_048_588
+_REST = "__rest"
 _CALLS_CODE = re.compile(r"\b(reflect|java_method|try_reflect)\(", re.IGNORECASE)
 _UNKNOWN = re.compile(r"column, variable, or function parameter with name `(.+?)` cannot")
 
@@ -68,7 +69,14 @@ class MessageRules:
 
     def order_names(self) -> tuple[str, ...]:
         """Names of the sort columns in what `build_messages` makes."""
-        return tuple(f"o{i}" for i in range(len(self.order)))
+        return tuple(
+            "time" if c.name == self.source.time_column and c.kind is Kind.TIME else f"o{i}"
+            for i, c in enumerate(self.order)
+        )
+
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the primary key's columns in what `build_messages` makes."""
+        return tuple(f"p{i}" for i in range(len(self.source.primary_key)))
 
 
 def check_rules(
@@ -128,7 +136,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     """One message a row.
 
     Returns:
-        pk array<string>, time string, identity binary, message_id string, key binary,
+        p0.. the primary key as text, time string, identity binary, message_id string, key binary,
         value binary, header_values array<binary>, slot int (NULL where unknown), reason string
         (why the row cannot be built; NULL where it can), o0.. the sort columns.
     """
@@ -148,20 +156,34 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     headers = [
         as_bytes(rows, Expr(column=None, sql=sql)) for sql in source.message.headers.values()
     ]
-    order = [_sort_column(c).alias(f"o{i}") for i, c in enumerate(rules.order)]
+    order = [
+        _sort_column(c).alias(name)
+        for c, name in zip(rules.order, rules.order_names(), strict=True)
+        if name != "time"
+    ]
     built = rows.select(
-        F.array(*pk).alias("pk"),
+        *(part.alias(f"p{i}") for i, part in enumerate(pk)),
         time.alias("time"),
         identity.alias("identity"),
         hash_message_id(rules.stream.topic, pk, version).alias("message_id"),
         key.alias("key"),
         _build_value(rows, rules).alias("value"),
         (F.array(*headers) if headers else F.array().cast("array<binary>")).alias("header_values"),
-        F.col(REASON),
+        _find_reason(time, identity, rules).alias("reason"),
+        _measure_rest(key, headers, rules).alias(_REST),
         *order,
     )
-    placed = built.withColumn("slot", _place(built, rules))
-    return placed.withColumn("reason", _find_reason(rules)).drop(REASON)
+    too_large = F.octet_length("value") > F.lit(rules.max_bytes) - F.col(_REST)
+    reason = F.coalesce(
+        F.col("reason"),
+        F.when(F.col("value").isNull(), F.lit("its value is NULL: it would be a tombstone")),
+        F.when(
+            too_large,
+            F.lit(f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"),
+        ),
+    )
+    placed = built.withColumn("slot", _place(rules))
+    return placed.withColumn("reason", reason).drop(_REST)
 
 
 def column(name: str) -> Column:
@@ -210,7 +232,7 @@ def _build_value(rows: DataFrame, rules: MessageRules) -> Column:
     return F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
 
 
-def _place(built: DataFrame, rules: MessageRules) -> Column:
+def _place(rules: MessageRules) -> Column:
     place = PARTITIONERS[rules.stream.partitioner]
     partitions = rules.partitions
 
@@ -229,28 +251,21 @@ def _place(built: DataFrame, rules: MessageRules) -> Column:
     return F.when(F.col("key").isNull(), spread).otherwise(find(F.col("key")))
 
 
-def _find_reason(rules: MessageRules) -> Column:
-    size = (
-        F.coalesce(F.octet_length("key"), F.lit(0))
-        + F.coalesce(F.octet_length("value"), F.lit(0))
-        + F.aggregate(
-            "header_values",
-            F.lit(0),
-            lambda total, item: total + F.coalesce(F.octet_length(item), F.lit(0)),
-        )
-        + sum(len(name.encode()) + 8 for name in rules.header_names)
-        + OVERHEAD_BYTES
-    )
+def _find_reason(time: Column, identity: Column, rules: MessageRules) -> Column:
     return F.coalesce(
         F.col(REASON),
-        F.when(F.col("time").isNull(), F.lit(f"column {rules.source.time_column}: no time")),
-        F.when(F.col("identity").isNull(), F.lit("its identity is NULL")),
-        F.when(F.col("value").isNull(), F.lit("its value is NULL: it would be a tombstone")),
-        F.when(
-            size > rules.max_bytes,
-            F.lit(f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"),
-        ),
+        F.when(time.isNull(), F.lit(f"column {rules.source.time_column}: no time")),
+        F.when(identity.isNull(), F.lit("its identity is NULL")),
     )
+
+
+def _measure_rest(key: Column, headers: Sequence[Column], rules: MessageRules) -> Column:
+    """Bytes of a record beside its value, with room for what the broker adds."""
+    names = sum(len(name.encode()) + 8 for name in rules.header_names)
+    total = F.lit(names + OVERHEAD_BYTES)
+    for part in (key, *headers):
+        total = total + F.coalesce(F.octet_length(part), F.lit(0))
+    return total
 
 
 def _sort_column(item: SourceColumn) -> Column:

@@ -269,7 +269,7 @@ def _rebuild_sample(
     if where is not None:
         rows = read_rows(access, rules, where, rows=len(identities))
         unique = access.table.is_unique(rules.source.primary_key)
-        messages = drop_duplicates(build_messages(rows, rules), unique=unique)
+        messages = drop_duplicates(build_messages(rows, rules), rules, unique=unique)
     else:
         messages = candidates
     found = messages.where(F.col("identity").isin([F.lit(i) for i in identities]))

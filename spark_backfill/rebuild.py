@@ -156,7 +156,7 @@ def plan_rebuild(
                 limits=limits,
             )
             quarantine = write_quarantine(
-                labelled, rules.source.primary_key, request.directory, counts.total(QUARANTINED)
+                labelled, rules.key_names(), request.directory, counts.total(QUARANTINED)
             )
         result = _Result(request, rules, bounds, offsets, counts, proof, quarantine, verdict)
         return _finish(result, chunks, journal, work)
@@ -321,7 +321,9 @@ def _freeze_candidates(
     path = str(work / "candidates")
     hint = "use try_ functions where an expression of the configuration may fail on a row"
     with translating("read", subject=access.subject, hint=hint, secrets=access.jdbc.secrets):
-        drop_duplicates(messages, unique=unique).write.mode("overwrite").parquet(path)
+        frozen = drop_duplicates(messages, rules, unique=unique)
+        # Nearly every value is another one: a dictionary of them is only work.
+        frozen.write.option("parquet.enable.dictionary", "false").mode("overwrite").parquet(path)
     after = count_rows(access, where)
     if before != after:
         journal.warnings.append(

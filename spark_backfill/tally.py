@@ -106,14 +106,14 @@ def check_identity_unique(candidates: DataFrame, stream: str) -> None:
 
 
 def write_quarantine(
-    labelled: DataFrame, primary_key: Sequence[str], directory: Path, count: int
+    labelled: DataFrame, key_names: Sequence[str], directory: Path, count: int
 ) -> Quarantine:
     """Lists the rows that cannot be built, as Parquet, and a bounded sample of them."""
     path = directory / "quarantine"
     if not count:
         return Quarantine(0, {}, (), "")
     rows = labelled.where(F.col("label") == QUARANTINED).select(
-        F.col("pk").alias("primary_key"), "time", F.col("slot").alias("partition"), "reason"
+        F.array(*key_names).alias("primary_key"), "time", F.col("slot").alias("partition"), "reason"
     )
     with translating("list the quarantine", subject=str(path), kind=StagingError):
         rows.coalesce(1).write.mode("overwrite").parquet(str(path))

@@ -23,7 +23,7 @@ from backlog.kafka.ledger_topic import (
 )
 from backlog.values import Chunk
 from spark_backfill.crashpoints import reach
-from spark_backfill.producing import AttemptFailed, SlotProducer
+from spark_backfill.producing import AttemptError, SlotProducer
 from spark_backfill.writer import ChunkResult, Outcome
 
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -79,7 +79,7 @@ class TransactionalWriter:
         while True:
             try:
                 return self._write_once(chunk, table, after if attempt == 1 else "", pace, attempt)
-            except AttemptFailed as failed:
+            except AttemptError as failed:
                 if attempt >= self.settings.attempts:
                     raise failed.error from failed
             time.sleep(0.2 * attempt)  # a broker that just failed is not asked again at once
@@ -109,7 +109,7 @@ class TransactionalWriter:
             reach("p3.4.decide.after")
         try:
             seconds = self._commit(producer, chunk, table, pace)  # 5. begin, produce, commit
-        except AttemptFailed as failed:  # 6. abort; or unknown: never assume, start from 1
+        except AttemptError as failed:  # 6. abort; or unknown: never assume, start from 1
             reach("p3.6.abort.before")
             if failed.abortable:
                 producer.abort()
@@ -301,7 +301,7 @@ def fence_slots(
                 producer.produce_record(ledger.topic, ledger.place(topic, slot), key, value)
                 producer.flush()
                 producer.commit()
-        except AttemptFailed as failed:
+        except AttemptError as failed:
             raise failed.error from failed
         finally:
             producer.drop()

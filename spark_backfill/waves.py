@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure, PlanStale, ProducerFenced, Refused
+from backlog.errors import (
+    BacklogError,
+    HangingTransaction,
+    KafkaFailure,
+    PlanStale,
+    ProducerFenced,
+    Refused,
+)
 from backlog.kafka.clients import make_admin
 from backlog.kafka.ledger_topic import (
     COORDINATOR_SECONDS,
+    CommittedChunk,
     LedgerSnapshot,
     check_ledger,
     find_strangers,
@@ -35,6 +43,7 @@ from spark_backfill.transactional import (
     DEFAULT_PREFIX,
     TRANSACTION_TIMEOUT_MS,
     WriterSettings,
+    fence_slots,
     require_same_hash,
 )
 from spark_backfill.writer import ChunkResult, Outcome
@@ -197,8 +206,7 @@ class _Injection:
     def _skip_committed(self) -> None:
         """What the Kafka ledger has already; and nobody else may have written meanwhile."""
         job = self._job
-        wait = job.transaction_timeout_ms / 1000.0 + COORDINATOR_SECONDS
-        records = read_committed_chunks(job.properties, job.ledger, job.topic, wait=wait)
+        records = self._read_ledger()
         strangers = find_strangers(records, job.ledger, recovery=job.recovery_id, topic=job.topic)
         if strangers:
             raise PlanStale(
@@ -217,6 +225,23 @@ class _Injection:
                 )
         if self._skipped:
             self._report()
+
+    def _read_ledger(self) -> list[CommittedChunk]:
+        job = self._job
+        try:
+            return read_committed_chunks(job.properties, job.ledger, job.topic, wait=0.0)
+        except HangingTransaction:
+            # Most likely the open transaction of a runner of ours that was killed: fencing ends
+            # it at once, where waiting takes until the coordinator times it out.
+            fence_slots(
+                job.properties,
+                job.prefix,
+                job.topic,
+                self._left,
+                transaction_timeout_ms=job.transaction_timeout_ms,
+            )
+        wait = job.transaction_timeout_ms / 1000.0 + COORDINATOR_SECONDS
+        return read_committed_chunks(job.properties, job.ledger, job.topic, wait=wait)
 
     def _send_canary(self) -> None:
         job = self._job

@@ -103,7 +103,8 @@ def commit(
 def move_log_start(properties: Mapping[str, str], topic: str, offsets: Mapping[int, int]) -> None:
     """Deletes records below the offsets, as retention would, at once."""
     wanted = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
-    for future in make_admin(properties).delete_records(wanted).values():
+    admin = make_admin(properties)  # kept: a future of a client that is gone never ends
+    for future in admin.delete_records(wanted).values():
         future.result(20)
 
 
@@ -114,7 +115,8 @@ def set_config(properties: Mapping[str, str], topic: str, config: Mapping[str, s
         for name, value in config.items()
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    for future in make_admin(properties).incremental_alter_configs([resource]).values():
+    admin = make_admin(properties)
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result(20)
 
 
@@ -152,13 +154,19 @@ def set_offsets_raw(
     wanted = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
     admin = make_admin(properties)
     request = [ConsumerGroupTopicPartitions(group, wanted)]
-    answer = admin.alter_consumer_group_offsets(request)[group].result(20)
-    assert all(item.error is None for item in answer.topic_partitions)
+
+    def is_set() -> bool:
+        answer = admin.alter_consumer_group_offsets(request)[group].result(20)
+        return all(item.error is None for item in answer.topic_partitions)
+
+    # A young broker still loads its coordinators.
+    wait_until(is_set, what="offsets are set")
 
 
 def delete_group(properties: Mapping[str, str], group: str) -> None:
     """Deletes a group without members."""
-    make_admin(properties).delete_consumer_groups([group])[group].result(20)
+    admin = make_admin(properties)
+    admin.delete_consumer_groups([group])[group].result(20)
 
 
 def delete_topic(properties: Mapping[str, str], topic: str) -> None:

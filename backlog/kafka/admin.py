@@ -31,7 +31,7 @@ from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
 from backlog.kafka.calls import Connection, ask, connect, retry_passing, seconds_left, wait_for
 from backlog.kafka.clients import Admin
-from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing, is_group_active, unwrap
+from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing, unwrap
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 
@@ -256,9 +256,13 @@ def describe_group_state(
     """State, members and protocol of a group; a group that is not there is `dead`, no members."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"group {group}", "describe it"
-    futures = ask(admin, admin.describe_consumer_groups, subject, doing, limit, [group])
+
+    def call() -> Any:
+        futures = ask(admin, admin.describe_consumer_groups, subject, doing, limit, [group])
+        return wait_for(admin, futures[group], subject, doing, limit)
+
     try:
-        answer = wait_for(admin, futures[group], subject, doing, limit)
+        answer = retry_passing(admin, limit, call)
     except GroupMissing:
         return GroupState("dead", ())
     state: ConsumerGroupState = answer.state
@@ -296,19 +300,20 @@ def set_group_offsets(
             subject=subject,
         )
     wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
-    request = [ConsumerGroupTopicPartitions(group, wanted)]
-    futures = ask(admin, admin.alter_consumer_group_offsets, subject, doing, limit, request)
+
+    def call() -> None:
+        verb = admin.alter_consumer_group_offsets
+        request = [ConsumerGroupTopicPartitions(group, wanted)]
+        futures = ask(admin, verb, subject, doing, limit, request)
+        answer = wait_for(admin, futures[group], subject, doing, limit)
+        for item in answer.topic_partitions:
+            if item.error is not None:
+                raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+
     try:
-        answer = futures[group].result(timeout=seconds_left(limit) + 1.0)
-    except (KafkaException, TimeoutError) as error:
-        if is_group_active(error):
-            raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
-        raise admin.translate(error, subject, doing, limit.seconds) from error
-    for item in answer.topic_partitions:
-        if item.error is not None:
-            if is_group_active(item.error):
-                raise _refuse_active(group, describe_group_state(admin, group, limit))
-            raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+        retry_passing(admin, limit, call)
+    except GroupActive as error:
+        raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
     back = committed_offsets(admin, group, topic, offsets, limit)
     wrong = {p: back[p] for p in offsets if back[p] != offsets[p]}
     if wrong:
@@ -373,8 +378,13 @@ def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:
 
 def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
     subject, doing = f"topic {topic}", "describe it"
-    futures = ask(admin, admin.describe_topics, subject, doing, limit, TopicCollection([topic]))
-    return wait_for(admin, futures[topic], subject, doing, limit)
+
+    def call() -> Any:
+        what = TopicCollection([topic])
+        futures = ask(admin, admin.describe_topics, subject, doing, limit, what)
+        return wait_for(admin, futures[topic], subject, doing, limit)
+
+    return retry_passing(admin, limit, call)
 
 
 def _check_commits(

@@ -94,6 +94,7 @@ _PASSING = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError._MSG_TIMED_OUT,
         KafkaError._QUEUE_FULL,
+        KafkaError._NOENT,  # "no leaders found": they are being elected
     }
 )
 # A group with members answers a commit from outside with one of these.

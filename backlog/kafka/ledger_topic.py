@@ -28,6 +28,7 @@ DEFAULT_TOPIC = "backlog-recovery-ledger"
 DEFAULT_PARTITIONS = 12
 # A coordinator looks for transactions to time out every 10 s; 5 s are slack.
 COORDINATOR_SECONDS = 15.0
+ANSWER_SECONDS = 30.0
 DEFAULT_WAIT = 15.0 + COORDINATOR_SECONDS
 # The chunk number of the record that `fence_slots` leaves: this recovery writes no more here.
 CLOSED = -1
@@ -209,7 +210,8 @@ def read_visible(
     missed. An end of partition below it means that an open transaction hides records.
 
     Args:
-        wait: seconds without a new record until a hidden part is called a hanging transaction.
+        wait: seconds without a new record until a hidden part is called a hanging transaction;
+            0 gives up as soon as it is known that something is hidden.
 
     Raises:
         HangingTransaction: an open transaction still hides records after `wait` seconds.
@@ -226,17 +228,22 @@ def read_visible(
     if not pending:
         return found
     consumer = make_consumer(
-        properties, {"enable.partition.eof": True, "isolation.level": "read_committed"}
+        properties,
+        {
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 20,  # the end is asked for, not waited for
+        },
     )
     hidden: dict[int, int] = {}
     try:
         consumer.assign([TopicPartition(ledger.topic, p, OFFSET_BEGINNING) for p in pending])
-        limit = Deadline(wait)
+        patience, answer = Deadline(wait), Deadline(max(wait, ANSWER_SECONDS))
         while pending:
-            message = consumer.poll(limit.remaining(0.5))
+            if (patience.expired and len(hidden) == len(pending)) or answer.expired:
+                raise _give_up(properties, ledger, pending, hidden, wait)
+            message = consumer.poll(min(0.1, answer.remaining()))
             if message is None:
-                if limit.expired:
-                    raise _give_up(properties, ledger, pending, hidden, wait)
                 continue
             partition, offset, error = message.partition(), message.offset(), message.error()
             if partition is None or offset is None:
@@ -244,7 +251,7 @@ def read_visible(
             if error is None:
                 if partition in pending:
                     found.append(_read_record(ledger.topic, message))
-                    limit = Deadline(wait)
+                    patience, answer = Deadline(wait), Deadline(max(wait, ANSWER_SECONDS))
                 reached = offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 reached = offset
@@ -354,8 +361,9 @@ def _give_up(
     wait: float,
 ) -> KafkaFailure:
     if not hidden:
+        seconds = max(wait, ANSWER_SECONDS)
         return ClusterUnreachable(
-            f"the Kafka ledger could not be read: no answer for {wait:g} s from "
+            f"the Kafka ledger could not be read: no answer for {seconds:g} s from "
             f"{find_addresses(properties)}",
             subject=f"topic {ledger.topic}",
             hint="check the brokers, then try again",

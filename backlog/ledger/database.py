@@ -20,7 +20,7 @@ from sqlalchemy.exc import (
     NoSuchModuleError,
     SQLAlchemyError,
 )
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import Pool, QueuePool
 
 from backlog.clock import utc_now
 from backlog.errors import BacklogError, ConfigurationError, InvalidTransition, LedgerError, Refused
@@ -50,6 +50,8 @@ class Database:
             make_private_file(self.url)
         self._engine = make_engine(self.url)
         self._writer = self._engine.execution_options(ledger_write=True)
+        self._pid = os.getpid()
+        self._inherited: list[Pool] = []
 
     @property
     def label(self) -> str:
@@ -59,12 +61,14 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only looks; one consistent view on SQLite."""
+        self._leave_parent()
         with self._translate(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that changes; all of it or nothing."""
+        self._leave_parent()
         with self._translate(), self._writer.begin() as connection:
             yield connection
 
@@ -92,6 +96,13 @@ class Database:
     def close(self) -> None:
         """Closes what the pool holds."""
         self._engine.dispose()
+
+    def _leave_parent(self) -> None:
+        """After a fork: connections of the parent are neither used here nor closed."""
+        if os.getpid() != self._pid:
+            self._inherited.append(self._engine.pool)
+            self._engine.dispose(close=False)
+            self._pid = os.getpid()
 
     @contextmanager
     def _translate(self) -> Iterator[None]:
@@ -162,10 +173,12 @@ def make_private_file(url: URL) -> None:
 def make_engine(url: URL) -> Engine:
     """An engine whose connections are set up as the ledger needs them."""
     if url.get_backend_name() == "sqlite":
-        # No pool: a connection costs little, and none is carried over a fork.
+        # Pooled: closing the last connection writes the whole WAL back, at each verb.
         engine = create_engine(
             url,
-            poolclass=NullPool,
+            poolclass=QueuePool,
+            pool_size=2,
+            max_overflow=8,
             hide_parameters=True,
             connect_args={"timeout": BUSY_SECONDS, "isolation_level": None},
         )

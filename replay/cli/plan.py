@@ -26,9 +26,7 @@ def plan_rebuild(
         str | None, typer.Option(help="Read source rows from this time on (ISO 8601).")
     ] = None,
     until: Annotated[str | None, typer.Option(help="Read source rows before this time.")] = None,
-    gap: Annotated[
-        list[str] | None, typer.Option(help="Only this gap; may be said again.")
-    ] = None,
+    gap: Annotated[list[str] | None, typer.Option(help="Only this gap; may be said again.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="`surplus` or `proof`: run in spite of it.")
     ] = None,
@@ -46,7 +44,9 @@ def plan_rebuild(
     for word in allow or []:
         if word not in ALLOWED:
             raise UsageError(
-                f"{word!r} cannot be allowed", subject="--allow", hint=f"one of {', '.join(ALLOWED)}"
+                f"{word!r} cannot be allowed",
+                subject="--allow",
+                hint=f"one of {', '.join(ALLOWED)}",
             )
     workspace = session.open_workspace()
     chosen = workspace.config.stream(stream)

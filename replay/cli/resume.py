@@ -12,9 +12,7 @@ from replay.cli.shared import Session, verb
 
 @verb
 def resume_recovery(
-    session: Session,
-    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
-    run: Annotated[bool, typer.Option(help="Go on in this process.")] = True,
+    session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
     """Take a pause back, and go on with the recovery."""
     from replay.cancellation import withdraw_pause
@@ -22,10 +20,9 @@ def resume_recovery(
 
     workspace = session.open_workspace()
     found, holder = withdraw_pause(workspace, recovery)
-    if holder is None and run:
-        carry_out(session, workspace, recovery)
+    if holder is None:
+        carry_out(session, workspace, recovery, resumed=True)
         return
-    goes_on = f"runner {holder} goes on" if holder else f"`backlogctl run {recovery}` goes on"
-    message = f"the pause of {recovery} is taken back; {goes_on}"
+    message = f"the pause of {recovery} is taken back; runner {holder} goes on"
     document = {**describe_recovery(found), "message": message}
     session.emit(document, lambda console: console.print(message, highlight=False))

@@ -65,8 +65,6 @@ def watch_streams(
             stop.set()
 
     interval, horizon = config.watch.interval, config.watch.horizon
-    session.say(
-        f"watching {count} streams every {interval.total_seconds():g} s; Ctrl-C ends it"
-    )
+    session.say(f"watching {count} streams every {interval.total_seconds():g} s; Ctrl-C ends it")
     watch_all(config, workspace.ledger, interval, stop, tell, horizon=horizon, on_error=fail)
     session.emit({"looks": seen_rounds, "new_gaps": new}, lambda console: None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -22,10 +23,15 @@ class Audit:
     handled: int
     twice: int
     missing: int
+    processed: int
     in_topic: int
     injected: int
     topic_twice: int
     different: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, and whether all is well."""
+        return {**asdict(self), "passed": self.passed}
 
     @property
     def passed(self) -> bool:
@@ -44,7 +50,9 @@ def audit_shop(bootstrap: str, source: Path, warehouse: Path) -> Audit:
     """Compares the source with a read_committed reader of the topic and the consumer's table."""
     orders = {order.order_id: order.value for order in read_table(source)}
     with closing(sqlite3.connect(warehouse)) as table:
-        processed = Counter(row[0] for row in table.execute("SELECT order_id FROM processed_orders"))
+        processed = Counter(
+            row[0] for row in table.execute("SELECT order_id FROM processed_orders")
+        )
     seen: Counter[str] = Counter()
     injected = different = 0
     for key, value, was_injected in read_topic(bootstrap):
@@ -56,6 +64,7 @@ def audit_shop(bootstrap: str, source: Path, warehouse: Path) -> Audit:
         handled=sum(1 for order_id in orders if processed[order_id]),
         twice=sum(1 for count in processed.values() if count > 1),
         missing=sum(1 for order_id in orders if not processed[order_id]),
+        processed=processed.total(),
         in_topic=seen.total(),
         injected=injected,
         topic_twice=sum(1 for count in seen.values() if count > 1),
@@ -85,8 +94,9 @@ def read_topic(bootstrap: str) -> list[tuple[str, bytes | None, bool]]:
             for message in reader.consume(2000, timeout=1.0):
                 error = message.error()
                 if error is None:
-                    mark = find_header(message.headers(), MESSAGE_ID)
-                    found.append((message.key().decode(), message.value(), mark is not None))
+                    headers: Any = message.headers()
+                    was_injected = find_header(headers, MESSAGE_ID) is not None
+                    found.append(((message.key() or b"").decode(), message.value(), was_injected))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     open_partitions.discard(message.partition())
                 else:

@@ -55,24 +55,21 @@ def handle_orders(
         with closing(sqlite3.connect(database)) as table:
             table.execute(_TABLE)
             while not consumer.assignment() or len(done) < len(consumer.assignment()):
-                rows = []
+                rows: list[tuple[str, int, int]] = []
                 for message in consumer.consume(500, timeout=0.5):
-                    partition = message.partition()
-                    limit = (stop_at or {}).get(partition)
-                    if _is_end(message) or (limit is not None and message.offset() >= limit):
+                    partition, offset = int(message.partition() or 0), int(message.offset() or 0)
+                    if _is_end(message) or offset >= (stop_at or {}).get(partition, offset + 1):
                         done.add(partition)
                         consumer.pause([TopicPartition(TOPIC, partition)])
                         continue
-                    rows.append((message.key().decode(), partition, message.offset()))
+                    rows.append(((message.key() or b"").decode(), partition, offset))
                 handled += _save(table, consumer, rows)
     finally:
         consumer.close()
     return handled
 
 
-def _save(
-    table: sqlite3.Connection, consumer: Consumer, rows: list[tuple[str, int, int]]
-) -> int:
+def _save(table: sqlite3.Connection, consumer: Consumer, rows: list[tuple[str, int, int]]) -> int:
     """First the rows, then the offsets: what is committed was handled."""
     if not rows:
         return 0

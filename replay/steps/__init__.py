@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backlog.step import Step
-from replay.steps.check_target import CheckTarget
 from replay.context import RunContext
+from replay.steps.check_target import CheckTarget
 from replay.steps.inject import Inject
 from replay.steps.stage_check import StageCheck
 from replay.steps.verify import Verify

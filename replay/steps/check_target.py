@@ -7,9 +7,9 @@ from backlog.errors import PlanStale
 from backlog.kafka.admin import describe_topic, list_topic_groups
 from backlog.kafka.errors import TopicMissing
 from replay.approval import check_runnable
+from replay.context import RunContext
 from replay.injection import open_ledger_topic
 from replay.plans import check_denied, fingerprint_stream
-from replay.context import RunContext
 
 _AGAIN = "`backlogctl cancel {id}`, then plan again"
 
@@ -45,7 +45,9 @@ class CheckTarget:
             raise PlanStale("it is gone", subject=subject, hint=hint) from error
         if topic.topic_id != plan["topic_id"]:
             raise PlanStale(
-                "it was deleted and created again since the plan was made", subject=subject, hint=hint
+                "it was deleted and created again since the plan was made",
+                subject=subject,
+                hint=hint,
             )
         if topic.partitions != plan["partition_count"]:
             raise PlanStale(

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from backlog.embedded import EmbeddedKafka
+from backlog.errors import BacklogError
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_admin, make_producer
 from backlog.values import Gap
@@ -75,7 +76,7 @@ def run_busy_group(properties: dict[str, str], topic: str, group: str) -> Iterat
     def guard(work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:
+        except (BacklogError, KafkaException, AssertionError) as error:
             problems.append(f"{work.__name__}: {error!r}")
 
     threads = [threading.Thread(target=guard, args=(w,)) for w in (produce, consume, expire)]

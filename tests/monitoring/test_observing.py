@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from backlog.clock import Deadline, utc_now
-from backlog.embedded import EmbeddedKafka, free_port
+from backlog.embedded import EmbeddedKafka
 from backlog.errors import BacklogError, ClusterUnreachable
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_producer
@@ -302,7 +302,7 @@ class ConfigStub:
 
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka.start(tmp_path / "kafka", port=free_port(), heap="256m") as running:
+    with EmbeddedKafka.start(tmp_path / "kafka", heap="256m") as running:
         yield running
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -131,3 +132,19 @@ def test_events_and_progress_of_many_writers_are_all_there(ledger: Ledger, url: 
     found = ledger.recoveries.get(recovery.id)
     assert (found.injected, found.skipped) == (90, 180)
     assert ledger.recoveries.next_id(ledger.now()).endswith("-0092")
+
+
+def test_ledger_is_used_on_both_sides_of_a_fork(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    child = os.fork()
+    if child == 0:  # no test runner in here: only what is tested, and out
+        try:
+            ledger.events.append(recovery.id, "child", "wave")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    ledger.events.append(recovery.id, "parent", "wave")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ledger.events.append(recovery.id, "parent", "wave")
+    assert len(ledger.events.list(recovery.id)) == 4
+    assert ledger.events.verify_chain(recovery.id)

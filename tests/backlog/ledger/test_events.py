@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -25,7 +27,7 @@ def test_record_is_chained(ledger: Ledger) -> None:
     lines = ledger.events.list(recovery)
     assert [line.sequence for line in lines] == [1, 2, 3, 4, 5]
     assert lines[0].previous_hash == "0" * 64
-    pairs = zip(lines, lines[1:], strict=False)
+    pairs = pairwise(lines)
     assert all(before.hash == after.previous_hash for before, after in pairs)
     assert lines[2].detail["big"] == 10**20
     assert ledger.events.verify_chain(recovery)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Engine
@@ -53,10 +54,12 @@ def test_ids_are_reserved_once(ledger: Ledger) -> None:
     first, second = ledger.recoveries.next_id(NOON), ledger.recoveries.next_id(NOON)
     assert (first, second) == ("r-20261121-0001", "r-20261121-0002")
     assert ledger.recoveries.next_id(NOON + FAR) == "r-20261122-0001"
-    arguments = ("rebuild", "orders", "main", "orders", "g", {}, "h", (), "ada")
-    assert ledger.recoveries.create(*arguments, id=second).id == second
+    create = partial(
+        ledger.recoveries.create, "rebuild", "orders", "main", "orders", "g", {}, "h", (), "ada"
+    )
+    assert create(id=second).id == second
     with pytest.raises(Refused, match="taken"):
-        ledger.recoveries.create(*arguments, id=second)
+        create(id=second)
     assert ledger.recoveries.get(second).state is S.PLANNED, "nothing of the second try is left"
 
 
@@ -185,9 +188,9 @@ def test_new_recovery_starts_planned(ledger: Ledger, raw: Engine) -> None:
         change(
             raw,
             "INSERT INTO backlog_recoveries (id, kind, stream, cluster, topic, group_id, state,"
-            " plan_hash, plan, created_at, detail, events_head) SELECT 'r-2', kind, stream, cluster,"
-            " topic, group_id, 'rejected', plan_hash, plan, created_at, detail, events_head"
-            " FROM backlog_recoveries",
+            " plan_hash, plan, created_at, detail, events_head) SELECT 'r-2', kind, stream,"
+            " cluster, topic, group_id, 'rejected', plan_hash, plan, created_at, detail,"
+            " events_head FROM backlog_recoveries",
         )
 
 

@@ -1,0 +1,157 @@
+"""A million rows in PostgreSQL, a tenth of their messages left in the topic: rebuild the others.
+
+`python -m benchmarks.rebuild [--rows 1000000]` prints a table and writes `benchmarks/results/
+rebuild.json`. Each size runs in a process of its own with a broker and a database of its own, so
+that memory can be compared. Beside the injection, in the same run and on the same staged files,
+stands Spark's own Kafka sink, which is at-least-once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from backlog.embedded import EmbeddedKafka
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import make_admin
+from benchmarks.shop import COLUMNS, count_lost, expire_messages, fill_table, publish_survivors
+from tests.services import EmbeddedPostgres
+
+RESULTS = Path(__file__).parent / "results" / "rebuild.json"
+PARTITIONS = 4
+CONFIG = """
+ledger: sqlite:///backlog.db
+staging: {{dir: ./staging}}
+spark: {{master: "{master}"}}
+clusters:
+  main: {{bootstrap.servers: "{bootstrap}"}}
+sources:
+  shop: {{url: "${{env:SHOP}}", limits: {{connections: 4, fetch_size: 10000}}}}
+streams:
+  orders:
+    cluster: main
+    topic: orders
+    group: order-service
+    source:
+      database: shop
+      table: orders
+      primary_key: [order_id]
+      time_column: updated_at
+      mutable: true
+      message:
+        key: order_id
+        value: {{json: [{columns}]}}
+        headers: {{type: "'OrderPaid'"}}
+      identity: {{row: order_id, message: key}}
+      stale: restate
+"""
+
+
+def measure(rows: int, *, master: str, sink: bool) -> dict[str, Any]:
+    """One size, on services of its own."""
+    survivors = rows // 10
+    with tempfile.TemporaryDirectory() as scratch, EmbeddedPostgres() as postgres:
+        # psycopg takes the plain URL, SQLAlchemy the one with the driver's name.
+        plain = postgres.url().replace("+psycopg", "")
+        fill_table(plain, rows)
+        heap = {"heap": "1g"}
+        with EmbeddedKafka.start(Path(scratch) / "kafka", **heap) as kafka:
+            admin = make_admin({"bootstrap.servers": kafka.bootstrap})
+            create_topic(admin, "orders", partitions=PARTITIONS, replication=1, config={})
+            after = rows - survivors
+            lost = count_lost(after, PARTITIONS)
+            expire_messages(kafka.bootstrap, "orders", lost)
+            published = publish_survivors(
+                plain, kafka.bootstrap, "orders", after=after, partitions=PARTITIONS
+            )
+            assert published == survivors
+            config = CONFIG.format(
+                bootstrap=kafka.bootstrap, columns=", ".join(COLUMNS), master=master
+            )
+            order = {
+                "config": config,
+                "directory": scratch,
+                "url": postgres.url(),
+                "lost": lost,
+                "sink": sink,
+            }
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.rebuild_run"],
+                input=json.dumps(order),
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def render(results: list[dict[str, Any]]) -> Table:
+    """The results as people read them."""
+    table = Table(title="Rebuild from PostgreSQL", show_lines=False)
+    table.add_column("")
+    for result in results:
+        table.add_column(f"{result['rows']:,} rows", justify="right")
+    lines = [
+        ("planning and staging, s", "plan_seconds"),
+        ("  rows/s", "rows_per_second"),
+        ("injection, s", "inject_seconds"),
+        ("  messages/s", "messages_per_second"),
+        ("  bytes a message", "bytes_per_message"),
+        ("verification, s", "verify_seconds"),
+    ]
+    for label, key in lines:
+        table.add_row(label, *(f"{result[key]:,}" for result in results))
+    table.add_row(
+        "Spark's own sink (at-least-once), messages/s",
+        *(
+            f"{result['sink']['messages_per_second']:,}" if result["sink"] else "–"
+            for result in results
+        ),
+    )
+    table.add_row(
+        "injection : Spark's sink",
+        *(
+            f"{result['messages_per_second'] / result['sink']['messages_per_second']:.2f}"
+            if result["sink"]
+            else "–"
+            for result in results
+        ),
+    )
+    for kind in sorted({kind for result in results for kind in result["peak_mib"]}):
+        label = f"peak memory, {kind.replace('_', ' ')}, MiB"
+        table.add_row(label, *(f"{result['peak_mib'].get(kind, 0):,.0f}" for result in results))
+    return table
+
+
+def main() -> None:
+    """Measures a tenth and the whole; prints the table and keeps the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--master", default="local[*]", help="local-cluster[1,2,1536] splits JVMs")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    sizes = (options.rows // 10, options.rows)
+    results = [measure(rows, master=options.master, sink=True) for rows in sizes]
+    Console(width=100).print(render(results))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "master": options.master,
+        "results": results,
+    }
+    options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`pause`, `resume` and `cancel`: asked of a live runner, or done here where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from backlog.errors import BacklogError, LeaseHeld, Refused
+from backlog.values import Recovery, RecoveryState
+from replay.brakes import OPERATOR
+from replay.identity import find_identity
+from replay.injection import fence_recovery
+from replay.workspace import Workspace
+
+State = RecoveryState
+_POLL_SECONDS = 0.25
+
+
+def request_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, str]:
+    """Asks the runner to stop between two waves; without one it is paused here.
+
+    Returns:
+        The recovery, and what happened in one sentence.
+
+    Raises:
+        Refused: it does not run.
+    """
+    ledger, actor = workspace.ledger, str(find_identity())
+    recovery = ledger.recoveries.get(recovery_id)
+    detail = {"why": OPERATOR, "message": "paused by an operator"}
+    if recovery.state is State.PAUSED and recovery.detail.get("why") == OPERATOR:
+        return recovery, f"{recovery_id} is paused already"
+    if recovery.state not in (State.RUNNING, State.PAUSED):
+        raise Refused(
+            f"it is {recovery.state}, so there is nothing to pause",
+            subject=f"recovery {recovery_id}",
+            hint=f"see `backlogctl show {recovery_id}`",
+        )
+    try:
+        with ledger.leases.hold(recovery_id):
+            if ledger.recoveries.get(recovery_id).state is State.PAUSED:
+                # Waiting for its window: from now on it waits for `resume`.
+                ledger.recoveries.advance(recovery_id, State.RUNNING, actor, {"why": "to hold it"})
+            found = ledger.recoveries.advance(recovery_id, State.PAUSED, actor, detail)
+            return found, f"{recovery_id} is paused; `backlogctl resume {recovery_id}` goes on"
+    except LeaseHeld:
+        found = ledger.recoveries.request(recovery_id, "pause", actor)
+        return found, f"asked the runner {found.runner} to pause; it stops between two waves"
+
+
+def withdraw_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, str | None]:
+    """Takes a pause back that the runner has not seen yet.
+
+    Returns:
+        The recovery, and the live runner that goes on by itself (None where there is none).
+
+    Raises:
+        Refused: it is not paused and nobody asked for it.
+    """
+    ledger = workspace.ledger
+    recovery = ledger.recoveries.get(recovery_id)
+    if recovery.state is State.RUNNING and recovery.requested == "pause":
+        holder = ledger.leases.holder(recovery_id)
+        recovery = ledger.recoveries.request(recovery_id, None, str(find_identity()))
+        alive = holder is not None and not holder.expired and not holder.owner.is_dead()
+        return recovery, str(holder.owner) if holder is not None and alive else None
+    if recovery.state is not State.PAUSED:
+        raise Refused(
+            f"it is {recovery.state}, not paused",
+            subject=f"recovery {recovery_id}",
+            hint=f"see `backlogctl show {recovery_id}`",
+        )
+    return recovery, None
+
+
+def cancel_work(
+    workspace: Workspace,
+    recovery_id: str,
+    *,
+    wait: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> Recovery:
+    """Cancels for good: here, or by the live runner, which is waited for.
+
+    Raises:
+        Refused: it is at an end already.
+        LeaseHeld: the runner did not stop within `wait` seconds; the request stays.
+    """
+    ledger, actor = workspace.ledger, str(find_identity())
+    recovery = ledger.recoveries.get(recovery_id)
+    if recovery.state is State.CANCELLED:
+        return recovery
+    if recovery.state is State.PLANNED:
+        return ledger.recoveries.advance(recovery_id, State.REJECTED, actor, {"why": "cancelled"})
+    if recovery.state in (State.VERIFIED, State.REJECTED):
+        raise Refused(
+            f"it is {recovery.state}, so there is nothing to cancel",
+            subject=f"recovery {recovery_id}",
+        )
+    end = time.monotonic() + wait
+    asked = False
+    while True:
+        try:
+            with ledger.leases.hold(recovery_id):
+                current = ledger.recoveries.get(recovery_id)
+                if current.state is State.CANCELLED:
+                    return current
+                return finish_cancel(workspace, current)
+        except LeaseHeld as held:
+            if not asked:
+                found = ledger.recoveries.request(recovery_id, "cancel", actor)
+                say(f"asked the runner {found.runner} to stop; waiting for it")
+                asked = True
+            if time.monotonic() >= end:
+                raise LeaseHeld(
+                    f"the runner has not stopped yet: {held.message}",
+                    subject=held.subject,
+                    hint="the request stays; it stops between two waves",
+                ) from held
+        time.sleep(_POLL_SECONDS)
+        current = ledger.recoveries.get(recovery_id)
+        if current.state is State.CANCELLED:
+            return current
+        if current.state is State.VERIFIED:
+            raise Refused(
+                "it was verified before the runner saw the request",
+                subject=f"recovery {recovery_id}",
+            )
+
+
+def finish_cancel(workspace: Workspace, recovery: Recovery) -> Recovery:
+    """Fences every slot, and only then changes the state; gaps open again with it.
+
+    The caller holds the lease.
+
+    Raises:
+        KafkaFailure: not every slot is fenced, so nothing was changed; cancel again.
+    """
+    if recovery.state is not State.APPROVED:
+        try:
+            fence_recovery(workspace, recovery)
+        except BacklogError as error:
+            detail = {"code": error.code, "message": error.message}
+            actor = str(find_identity())
+            workspace.ledger.events.append(recovery.id, actor, "fencing failed", detail)
+            raise
+    return workspace.ledger.recoveries.advance(
+        recovery.id,
+        State.CANCELLED,
+        actor=str(find_identity()),
+        detail={"injected": workspace.ledger.recoveries.get(recovery.id).injected},
+    )

@@ -1,0 +1,91 @@
+"""How the demo looks and runs its commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from backlog.errors import BacklogError
+
+_STOP_SECONDS = 10.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Stage:
+    """Prints chapters and runs `backlogctl` as a reader would type it, in the shop's directory."""
+
+    def __init__(self, console: Console, directory: Path, environment: Mapping[str, str]) -> None:
+        self._console = console
+        self._directory = directory
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        self._environment = {**os.environ, **environment, "PYTHONPATH": path}
+        # A configuration of the reader's own must not get into the story.
+        self._environment.pop("BACKLOG_CONFIG", None)
+        if not console.is_terminal:
+            self._environment.setdefault("COLUMNS", "100")
+        self._chapter = 0
+
+    def open_chapter(self, title: str) -> None:
+        """A numbered heading."""
+        self._chapter += 1
+        self._console.print()
+        heading = Text(f"{self._chapter}  {title}", style="bold cyan")
+        self._console.print(Rule(heading, align="left", style="cyan"))
+
+    def tell(self, text: str) -> None:
+        """A sentence or two."""
+        self._console.print(Padding(Text.from_markup(text), (0, 0, 0, 2), expand=False))
+
+    def run(self, *words: str) -> None:
+        """Shows a command line, and runs it.
+
+        Raises:
+            BacklogError: it failed; its own output says why.
+        """
+        line = " ".join(word if " " not in word else f'"{word}"' for word in words)
+        self._console.print()
+        self._console.print(Text.assemble(("  $ ", "dim"), (f"backlogctl {line}", "bold green")))
+        self._console.file.flush()
+        command = [sys.executable, "-m", "replay.cli", *words]
+        process = subprocess.Popen(command, cwd=self._directory, env=self._environment)
+        try:
+            code = process.wait()
+        except BaseException:
+            _stop(process)
+            raise
+        if code:
+            raise BacklogError(f"it ended with exit code {code}", subject=f"backlogctl {line}")
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the story as Ctrl-C does, so that everything is cleaned up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for ask in (process.terminate, process.kill):
+        with suppress(ProcessLookupError):
+            ask()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+            return

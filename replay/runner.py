@@ -1,0 +1,201 @@
+"""Carries out an approved plan: lease, steps, states. Can be killed at any point and run again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+
+from backlog.config import mask_secrets
+from backlog.errors import BacklogError, LeaseHeld, Paused, PlanStale, Refused
+from backlog.ledger import Lease
+from backlog.values import Recovery, RecoveryState
+from replay.approval import check_approval
+from replay.brakes import (
+    HELD,
+    INTERRUPTED,
+    OPERATOR,
+    CancelRequested,
+    PausedBecause,
+    check_window,
+    make_operator_pause,
+)
+from replay.cancellation import finish_cancel
+from replay.context import RunContext
+from replay.identity import find_identity
+from replay.interrupts import Interrupts
+from replay.progress import Bar
+from replay.steps import REBUILD
+from replay.workspace import Workspace
+
+
+class Run:
+    """One try to carry a recovery out.
+
+    Attributes:
+        was_done: it was verified before; nothing was done.
+        seconds: how long this try took.
+    """
+
+    def __init__(
+        self, workspace: Workspace, recovery_id: str, console: Console, *, resumed: bool = False
+    ) -> None:
+        self._workspace = workspace
+        self._id = recovery_id
+        self._console = console
+        self._resumed = resumed
+        self._interrupts = Interrupts()
+        self._context: RunContext | None = None
+        self.was_done = False
+        self.seconds = 0.0
+
+    def carry_out(self) -> Recovery:
+        """Runs it to `verified`.
+
+        Raises:
+            ApprovalNeeded, Refused: it may not run; nothing was changed.
+            LeaseHeld: another runner works on it.
+            Paused: it stopped between two chunks and will go on.
+            BacklogError: it failed, and can be run again.
+        """
+        started = time.monotonic()
+        recovery = self._workspace.ledger.recoveries.get(self._id)
+        if recovery.state is RecoveryState.VERIFIED:
+            self.was_done = True
+            return recovery
+        check_startable(recovery)
+        try:
+            with self._workspace.ledger.leases.hold(self._id) as lease:
+                return self._work(lease)
+        finally:
+            self.seconds = time.monotonic() - started
+
+    def describe(self) -> dict[str, Any]:
+        """What this try adds to the document of `run`."""
+        found = self._context.found if self._context else {}
+        return {"seconds": round(self.seconds, 2), "already_done": self.was_done, **found}
+
+    def _work(self, lease: Lease) -> Recovery:
+        recovery = self._workspace.ledger.recoveries.get(self._id)
+        if recovery.state is RecoveryState.VERIFIED:
+            self.was_done = True
+            return recovery
+        check_startable(recovery)
+        if recovery.requested == "cancel":
+            # Somebody asked a runner that died before it saw it.
+            finish_cancel(self._workspace, recovery)
+            raise CancelRequested("it was cancelled", subject=f"recovery {self._id}")
+        held_back = (
+            recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR
+        )
+        if (held_back or recovery.requested == "pause") and not self._resumed:
+            raise make_operator_pause(recovery)
+        manifest_total = int(recovery.plan["outcome"]["counts"]["rebuilt"])
+        bar = Bar(self._console, manifest_total)
+        context = RunContext(
+            workspace=self._workspace,
+            recovery=recovery,
+            stream=self._workspace.config.stream(recovery.stream),
+            lease=lease,
+            interrupts=self._interrupts,
+            bar=bar,
+        )
+        self._context = context
+        for step in REBUILD:
+            self._validate(context, step.name)
+        self._enter_running(recovery, lease)
+        bar.start()
+        try:
+            return self._take_steps(context)
+        finally:
+            bar.stop()
+
+    def _validate(self, context: RunContext, name: str) -> None:
+        step = next(step for step in REBUILD if step.name == name)
+        try:
+            step.validate(context)
+        except BacklogError as error:
+            context.record("refused", step=name, **_tell(error))
+            raise
+
+    def _enter_running(self, recovery: Recovery, lease: Lease) -> None:
+        detail = {"runner": str(lease.owner), "resumed": self._resumed}
+        if recovery.state is RecoveryState.RUNNING:
+            # The runner before us died; the lease says that it is gone.
+            self._record("taken over", detail)
+            return
+        self._workspace.ledger.recoveries.advance(
+            self._id, RecoveryState.RUNNING, actor=str(find_identity()), detail=detail
+        )
+
+    def _take_steps(self, context: RunContext) -> Recovery:
+        try:
+            check_window(context)
+            for step in REBUILD:
+                context.record(f"{step.name} started")
+                step.start(context)
+                step.complete(context)
+                context.record(f"{step.name} completed")
+            return self._advance(RecoveryState.VERIFIED, dict(context.found))
+        except Paused as pause:
+            why = pause.why if isinstance(pause, PausedBecause) else HELD
+            self._advance(RecoveryState.PAUSED, {"why": why, "message": pause.message})
+            raise
+        except CancelRequested:
+            finish_cancel(self._workspace, context.recovery)
+            raise
+        except LeaseHeld:
+            # It is another runner's now, and so is its state.
+            raise
+        except KeyboardInterrupt:
+            # The second Ctrl-C: the open chunk's transaction is aborted by the next run.
+            message = "interrupted; the open chunk is aborted, what is committed stays"
+            self._advance(RecoveryState.PAUSED, {"why": INTERRUPTED, "message": message})
+            raise PausedBecause(
+                INTERRUPTED,
+                message,
+                subject=f"recovery {self._id}",
+                hint=f"`backlogctl run {self._id}` goes on where it stopped",
+            ) from None
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        detail = _tell(error)
+        if not isinstance(error, PlanStale | Refused):
+            detail["next"] = f"backlogctl run {self._id}"
+        self._advance(RecoveryState.FAILED, detail)
+
+    def _advance(self, to: RecoveryState, detail: dict[str, Any]) -> Recovery:
+        return self._workspace.ledger.recoveries.advance(
+            self._id, to, actor=str(find_identity()), detail=detail
+        )
+
+    def _record(self, action: str, detail: dict[str, Any]) -> None:
+        self._workspace.ledger.events.append(self._id, str(find_identity()), action, detail)
+
+
+def check_startable(recovery: Recovery) -> None:
+    """Whether the recovery may be run now.
+
+    Raises:
+        Refused: it is at an end. ApprovalNeeded: not approved, or not any more.
+    """
+    if recovery.state in (RecoveryState.REJECTED, RecoveryState.CANCELLED):
+        raise Refused(
+            f"it was {recovery.state}",
+            subject=f"recovery {recovery.id}",
+            hint=f"plan again with `backlogctl plan rebuild {recovery.stream}`",
+        )
+    check_approval(recovery)
+
+
+def _tell(error: Exception) -> dict[str, Any]:
+    """An error for the record, without secrets."""
+    if isinstance(error, BacklogError):
+        told = {"code": error.code, "message": error.message, "subject": error.subject}
+    else:
+        told = {"code": "bug", "message": f"{type(error).__name__}: {error}", "subject": ""}
+    return {name: mask_secrets(text) for name, text in told.items()}

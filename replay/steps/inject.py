@@ -1,0 +1,106 @@
+"""Step 3: canary first, then waves, each chunk once (spark_backfill.waves)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backlog.errors import Refused
+from backlog.values import GapState
+from replay.brakes import check_brakes
+from replay.context import RunContext
+from replay.injection import fence_recovery, make_job
+
+if TYPE_CHECKING:
+    from spark_backfill.brakes import Progress
+    from spark_backfill.writer import ChunkResult
+
+
+class Inject:
+    """Puts every staged message into the topic."""
+
+    name = "inject"
+
+    def validate(self, context: RunContext) -> None:
+        """A plan without messages is not a success.
+
+        Raises:
+            Refused: nothing is staged.
+        """
+        if not context.manifest.count:
+            raise Refused("the plan holds no messages", subject=f"recovery {context.recovery.id}")
+
+    def start(self, context: RunContext) -> None:
+        """Injects; what an earlier run committed is skipped."""
+        spark = context.spark
+        from spark_backfill.brakes import Brake, CombinedBrakes, LiveLagBrake
+        from spark_backfill.waves import inject
+
+        job = make_job(context)
+        brakes: list[Brake] = [_RunBrake(context)]
+        if context.limits.max_live_lag is not None:
+            brakes.append(
+                LiveLagBrake(
+                    job.properties,
+                    context.stream.group,
+                    job.topic,
+                    job.partitions,
+                    context.limits.max_live_lag,
+                )
+            )
+        context.bar.tell("canary")
+        tracker = _Tracker(context)
+        with context.interrupts.installed():
+            inject(
+                spark,
+                job,
+                CombinedBrakes(brakes),
+                on_chunk=tracker.note_chunk,
+                on_progress=tracker.note_progress,
+            )
+
+    def complete(self, context: RunContext) -> None:
+        """The gaps' messages are in the topic."""
+        context.advance_gaps(GapState.INJECTED, [GapState.PLANNED, GapState.STAGED])
+
+    def rollback(self, context: RunContext) -> None:
+        """Fences the slots. Messages that are committed stay: later plans subtract them."""
+        fence_recovery(context.workspace, context.recovery)
+
+
+class _RunBrake:
+    """The window, requests, Ctrl-C and the lease, as a brake of the waves."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+
+    def look(self, progress: Progress) -> str:
+        """Raises what stops the run; never waits."""
+        check_brakes(self._context)
+        return ""
+
+
+class _Tracker:
+    """Copies what was committed into SQL, and moves the bar."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._counts = context.found.setdefault("counts", {"injected": 0, "skipped": 0})
+
+    def note_chunk(self, result: ChunkResult) -> None:
+        """Called once for each committed chunk; the copy is right after any crash."""
+        from spark_backfill.writer import Outcome
+
+        ledger, recovery_id = self._context.workspace.ledger, self._context.recovery.id
+        is_news = ledger.chunks.mark_injected(
+            recovery_id, result.slot, result.number, result.first_offset, result.last_offset
+        )
+        if is_news:
+            ledger.recoveries.add_progress(recovery_id, injected=result.count, skipped=0)
+        name = "skipped" if result.outcome is Outcome.SKIPPED else "injected"
+        self._counts[name] += result.count
+
+    def note_progress(self, progress: Progress) -> None:
+        """Called after each wave."""
+        bar = self._context.bar
+        bar.tell("injecting")
+        bar.move(progress.injected + progress.skipped, skipped=progress.skipped)

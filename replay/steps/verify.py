@@ -1,0 +1,50 @@
+"""Step 4: reads everything back; only then is a gap verified."""
+
+from __future__ import annotations
+
+from backlog.values import GapState
+from replay.context import RunContext
+from replay.injection import make_job
+
+
+class Verify:
+    """Every message id exactly once, bytes and partition as staged (spark_backfill)."""
+
+    name = "verify"
+
+    def validate(self, context: RunContext) -> None:
+        """Nothing to look at before the injection."""
+
+    def start(self, context: RunContext) -> None:
+        """Reads the target ranges back.
+
+        Raises:
+            VerificationFailed: names the ids that are missing, doubled or different.
+        """
+        spark = context.spark
+        context.bar.tell("reading everything back")
+        from spark_backfill.verification import verify
+
+        job = make_job(context)
+        with context.interrupts.installed():
+            result = verify(
+                spark,
+                properties=job.properties,
+                topic=job.topic,
+                topic_id=job.topic_id,
+                partitions=job.partitions,
+                manifest=job.manifest,
+                directory=job.directory,
+                start_offsets=job.start_offsets,
+            )
+        context.found["verified"] = result.to_json()
+        context.record("read back", **result.to_json())
+        result.require_exact(f"topic {job.topic}")
+
+    def complete(self, context: RunContext) -> None:
+        """The gaps are closed."""
+        context.advance_gaps(GapState.VERIFIED, [GapState.INJECTED])
+        context.bar.tell("verified")
+
+    def rollback(self, context: RunContext) -> None:
+        """It only reads."""

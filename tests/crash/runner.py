@@ -1,0 +1,123 @@
+"""A runner in a process group of its own, that can be killed at any point.
+
+Runners are forked from a server that has the imports done already: a schedule of three kills then
+takes seconds and not a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from backlog.errors import BacklogError, KafkaFailure
+from backlog.kafka.clients import make_producer
+from backlog.kafka.ledger_topic import make_record
+from backlog.values import Chunk
+from spark_backfill.crashpoints import VARIABLE, reach
+from spark_backfill.producing import AttemptError, SlotProducer
+from spark_backfill.runners import LocalChunkRunner
+from spark_backfill.transactional import TransactionalWriter, WriterSettings
+from spark_backfill.waves import inject_with
+from spark_backfill.writer import ChunkResult
+from tests.crash.scenario import load_job
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.crash.runner"])
+
+
+class BrokenWriter(TransactionalWriter):
+    """The protocol broken on purpose: the ledger record is outside of the transaction."""
+
+    def _commit(
+        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
+    ) -> float:
+        producer.begin()
+        producer.produce(chunk.slot, table, pace)
+        producer.flush()
+        seconds = producer.commit()
+        reach("p3.5.commit.after")
+        settings, ledger = self.settings, self.settings.ledger
+        key, value = make_record(
+            settings.recovery_id, settings.topic, settings.plan_hash, chunk, chunk.slot
+        )
+        place = ledger.place(settings.topic, chunk.slot)
+        plain = make_producer(settings.properties)
+        plain.produce(ledger.topic, value, key, place)
+        plain.flush(10)
+        return seconds
+
+
+class StumblingWriter(TransactionalWriter):
+    """Its first transaction fails before the commit, as one does that a broker refuses."""
+
+    stumbled = False
+
+    def _commit(
+        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
+    ) -> float:
+        if not self.stumbled:
+            self.stumbled = True
+            producer.begin()
+            producer.produce(chunk.slot, table, pace)
+            raise AttemptError(KafkaFailure("stumbled", retryable=True), abortable=True)
+        return super()._commit(producer, chunk, table, pace)
+
+
+WRITERS: dict[str, type[TransactionalWriter]] = {
+    "transactional": TransactionalWriter,
+    "broken": BrokenWriter,
+    "stumbling": StumblingWriter,
+}
+
+
+def start_runner(
+    directory: Path, *, crash_at: str = "", writer: str = "transactional"
+) -> BaseProcess:
+    """Starts a runner of the scenario in `directory`; `crash_at` as BACKLOG_CRASH_AT."""
+    process = _CONTEXT.Process(target=_run, args=(directory, crash_at, writer))
+    process.start()
+    return process
+
+
+def kill_runner(process: BaseProcess) -> None:
+    """SIGKILL for the runner's process group."""
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        # Until the child leads a group of its own there is only the child to kill.
+        os.kill(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def read_copies(directory: Path) -> list[tuple[int, int, str]]:
+    """(slot, number, outcome) as runners reported them: what SQL would hold."""
+    path = directory / "copies.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def _run(directory: Path, crash_at: str, writer: str) -> None:
+    os.setsid()
+    if crash_at:
+        os.environ[VARIABLE] = crash_at
+    job = load_job(directory)
+    settings: WriterSettings = job.writer_settings()
+
+    def copy(result: ChunkResult) -> None:
+        with (directory / "copies.jsonl").open("a") as file:
+            file.write(json.dumps([result.slot, result.number, result.outcome]) + "\n")
+
+    try:
+        inject_with(LocalChunkRunner(settings, WRITERS[writer](settings)), job, on_chunk=copy)
+    except BacklogError as error:
+        failure: dict[str, Any] = error.to_json()
+        (directory / f"error-{os.getpid()}.json").write_text(json.dumps(failure))
+        sys.exit(error.exit_code)

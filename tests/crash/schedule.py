@@ -1,0 +1,137 @@
+"""Random schedules of kills: `python -m tests.crash.schedule --n 50 --seed 7`.
+
+Each schedule injects a small staged recovery; the runner's process group is killed with SIGKILL at
+a named point or a random moment, one to three times, and then it runs to the end. The oracle
+compares what a read_committed reader sees with what was staged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from backlog.embedded import EmbeddedKafka
+from spark_backfill.crashpoints import POINTS
+from tests.crash.runner import kill_runner, start_runner
+from tests.crash.scenario import Judgement, judge, make_scenario
+
+# A run of this size takes about as long; later moments would kill nothing.
+_LATEST_MOMENT = 1.5
+_RUN_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill: at a named point (`point:n`), or `moment` seconds after the start."""
+
+    point: str = ""
+    moment: float = 0.0
+
+    def __str__(self) -> str:
+        return self.point or f"{self.moment:.3f} s"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One to three kills, all from one seed."""
+
+    seed: int
+    kills: tuple[Kill, ...]
+    writer: str
+
+    @classmethod
+    def draw(cls, seed: int) -> Schedule:
+        """The schedule of a seed, the same on every machine."""
+        chance = random.Random(seed)
+        kills = []
+        for _ in range(chance.randint(1, 3)):
+            if chance.random() < 0.6:
+                kills.append(Kill(point=f"{chance.choice(POINTS)}:{chance.randint(1, 4)}"))
+            else:
+                kills.append(Kill(moment=chance.uniform(0.0, _LATEST_MOMENT)))
+        return cls(seed, tuple(kills), chance.choice(["transactional", "stumbling"]))
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.writer}, killed at {', '.join(map(str, self.kills))}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a schedule; `ended` says that the last run, without a kill, did."""
+
+    judgement: Judgement
+    killed: int
+    ended: bool
+
+    @property
+    def is_good(self) -> bool:
+        """The same set, and the recovery came to its end."""
+        return self.ended and self.judgement.is_same_set
+
+
+def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict:
+    """Runs one schedule on a topic of its own."""
+    chance = random.Random(schedule.seed)
+    scenario = make_scenario(
+        bootstrap, directory, canary=chance.random() < 0.3, transaction_timeout_ms=10_000
+    )
+    killed = 0
+    for kill in schedule.kills:
+        process = start_runner(directory, crash_at=kill.point, writer=schedule.writer)
+        process.join(kill.moment if not kill.point else _RUN_SECONDS)
+        if process.is_alive():
+            kill_runner(process)
+        process.join(_RUN_SECONDS)
+        killed += process.exitcode is not None and process.exitcode < 0
+    last = start_runner(directory, writer=schedule.writer)
+    last.join(_RUN_SECONDS)
+    ended = last.exitcode == 0
+    if last.is_alive():
+        kill_runner(last)
+    return Verdict(judge(scenario.job), killed, ended)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs random schedules; returns how many went wrong, at most 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=10, help="how many schedules")
+    parser.add_argument("--seed", type=int, default=None, help="of the first one")
+    parser.add_argument("--bootstrap", default="", help="a broker; none starts one")
+    options = parser.parse_args(arguments)
+    first = options.seed if options.seed is not None else random.randrange(1_000_000)
+    with tempfile.TemporaryDirectory(prefix="backlog-crash-") as scratch:
+        root = Path(scratch)
+        if options.bootstrap:
+            return _run_all(options.bootstrap, root, first, options.n)
+        with EmbeddedKafka.start(root / "kafka") as kafka:
+            return _run_all(kafka.bootstrap, root, first, options.n)
+
+
+def _run_all(bootstrap: str, root: Path, first: int, n: int) -> int:
+    bad, killed, began = [], 0, time.monotonic()
+    for seed in range(first, first + n):
+        schedule = Schedule.draw(seed)
+        directory = root / f"seed-{seed}"
+        directory.mkdir()
+        verdict = run_schedule(bootstrap, directory, schedule)
+        killed += verdict.killed
+        print(f"{'ok  ' if verdict.is_good else 'FAIL'} {schedule}", flush=True)
+        if not verdict.is_good:
+            bad.append(seed)
+            print(f"     {verdict}", flush=True)
+            for failure in directory.glob("error-*.json"):
+                print(f"     {failure.read_text()}", flush=True)
+    seconds = time.monotonic() - began
+    print(f"{n - len(bad)} of {n} schedules good, {killed} kills, {seconds:.0f} s")
+    for seed in bad:
+        print(f"to see it again: make crash N=1 SEED={seed}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

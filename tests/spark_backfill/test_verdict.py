@@ -1,0 +1,99 @@
+"""The verdict: exact only where every partition agrees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backlog.values import OffsetRange
+from spark_backfill.verdict import Ground, Tally, count_expected, judge_plan
+
+SHARP = Ground(sharp=True)
+counts = st.dictionaries(st.integers(0, 5), st.integers(0, 50), max_size=6)
+
+
+def tally(rebuilt: dict[int, int], **other: dict[int, int]) -> Tally:
+    return Tally(rebuilt, other.get("surviving", {}), other.get("quarantined", {}))
+
+
+def test_equality_in_every_partition_is_exact() -> None:
+    verdict = judge_plan({0: 3, 2: 5}, tally({0: 3, 2: 5}), SHARP)
+    assert (verdict.kind, verdict.reasons) == ("exact", ())
+
+
+def test_fault_37_a_total_that_matches_proves_nothing() -> None:
+    verdict = judge_plan({0: 10, 1: 10}, tally({0: 9, 1: 11}), SHARP)
+    assert verdict.kind == "surplus"
+    assert [p.surplus for p in verdict.partitions] == [0, 1]
+    assert [p.shortfall for p in verdict.partitions] == [1, 0]
+
+
+@given(expected=counts, rebuilt=counts, quarantined=counts)
+def test_exact_means_equal_everywhere(
+    expected: dict[int, int], rebuilt: dict[int, int], quarantined: dict[int, int]
+) -> None:
+    verdict = judge_plan(expected, tally(rebuilt, quarantined=quarantined), SHARP)
+    numbers = {*expected, *rebuilt}
+    equal = all(expected.get(p, 0) == rebuilt.get(p, 0) for p in numbers)
+    clean = not any(quarantined.values())
+    assert (verdict.kind == "exact") == (equal and clean)
+    assert (verdict.kind == "surplus") == any(
+        rebuilt.get(p, 0) > expected.get(p, 0) for p in numbers
+    )
+    for item in verdict.partitions:
+        assert item.expected + item.surplus == item.rebuilt + item.shortfall
+        assert item.surplus == 0 or item.shortfall == 0
+        assert item.collapsed <= item.shortfall
+
+
+@given(expected=counts, moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1))
+def test_errors_that_cancel_out_between_partitions_are_never_exact(
+    expected: dict[int, int], moves: list[tuple[int, int]]
+) -> None:
+    rebuilt = dict(expected)
+    for source, target in moves:
+        if rebuilt.get(source, 0):
+            rebuilt[source] -= 1
+            rebuilt[target] = rebuilt.get(target, 0) + 1
+    assert sum(rebuilt.values()) == sum(expected.values())
+    moved = any(rebuilt.get(p, 0) != expected.get(p, 0) for p in {*rebuilt, *expected})
+    assert (judge_plan(expected, tally(rebuilt), SHARP).kind == "exact") != moved
+
+
+@pytest.mark.parametrize(
+    "ground",
+    [
+        Ground(sharp=False),
+        replace(SHARP, bounded=True),
+        replace(SHARP, holes="the topic is compacted"),
+        replace(SHARP, spread=True),
+    ],
+)
+def test_weak_ground_is_never_exact(ground: Ground) -> None:
+    verdict = judge_plan({0: 4}, tally({0: 4}), ground)
+    assert verdict.kind == "short"
+    assert len(verdict.reasons) == 1
+
+
+def test_fault_19_and_20_the_unexplained_rest_is_at_most_that_many() -> None:
+    verdict = judge_plan(
+        {0: 10}, tally({0: 8}), replace(SHARP, holes="2 control or aborted records")
+    )
+    assert "at most 2, control records included" in verdict.reasons[0]
+
+
+def test_one_mutable_row_may_stand_for_several_messages() -> None:
+    ground = replace(SHARP, collapsible=True)
+    verdict = judge_plan({0: 10, 1: 4}, tally({0: 6}, quarantined={0: 1}), ground)
+    assert [p.collapsed for p in verdict.partitions] == [3, 0]
+    surviving = judge_plan({1: 4}, tally({}, surviving={1: 2}), ground)
+    assert surviving.partitions[0].collapsed == 4
+
+
+def test_ranges_that_overlap_count_once() -> None:
+    ranges = [OffsetRange(0, 0, 10), OffsetRange(0, 5, 12), OffsetRange(0, 6, 8),
+              OffsetRange(1, 3, 3), OffsetRange(0, 20, 21)]
+    assert count_expected(ranges) == {0: 13, 1: 0}
