@@ -60,6 +60,10 @@ bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL
 	@scripts/need-postgres.sh
 	$(PYTHON) -m benchmarks.rebuild $(ARGS)
 
+.PHONY: picture
+picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg
+	$(PYTHON) scripts/record_demo.py
+
 .PHONY: clean
 clean: ## Remove what was made here (the cache of Java libraries stays)
 	rm -rf .venv .uv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,15 +9,16 @@ from backlog.clock import Deadline, utc_now
 from backlog.errors import KafkaFailure
 from backlog.kafka.admin import (
     Commit,
-    describe_group_state,
     list_offsets,
     read_commits,
+    read_group_state,
     read_topic_id,
 )
 from backlog.kafka.calls import Connection, connect
 from backlog.values import PartitionSample, Sample
 
 TRIES = 5
+MEMBERLESS = ("empty", "dead")
 
 
 class StreamLike(Protocol):
@@ -52,7 +53,7 @@ def take_sample(
     topic, group = stream.topic, stream.group
     for _ in range(TRIES):
         # Who is in the group comes first: one that joins later cannot make it look deserted.
-        members = describe_group_state(admin, group, limit)
+        members = read_group_state(admin, group, limit)
         # 1. The topic's id.
         topic_id, count = read_topic_id(admin, topic, limit)
         partitions = range(count)
@@ -81,7 +82,7 @@ def take_sample(
                 _sample_partition(p, low[p], commits.get(p), lso[p], high[p]) for p in partitions
             ),
             group_state=members.state,
-            members=len(members.members),
+            members=0 if members.state in MEMBERLESS else 1,
             took=took,
         )
     raise KafkaFailure(

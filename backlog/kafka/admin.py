@@ -179,16 +179,18 @@ def read_commits(
     subject, doing = f"group {group} on topic {topic}", "read committed offsets"
     if not wanted:
         return {}
+    # Not the admin call: librdkafka 2.16 aborts the process when a broker goes away under an admin
+    # request to a coordinator (its issue 4605), and such a client may never recover.
+    reader = admin.open_reader(group, require_stable)
 
     def call() -> dict[int, Commit | None]:
-        verb = admin.list_consumer_group_offsets
-        request = [ConsumerGroupTopicPartitions(group, wanted)]
-        futures = ask(admin, verb, subject, doing, limit, request, require_stable=require_stable)
         try:
-            answer = wait_for(admin, futures[group], subject, doing, limit)
-        except GroupMissing:
-            return {partition.partition: None for partition in wanted}
-        return _check_commits(admin, answer.topic_partitions, subject, doing)
+            answer = reader.committed(wanted, timeout=seconds_left(limit))
+        except KafkaException as error:
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+        finally:
+            reader.poll(0)  # delivers its log lines
+        return _check_commits(admin, answer, subject, doing)
 
     return retry_passing(admin, limit, call)
 
@@ -218,16 +220,7 @@ def list_topic_groups(
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     doing = "list the groups that read it"
-    listing = wait_for(
-        admin,
-        ask(admin, admin.list_consumer_groups, f"topic {topic}", doing, limit),
-        f"topic {topic}",
-        doing,
-        limit,
-    )
-    for error in listing.errors:
-        raise admin.translate(error, f"topic {topic}", doing, limit.seconds) from error
-    names = sorted(group.group_id for group in listing.valid)
+    names = sorted(group.group_id for group in _list_groups(admin, f"topic {topic}", doing, limit))
     found: dict[str, dict[int, int]] = {}
     for first in range(0, len(names), GROUPS_AT_ONCE):
         futures: dict[str, Future[Any]] = {}
@@ -248,6 +241,25 @@ def list_topic_groups(
             if known:
                 found[name] = known
     return found
+
+
+def read_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """State and protocol of a group as the brokers list it, without its members.
+
+    Asks every broker and no coordinator, so it is safe to repeat through outages (`read_commits`).
+    A group that is not there is `dead`.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    for listed in _list_groups(admin, f"group {group}", "read its state", limit):
+        if listed.group_id == group:
+            return GroupState(
+                listed.state.name.lower() if listed.state else "",
+                (),
+                listed.type.name.lower() if listed.type else "",
+            )
+    return GroupState("dead", ())
 
 
 def describe_group_state(
@@ -383,6 +395,17 @@ def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
         what = TopicCollection([topic])
         futures = ask(admin, admin.describe_topics, subject, doing, limit, what)
         return wait_for(admin, futures[topic], subject, doing, limit)
+
+    return retry_passing(admin, limit, call)
+
+
+def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
+    def call() -> list[Any]:
+        future = ask(admin, admin.list_consumer_groups, subject, doing, limit)
+        listing = wait_for(admin, future, subject, doing, limit)
+        for error in listing.errors:
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+        return list(listing.valid)
 
     return retry_passing(admin, limit, call)
 

@@ -68,6 +68,18 @@ class Admin(AdminClient):
         self.reports = ConnectionReports()
         settings = {**COMMON, **properties, "error_cb": self.reports}
         super().__init__(settings, logger=CLIENT_LOG)
+        self._properties = dict(properties)
+        self._readers: dict[tuple[str, bool], Consumer] = {}
+
+    def open_reader(self, group: str, require_stable: bool) -> Consumer:
+        """A consumer that only asks for the group's commits; it never joins. Kept for next time."""
+        key = (group, require_stable)
+        if key not in self._readers:
+            # librdkafka asks for stable offsets exactly when it reads committed data.
+            level = "read_committed" if require_stable else "read_uncommitted"
+            settings = {"group.id": group, "isolation.level": level, "error_cb": self.reports}
+            self._readers[key] = make_consumer(self._properties, settings)
+        return self._readers[key]
 
     def translate(
         self,

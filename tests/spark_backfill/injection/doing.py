@@ -1,0 +1,66 @@
+"""What the injection tests do again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Producer
+
+from backlog.kafka.clients import make_producer
+from spark_backfill.brakes import Brakes
+from spark_backfill.runners import LocalChunkRunner
+from spark_backfill.transactional import TransactionalWriter, WriterSettings
+from spark_backfill.waves import InjectionJob, InjectionResult, inject_with
+from tests.crash.scenario import judge
+
+WriterKind = Callable[[WriterSettings], TransactionalWriter]
+
+
+def inject_here(
+    job: InjectionJob,
+    brakes: Brakes | None = None,
+    *,
+    writer: WriterKind = TransactionalWriter,
+    **callbacks: Any,
+) -> InjectionResult:
+    """Injects in this process."""
+    settings = job.writer_settings()
+    runner = LocalChunkRunner(settings, writer(settings))
+    return inject_with(runner, job, brakes, **callbacks)
+
+
+def assert_same_set(job: InjectionJob) -> None:
+    """A read_committed reader sees exactly the staged messages, each once."""
+    judgement = judge(job)
+    assert judgement.is_same_set, judgement
+
+
+def await_condition(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Until it holds."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "the condition did not come true"
+        time.sleep(0.02)
+
+
+@contextmanager
+def open_transaction(
+    properties: Any, topic: str, partition: int, *, timeout_ms: int = 60_000
+) -> Iterator[Producer]:
+    """Somebody else's transaction, open on a partition; aborted at the end."""
+    name = f"stranger-{topic}-{partition}-{threading.get_ident()}"
+    producer = make_producer(
+        properties, {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"{}", b"stranger", partition)
+    producer.flush(10)
+    try:
+        yield producer
+    finally:
+        producer.abort_transaction(10)

@@ -1,0 +1,306 @@
+"""Protocol P3 under faults, on a real broker: the set that a read_committed reader sees."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from backlog.embedded import EmbeddedKafka
+from backlog.errors import KafkaFailure, PlanStale, ProducerFenced, Refused
+from backlog.kafka.admin import list_offsets
+from backlog.kafka.ledger_topic import read_committed_chunks
+from backlog.manifest import read_chunk, write_chunk
+from backlog.values import Chunk
+from spark_backfill.producing import AttemptError, SlotProducer
+from spark_backfill.transactional import TransactionalWriter, fence_slots
+from spark_backfill.writer import ChunkResult, Outcome
+from tests.crash.runner import kill_runner, read_copies, start_runner
+from tests.crash.scenario import make_scenario, make_table
+from tests.spark_backfill.injection.conftest import MakeScenario
+from tests.spark_backfill.injection.doing import assert_same_set, await_condition, inject_here
+
+
+def test_every_message_is_committed_once_and_a_second_run_sends_nothing(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario().job
+    results: list[ChunkResult] = []
+    first = inject_here(job, on_chunk=results.append)
+    assert (first.injected, first.skipped) == (300, 0)
+    assert {r.outcome for r in results} == {Outcome.INJECTED}
+    assert [r.last_offset for r in results if r.slot == 0] == [49, 100]
+    again: list[ChunkResult] = []
+    second = inject_here(job, on_chunk=again.append)
+    assert (second.injected, second.skipped) == (0, 300)
+    assert {(r.slot, r.number) for r in again} == {(r.slot, r.number) for r in results}
+    assert_same_set(job)
+    records = read_committed_chunks(job.properties, job.ledger, job.topic)
+    assert {(r.slot, r.chunk, r.sha256, r.count) for r in records} == {
+        (c.slot, c.number, c.sha256, c.count) for c in job.manifest.chunks
+    }
+    assert {(r.recovery, r.plan_hash) for r in records} == {(job.recovery_id, job.plan_hash)}
+
+
+def test_a_slot_goes_on_with_its_producer_and_only_with_that_one(scenario: MakeScenario) -> None:
+    job = scenario(slots=1, chunks=3).job
+    settings = job.writer_settings()
+    first, second, third = job.manifest.chunks
+    tables = {c.number: read_chunk(job.directory, c) for c in job.manifest.chunks}
+    one, other = TransactionalWriter(settings), TransactionalWriter(settings)
+    a = one.write(first, tables[0])
+    b = other.write(second, tables[1], after=a.session)
+    assert b.session != a.session
+    # The producer that `one` kept is fenced by now; the driver says that it is not the last.
+    c = one.write(third, tables[2], after=b.session)
+    assert (c.outcome, c.attempts) == (Outcome.INJECTED, 1)
+    assert c.session not in (a.session, b.session)
+    assert_same_set(job)
+
+
+def test_fault_02_a_runner_that_was_stopped_writes_nothing_when_it_wakes_up(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    # Stopped with its transaction open for long enough that the coordinator has ended it.
+    scenario = make_scenario(
+        kafka.bootstrap, tmp_path, messages=200, messages_per_second=150, slots=2
+    )
+    sleeper = start_runner(tmp_path)
+    assert sleeper.pid is not None
+    try:
+        topic = scenario.job.topic
+        await_condition(
+            lambda: sum(list_offsets(scenario.properties, topic, [0, 1], "latest").values()) > 0
+        )
+        os.killpg(sleeper.pid, signal.SIGSTOP)
+        second = inject_here(scenario.job)
+        assert second.injected + second.skipped == 800
+        ends = list_offsets(scenario.properties, topic, [0, 1], "latest")
+        os.killpg(sleeper.pid, signal.SIGCONT)
+        sleeper.join(60)
+        assert sleeper.exitcode in (0, 1)  # everything skipped, or fenced
+        assert list_offsets(scenario.properties, topic, [0, 1], "latest") == ends
+    finally:
+        kill_runner(sleeper)
+    assert_same_set(scenario.job)
+
+
+def test_fault_02_a_producer_that_was_fenced_before_its_first_message_stops(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(slots=1, chunks=1).job
+
+    class Overtaken(TransactionalWriter):
+        def _commit(
+            self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
+        ) -> float:
+            inject_here(job)
+            return super()._commit(producer, chunk, table, pace)
+
+    with pytest.raises(ProducerFenced):
+        inject_here(job, writer=Overtaken)
+    assert_same_set(job)
+
+
+class LostAnswer(TransactionalWriter):
+    """The first commit succeeds, and its answer never arrives."""
+
+    commits = 0
+
+    def _commit(
+        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
+    ) -> float:
+        seconds = super()._commit(producer, chunk, table, pace)
+        self.commits += 1
+        if self.commits == 1:
+            raise AttemptError(KafkaFailure("timed out", retryable=True), abortable=False)
+        return seconds
+
+
+def test_fault_03_a_commit_that_timed_out_but_had_committed_is_skipped(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario().job
+    results: list[ChunkResult] = []
+    result = inject_here(job, writer=LostAnswer, on_chunk=results.append)
+    assert (result.injected, result.skipped) == (250, 50)
+    assert (results[0].outcome, results[0].attempts) == (Outcome.SKIPPED, 2)
+    assert_same_set(job)
+
+
+class LostCommit(TransactionalWriter):
+    """The first commit request never arrives, and neither does the abort."""
+
+    tried = False
+
+    def _commit(
+        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
+    ) -> float:
+        if self.tried:
+            return super()._commit(producer, chunk, table, pace)
+        self.tried = True
+        producer.begin()
+        producer.produce(chunk.slot, table, pace)
+        self._produce_record(producer, chunk)
+        producer.flush()
+        raise AttemptError(KafkaFailure("timed out", retryable=True), abortable=False)
+
+
+def test_fault_04_a_commit_that_timed_out_and_was_aborted_is_sent_again(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario().job
+    results: list[ChunkResult] = []
+    assert inject_here(job, writer=LostCommit, on_chunk=results.append).injected == 300
+    assert (results[0].outcome, results[0].attempts) == (Outcome.INJECTED, 2)
+    assert_same_set(job)
+
+
+def test_fault_05_a_transaction_that_the_coordinator_times_out_starts_from_step_1(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(slots=1, transaction_timeout_ms=1500).job
+
+    class Slow(TransactionalWriter):
+        slow = True
+
+        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+            super()._produce_record(producer, chunk)
+            if self.slow:
+                self.slow = False
+                producer.flush()
+                high = list_offsets(job.properties, job.topic, [0], "latest")
+                # The abort marker, one more offset, and nothing is open.
+                await_condition(
+                    lambda: list_offsets(job.properties, job.topic, [0], "latest")[0] == high[0] + 1
+                )
+
+    results: list[ChunkResult] = []
+    assert inject_here(job, writer=Slow, on_chunk=results.append).injected == 100
+    assert results[0].attempts == 2
+    assert_same_set(job)
+
+
+def test_fault_06_an_abort_that_is_refused_means_a_new_producer(scenario: MakeScenario) -> None:
+    job = scenario(slots=1).job
+
+    class AbortedBefore(TransactionalWriter):
+        """The transaction is over already when the writer wants to abort it."""
+
+        failed = False
+
+        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+            if not self.failed:
+                self.failed = True
+                producer.abort()
+                raise AttemptError(KafkaFailure("failed", retryable=True), abortable=True)
+            super()._produce_record(producer, chunk)
+
+    assert inject_here(job, writer=AbortedBefore).injected == 100
+    assert_same_set(job)
+
+
+def test_fault_10_a_transaction_timeout_above_the_brokers_is_refused(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(transaction_timeout_ms=20 * 60 * 1000).job
+    with pytest.raises(Refused, match=r"transaction\.max\.timeout\.ms"):
+        inject_here(job)
+    assert sum(list_offsets(job.properties, job.topic, range(3), "latest").values()) == 0
+
+
+def test_fault_11_the_broker_restarts_in_mid_run(tmp_path: Path) -> None:
+    with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
+        scenario = make_scenario(
+            kafka.bootstrap, tmp_path, chunks=6, messages=200, messages_per_second=900
+        )
+        runner = start_runner(tmp_path)
+        try:
+            await_condition(lambda: len(read_copies(tmp_path)) >= 3)
+            kafka.kill()
+            kafka.restart()
+            runner.join(120)
+            assert runner.exitcode == 0
+        finally:
+            kill_runner(runner)
+        assert_same_set(scenario.job)
+
+
+def test_fault_14_a_message_too_large_for_the_topic_leaves_no_partial_chunk(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(
+        slots=1, chunks=1, messages=60, size=600, config={"max.message.bytes": "3000"}
+    ).job
+    # Each fits and a batch of them would not: the client has to cut them by the topic's limit.
+    settings = job.writer_settings(3000)
+    chunk = job.manifest.chunks[0]
+    table = read_chunk(job.directory, chunk)
+    assert TransactionalWriter(settings).write(chunk, table).count == 60
+    assert_same_set(job)
+    large = make_table(job.topic, 0, ["a", "b"], job.recovery_id, size=5000)
+    chunk = write_chunk(job.directory, 0, 1, large)
+    with pytest.raises(KafkaFailure, match="MSG_SIZE_TOO_LARGE|too large") as caught:
+        TransactionalWriter(settings).write(chunk, large)
+    assert not caught.value.retryable
+    # The broker's own refusal, where the client was not told the limit, is the same.
+    with pytest.raises(KafkaFailure, match="MSG_SIZE_TOO_LARGE|too large"):
+        TransactionalWriter(job.writer_settings()).write(chunk, large)
+    assert_same_set(job)
+
+
+def test_fault_68_an_overlapping_recovery_that_wakes_up_late_sends_nothing(
+    scenario: MakeScenario,
+) -> None:
+    first = scenario(recovery_id="r-20261121-0001").job
+    second = scenario(
+        recovery_id="r-20261121-0002",
+        topic=first.topic,
+        ledger=first.ledger.topic,
+        snapshot=first.ledger,
+    ).job
+    chunk = first.manifest.chunks[0]
+    table = read_chunk(first.directory, chunk)
+    assert inject_here(second).injected == 300
+    # A zombie inside an executor: its driver's checks are long past, nothing of it is fenced.
+    with pytest.raises(PlanStale, match="r-20261121-0002"):
+        TransactionalWriter(first.writer_settings()).write(chunk, table)
+    with pytest.raises(PlanStale, match="r-20261121-0002"):
+        inject_here(first)
+    assert_same_set(second)
+
+
+def test_a_cancelled_recovery_that_wakes_up_late_sends_nothing(scenario: MakeScenario) -> None:
+    job = scenario().job
+    settings = job.writer_settings()
+    writer = TransactionalWriter(settings)
+    first = next(c for c in job.manifest.chunks if c.slot == 0)
+    done = writer.write(first, read_chunk(job.directory, first))
+    fence_slots(
+        job.properties,
+        job.prefix,
+        job.topic,
+        range(3),
+        recovery_id=job.recovery_id,
+        ledger=job.ledger,
+    )
+    second = next(c for c in job.manifest.chunks if c.slot == 0 and c.number == 1)
+    with pytest.raises(ProducerFenced):
+        writer.write(second, read_chunk(job.directory, second), after=done.session)
+    with pytest.raises(Refused, match="cancelled"):
+        TransactionalWriter(settings).write(second, read_chunk(job.directory, second))
+    # It is no stranger to a new plan.
+    records = read_committed_chunks(job.properties, job.ledger, job.topic)
+    assert [(r.slot, r.chunk) for r in records] == [(0, 0)]
+
+
+def test_a_chunk_in_the_ledger_with_another_hash_is_refused(scenario: MakeScenario) -> None:
+    job = scenario(slots=1, chunks=1).job
+    inject_here(job)
+    other = make_table(job.topic, 0, ["other"], job.recovery_id)
+    chunk = write_chunk(job.directory, 0, 0, other)
+    with pytest.raises(PlanStale, match="another hash"):
+        TransactionalWriter(job.writer_settings()).write(chunk, other)

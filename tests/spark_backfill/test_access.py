@@ -1,0 +1,102 @@
+"""URLs and properties as JDBC and Java's Kafka clients want them; bounds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlog.errors import ConfigurationError, UsageError
+from spark_backfill.candidates import find_bounds
+from spark_backfill.jdbc import make_access
+from spark_backfill.kafka_options import make_java_options
+from tests.spark_backfill import world
+
+MARGIN = timedelta(minutes=10)
+
+
+def test_a_postgres_url_becomes_jdbcs() -> None:
+    source = world.make_source(
+        "postgresql+psycopg://us%40er:p%2Fw@db.example:6432/my%20shop?sslmode=require&connect_timeout=3",
+        limits={"connections": 2, "fetch_size": 77, "statement_timeout": "90s"},
+    )
+    access = make_access(source, "shop")
+    assert access.url == "jdbc:postgresql://db.example:6432/my%20shop"
+    assert access.properties["user"] == "us@er"
+    assert access.properties["password"] == "p/w"
+    assert access.properties["fetchsize"] == "77"
+    assert access.properties["queryTimeout"] == "90"
+    assert "statement_timeout=90000" in access.properties["options"]
+    assert "default_transaction_read_only=on" in access.properties["options"]
+    assert access.properties["sslmode"] == "require"
+    assert access.properties["connectTimeout"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql+psycopg:///shop?host=/run/postgresql", "socket"),
+        ("postgresql+psycopg://db/shop?passfile=/x", "passfile"),
+        ("sqlite://", "in-memory"),
+        ("sqlite:////nowhere/shop.db", "no file"),
+    ],
+)
+def test_what_jdbc_cannot_do_is_said(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make_access(world.make_source(url), "shop")
+
+
+def test_client_properties_become_javas(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("KEY")
+    java = make_java_options(
+        {
+            "bootstrap.servers": "a:1",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "me",
+            "sasl.password": 'p"w\\',
+            "ssl.ca.location": "/ca.pem",
+            "ssl.certificate.pem": "CERT",
+            "ssl.key.location": str(tmp_path / "key.pem"),
+            "linger.ms": "5",
+        }
+    )
+    assert java == {
+        "kafka.bootstrap.servers": "a:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="me" password="p\\"w\\\\";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": "CERT",
+        "kafka.ssl.keystore.key": "KEY",
+    }
+    with pytest.raises(ConfigurationError, match=r"ssl\.crl\.location"):
+        make_java_options({"ssl.crl.location": "/x"})
+
+
+def bounds_of(*times: tuple[Any, Any], **settings: Any) -> tuple[str | None, str | None]:
+    gaps = tuple(world.make_gap("t", i, 0, 1, first, last) for i, (first, last) in enumerate(times))
+    options: dict[str, Any] = {
+        "since": None, "until": None, "margin": MARGIN, "mutable": False, "has_consumed": False,
+        **settings,
+    }  # fmt: skip
+    return find_bounds(gaps, **options).to_text()
+
+
+def test_bounds_are_the_gaps_own_widened_by_the_margin() -> None:
+    one, two, three = (world.START + timedelta(hours=h) for h in range(3))
+    low, high = "2026-11-20T11:50:00.000000Z", "2026-11-20T14:10:00.000000Z"
+    assert bounds_of((one, two), (two, three)) == (low, high)
+    # A later change moves a mutable row's time.
+    assert bounds_of((one, two), mutable=True) == (low, None)
+    # One gap without an end leaves all of them open.
+    assert bounds_of((one, two), (two, None)) == (low, None)
+    assert bounds_of((two, two), since=one, until=three) == (low, high)
+    assert bounds_of((None, three), has_consumed=True) == (None, high)
+    with pytest.raises(UsageError, match="--since"):
+        bounds_of((one, two), (None, three))

@@ -1,0 +1,391 @@
+"""Rows as they are read, and messages as they are built: exact in both databases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlog.config import Stream
+from backlog.errors import ConfigurationError, SourceError
+from backlog.stamps import make_message_id
+from spark_backfill.candidates import SourceAccess, drop_duplicates, filter_times, read_rows
+from spark_backfill.candidates import Bounds, build_candidates, count_rows
+from spark_backfill.columns import parse_time_text
+from spark_backfill.jdbc import make_access
+from spark_backfill.messages import MessageRules, build_messages, check_rules, hash_message_id
+from spark_backfill.reflection import open_engine, reflect_table
+from tests.spark_backfill import world
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVIL = 't"; DROP TABLE x; --'
+
+
+def open_stream(
+    spark: SparkSession, url: str, stream: Stream, **settings: Any
+) -> tuple[SourceAccess, MessageRules]:
+    assert stream.source is not None
+    source = world.make_source(url, **settings)
+    engine = open_engine(source, "shop")
+    table = reflect_table(engine, "shop", stream.source.table)
+    access = SourceAccess(
+        spark, engine, make_access(source, "shop"), table, source.timezone, 3
+    )
+    rules = check_rules(
+        spark,
+        stream,
+        table,
+        partitions=3,
+        targets=(0, 2),
+        max_bytes=2000,
+        timezone=source.timezone,
+    )
+    return access, rules
+
+
+def read_messages(
+    spark: SparkSession, url: str, stream: Stream, where: str = "", **settings: Any
+) -> list[dict[str, Any]]:
+    access, rules = open_stream(spark, url, stream, **settings)
+    rows = read_rows(access, rules, where, rows=count_rows(access, where), min_rows=1)
+    unique = access.table.is_unique(rules.source.primary_key)
+    built = drop_duplicates(build_messages(rows, rules), rules, unique=unique)
+    access.engine.dispose()
+    return [row.asDict() for row in built.orderBy("p0", "value").collect()]
+
+
+def values_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        m["p0"]: m["reason"] or json.loads(bytes(m["value"])) for m in messages
+    }
+
+
+def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
+    rows = [("1", "b", "2026"), (None, "", ""), ("\N{SNOWMAN}" * 90, "x" * 70000, "1:\0"), ("", None, "v")]
+    frame = spark.createDataFrame(rows, "a string, b string, v string")
+    made = frame.select(
+        hash_message_id("orders", [F.col("a"), F.col("b")], F.col("v").cast("binary")).alias("id")
+    ).collect()
+    assert [row["id"] for row in made] == [
+        make_message_id("orders", (a, b), v) for a, b, v in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-21 01:02:03.000004", "2026-11-21T00:02:03.000004Z"),
+        ("2026-11-21T01:02:03", "2026-11-21T00:02:03.000000Z"),
+        ("2026-11-21 01:02", "2026-11-21T00:02:00.000000Z"),
+        ("2026-11-21T01:02:03.5Z", "2026-11-21T01:02:03.500000Z"),
+        ("2026-11-21 01:02:03+05:30", "2026-11-20T19:32:03.000000Z"),
+        ("2026-07-21 01:02:03", "2026-07-20T23:02:03.000000Z"),
+        ("2026-11-21 01:02:03.0000004", None),
+        ("2026-02-30 01:02:03", None),
+        ("yesterday", None),
+        ("1763683323", None),
+        ("", None),
+    ],
+)
+def test_sqlite_times_are_parsed_by_us(
+    spark: SparkSession, text: str, expected: str | None
+) -> None:
+    frame = spark.createDataFrame([(text,)], "t string")
+    row = frame.select(parse_time_text(F.col("t"), "Europe/Berlin")).first()
+    assert row is not None
+    assert row[0] == expected
+
+
+def test_fault_34_postgres_values_are_exact_or_quarantined(
+    spark: SparkSession, pg_url: str
+) -> None:
+    world.run_sql(
+        pg_url,
+        "CREATE TABLE orders (id bigint PRIMARY KEY, n numeric, d numeric(38,10), f double precision, "
+        "r real, b boolean, t timestamptz, w timestamp, day date, c char(4), u uuid, j jsonb, raw bytea, "
+        "txt text, small smallint)",
+        "INSERT INTO orders VALUES (1, 12345678901234567890123456789012345678901234567890.120, "
+        "1.5, 0.1, 0.1, true, '2026-03-29 01:30:00.000001+00', '2026-03-29 03:30:00', '2026-01-02', "
+        "'ab', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{\"k\": [1, null]}', '\\x00ff', "
+        "E'line\\u2028 \\t\\x01 \"q\" / \\U0001F600', -3)",
+        "INSERT INTO orders (id, t) VALUES (2, '2026-01-01')",
+        "INSERT INTO orders (id, t, n) VALUES (3, '2026-01-01', 'NaN')",
+        "INSERT INTO orders (id, t, f) VALUES (4, '2026-01-01', '-Infinity')",
+        "INSERT INTO orders (id, t) VALUES (5, 'infinity'), (6, NULL), (7, '10000-01-01')",
+        "INSERT INTO orders (id, t, txt) VALUES (8, '2026-01-01', repeat('x', 2000))",
+    )
+    names = ["n", "d", "f", "r", "b", "t", "w", "day", "c", "u", "j", "raw", "txt", "small"]
+    stream = world.make_stream(
+        "orders",
+        primary_key=["id"],
+        time_column="t",
+        message={"key": "id", "value": {"json": names}, "headers": {"type": "upper('paid')"}},
+        identity={"row": "id", "message": "key"},
+    )
+    messages = read_messages(spark, pg_url, stream, timezone="Europe/Berlin")
+    assert bytes(messages[0]["value"]) == json.dumps(
+        {
+            "n": "12345678901234567890123456789012345678901234567890.120",
+            "d": "1.5000000000",
+            "f": 0.1,
+            "r": 0.1,
+            "b": True,
+            "t": "2026-03-29T01:30:00.000001Z",
+            "w": "2026-03-29T01:30:00.000000Z",
+            "day": "2026-01-02",
+            "c": "ab  ",
+            "u": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+            "j": '{"k": [1, null]}',
+            "raw": "AP8=",
+            "txt": 'line\u2028 \t\x01 "q" / \U0001f600',
+            "small": -3,
+        },
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode()
+    found = values_of(messages)
+    assert found["2"] == {name: None for name in names} | {"t": "2026-01-01T00:00:00.000000Z"}
+    reasons = {key: value for key, value in found.items() if isinstance(value, str)}
+    assert reasons == {
+        "3": "column n: NaN or infinite",
+        "4": "column f: NaN or infinite",
+        "5": "column t: infinite or out of range",
+        "6": "column t: no time",
+        "7": "column t: infinite or out of range",
+        "8": "larger than the topic allows (2000 bytes with its overhead)",
+    }
+    assert [bytes(v) for v in messages[0]["header_values"]] == [b"PAID"]
+
+
+def test_fault_34_sqlite_values_are_exact_or_quarantined(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    world.run_sql(
+        url,
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, n NUMERIC(12,2), m DECIMAL, f REAL, b BOOLEAN, "
+        "t TIMESTAMP, txt TEXT, raw BLOB, big BIGINT)",
+        "INSERT INTO orders VALUES (1, 12.5, 0.1, 0.1, 1, '2026-01-01 00:00:00.000001', "
+        "'\N{SNOWMAN}', X'00ff', 9223372036854775807)",
+        "INSERT INTO orders VALUES (2, 12, 3, 2, 0, '2026-01-01', 'x', NULL, NULL)",
+        "INSERT INTO orders VALUES (3, 12.505, 3, 2, 0, '2026-01-01 00:00', 'x', NULL, NULL)",
+        "INSERT INTO orders VALUES (4, 12, 3, 2, 0, '2026-01-01 00:00', CAST(X'61ff' AS TEXT), NULL, 1)",
+        "INSERT INTO orders VALUES (5, 12, 3, 2, 0, '2026-01-01 00:00', 'x', NULL, 'many')",
+        "INSERT INTO orders VALUES (6, 'NaN', 3, 2, 0, '2026-01-01 00:00', 'x', NULL, 1)",
+        "INSERT INTO orders VALUES (7, 99999999999.5, 3, 2, 0, '2026-01-01 00:00', 'x', NULL, 1)",
+        "INSERT INTO orders VALUES (8, 12, 3, 9e999, 0, '2026-01-01 00:00', 'x', NULL, 1)",
+        "INSERT INTO orders VALUES (9, 12, 3, 2, 7, '2026-01-01 00:00', 'x', NULL, 1)",
+        "INSERT INTO orders VALUES (91, NULL, NULL, NULL, NULL, '2026-01-01 00:00', NULL, NULL, NULL)",
+    )
+    names = ["n", "m", "f", "b", "t", "txt", "raw", "big"]
+    stream = world.make_stream(
+        "orders",
+        primary_key=["id"],
+        time_column="t",
+        message={"key": "id", "value": {"json": names}},
+        identity={"row": "id", "message": "key"},
+    )
+    found = values_of(read_messages(spark, url, stream))
+    assert found["1"] == {
+        "n": "12.50", "m": "0.1", "f": 0.1, "b": True, "t": "2026-01-01T00:00:00.000001Z",
+        "txt": "\N{SNOWMAN}", "raw": "AP8=", "big": 9223372036854775807,
+    }
+    assert found["91"] == {name: None for name in names} | {"t": "2026-01-01T00:00:00.000000Z"}
+    assert {key: value for key, value in found.items() if isinstance(value, str)} == {
+        "2": "column t: not a time in ISO 8601 to the microsecond",
+        "3": "column n: not an exact NUMERIC(12, 2)",
+        "4": "column txt: not UTF-8",
+        "5": "column big: not a valid integer",
+        "6": "column n: not an exact NUMERIC(12, 2)",
+        "7": "column n: not an exact NUMERIC(12, 2)",
+        "8": "column f: not a valid double",
+        "9": "column b: not a valid boolean",
+    }
+
+
+def test_fault_29_rows_with_nulls_in_their_key_are_read_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    world.run_sql(
+        url,
+        "CREATE TABLE orders (a TEXT, b INTEGER, v TEXT, t TIMESTAMP)",
+        "INSERT INTO orders SELECT 'k', value, 'v', '2026-01-01 00:00' FROM (WITH RECURSIVE c(value) AS "
+        "(SELECT 1 UNION ALL SELECT value + 1 FROM c WHERE value < 200) SELECT value FROM c)",
+        "INSERT INTO orders VALUES (NULL, 1, 'null', '2026-01-01 00:00')",
+        "INSERT INTO orders VALUES ('z', NULL, 'one', '2026-01-01 00:00'), "
+        "('z', NULL, 'two', '2026-01-01 00:00')",
+    )
+    stream = world.make_stream(
+        "orders",
+        primary_key=["a", "b"],
+        time_column="t",
+        message={"key": {"sql": "concat_ws('-', a, b)"}, "value": {"column": "v"}},
+        identity={"row": {"sql": "concat_ws('-', a, b)"}, "message": "key"},
+    )
+    messages = read_messages(spark, url, stream)
+    assert len(messages) == 203
+    good = [m for m in messages if m["reason"] is None]
+    assert len({m["message_id"] for m in good}) == len(good) == 201
+    assert {m["reason"] for m in messages if m["p0"] == "z"} == {
+        "its primary key holds a NULL and is not unique"
+    }
+
+
+def test_fault_36_a_view_that_repeats_a_key_makes_one_message(
+    spark: SparkSession, pg_url: str
+) -> None:
+    world.run_sql(
+        pg_url,
+        "CREATE TABLE o (id int PRIMARY KEY, t timestamptz)",
+        "CREATE TABLE item (o int, v text)",
+        "INSERT INTO o SELECT i, '2026-01-01' FROM generate_series(1, 50) i",
+        "INSERT INTO item SELECT i, 'v' || j FROM generate_series(1, 50) i, generate_series(1, 3) j",
+        "CREATE VIEW orders AS SELECT id, t, v FROM o JOIN item ON o.id = item.o",
+    )
+    stream = world.make_stream(
+        "orders",
+        primary_key=["id"],
+        time_column="t",
+        message={"key": "id", "value": {"column": "v"}},
+        identity={"row": "id", "message": "key"},
+    )
+    messages = read_messages(spark, pg_url, stream)
+    assert len(messages) == 50
+    assert {bytes(m["value"]) for m in messages} == {b"v1"}
+    assert sum(m["copies"] for m in messages) == 100
+
+
+def test_times_without_a_zone_are_filtered_in_the_doubled_hour(
+    spark: SparkSession, pg_url: str
+) -> None:
+    world.run_sql(
+        pg_url,
+        "CREATE TABLE orders (id int PRIMARY KEY, t timestamp)",
+        "INSERT INTO orders SELECT i, timestamp '2026-10-25 00:00' + i * interval '10 minutes' "
+        "FROM generate_series(1, 40) i",
+        "INSERT INTO orders VALUES (99, NULL)",
+    )
+    stream = world.make_stream(
+        "orders",
+        primary_key=["id"],
+        time_column="t",
+        message={"key": "id", "value": {"json": ["id"]}},
+        identity={"row": "id", "message": "key"},
+    )
+    access, rules = open_stream(spark, pg_url, stream, timezone="Europe/Berlin")
+    lower, upper = world.START.replace(month=10, day=25, hour=0), world.START.replace(
+        month=10, day=25, hour=1, minute=30
+    )
+    bounds = Bounds(lower, upper)
+    where = filter_times(access.table, "t", bounds, access.timezone)
+    rows = read_rows(access, rules, where, rows=41)
+    kept = build_candidates(rows, rules, bounds).collect()
+    everything = build_messages(read_rows(access, rules, "", rows=41), rules).collect()
+    access.engine.dispose()
+    low, high = bounds.to_text()
+    expected = {r["p0"] for r in everything if r["time"] is None or low <= r["time"] <= high}
+    assert {r["p0"] for r in kept} == expected
+    assert "99" in expected
+    assert len(expected) > 5
+
+
+def test_fault_57_names_are_quoted_and_checked(spark: SparkSession, pg_url: str, tmp_path: Path) -> None:
+    for url in (pg_url, f"sqlite:///{tmp_path}/evil.db"):
+        quoted = '"' + EVIL.replace('"', '""') + '"'
+        world.run_sql(
+            url,
+            "CREATE TABLE x (id INTEGER)",
+            f'CREATE TABLE {quoted} ("i""d; --" INTEGER PRIMARY KEY, "a`b" TEXT, t TIMESTAMP)',
+            f"INSERT INTO {quoted} VALUES (7, 'v', '2026-01-01 00:00:00')",
+        )
+        stream = world.make_stream(
+            "orders",
+            table=EVIL,
+            primary_key=['i"d; --'],
+            time_column="t",
+            message={"key": 'i"d; --', "value": {"json": ['i"d; --', "a`b"]}},
+            identity={"row": 'i"d; --', "message": "key"},
+        )
+        messages = read_messages(spark, url, stream)
+        assert values_of(messages) == {"7": {'i"d; --': 7, "a`b": "v"}}
+        engine = open_engine(world.make_source(url), "shop")
+        assert reflect_table(engine, "shop", "x").name == "x"
+        for wrong in ("orderz", "x; DROP TABLE x", 'x" --'):
+            with pytest.raises(ConfigurationError) as caught:
+                reflect_table(engine, "shop", wrong)
+            assert repr(wrong) in str(caught.value)
+        engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "words"),
+    [
+        ({"time_column": "updated"}, "time_column", "'updated_at'"),
+        ({"primary_key": ["orderid"]}, "primary_key", "'order_id'"),
+        ({"order_by": ["updated_on"]}, "order_by", "'updated_at'"),
+        ({"time_column": "user_id"}, "time_column", "holds no times"),
+        ({"message": {"key": "order_id", "value": {"json": ["amounts"]}}}, "value.json", "'amount'"),
+        ({"message": {"key": "order_id", "value": {"column": "payload"}}}, "value", "'payload'"),
+        ({"message": {"key": {"sql": "orderid"}, "value": {"column": "status"}}}, "message.key",
+         "'orderid'"),
+        ({"message": {"key": {"sql": "order_id +"}, "value": {"column": "status"}}}, "message.key",
+         "SQL"),
+        ({"message": {"key": {"sql": "sum(order_id)"}, "value": {"column": "status"}}},
+         "message.key", "SQL"),
+        ({"message": {"key": {"sql": "rand()"}, "value": {"column": "status"}}}, "message.key",
+         "another result"),
+        ({"message": {"key": {"sql": "explode(array(1,2))"}, "value": {"column": "status"}}},
+         "message.key", "several rows"),
+        ({"message": {"key": {"sql": "reflect('java.lang.Runtime','getRuntime')"},
+                      "value": {"column": "status"}}}, "message.key", "reflection"),
+        ({"message": {"key": "order_id", "value": {"column": "status"},
+                      "headers": {"type": "kind"}}}, "headers.type", "'kind'"),
+        ({"identity": {"row": "oder_id", "message": "key"}}, "identity.row", "'order_id'"),
+    ],
+)  # fmt: skip
+def test_fault_33_a_wrong_column_is_named_before_a_row_is_read(
+    spark: SparkSession, tmp_path: Path, change: dict[str, Any], where: str, words: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    world.fill_table(url, world.ORDERS, [])
+    stream = world.make_stream("orders", **{"message": {"key": "order_id", "value": {
+        "column": "status"}}, **change})
+    with pytest.raises(ConfigurationError) as caught:
+        open_stream(spark, url, stream)
+    assert where in caught.value.subject
+    assert words in str(caught.value)
+
+
+def test_fault_59_no_password_in_errors_plans_or_settings(spark: SparkSession) -> None:
+    secret = "hunter2%40x"
+    url = f"postgresql+psycopg://someone:{secret}@127.0.0.1:1/shop"
+    source = world.make_source(url)
+    access = make_access(source, "shop")
+    assert access.properties["password"] == "hunter2@x"
+    assert "hunter2" not in repr(access) + access.url + repr(source)
+    engine = open_engine(source, "shop")
+    with pytest.raises(SourceError) as caught:
+        reflect_table(engine, "shop", "orders")
+    assert "hunter2" not in repr(caught.value) + str(caught.value.__context__)
+    shown = json.dumps(spark.sparkContext.getConf().getAll()) + json.dumps(
+        [list(row) for row in spark.sql("SET").collect()]
+    )
+    assert "hunter2" not in shown
+
+
+def test_fault_59_no_password_in_sparks_plan(spark: SparkSession, pg_url: str) -> None:
+    world.fill_table(pg_url, world.ORDERS, [world.make_order(1)])
+    stream = world.make_stream("orders")
+    access, rules = open_stream(spark, pg_url.replace("postgres@", "postgres:hunter2@"), stream)
+    frame = build_messages(read_rows(access, rules, "", rows=1), rules)
+    frame.collect()
+    plan = frame._jdf.queryExecution().toString()
+    assert "backlog_rows" in plan
+    assert "hunter2" not in plan
+    access.engine.dispose()
