@@ -107,7 +107,6 @@ class Sample:
     taken_at: datetime
     partitions: tuple[PartitionSample, ...]
     group_state: str = ""
-    members: int = 0
     took: float = 0.0
 
 

@@ -64,8 +64,7 @@ def measure(rows: int, *, master: str, sink: bool) -> dict[str, Any]:
         # psycopg takes the plain URL, SQLAlchemy the one with the driver's name.
         plain = postgres.url().replace("+psycopg", "")
         fill_table(plain, rows)
-        heap = {"heap": "1g"}
-        with EmbeddedKafka.start(Path(scratch) / "kafka", **heap) as kafka:
+        with EmbeddedKafka.start(Path(scratch) / "kafka", heap="1g") as kafka:
             admin = make_admin({"bootstrap.servers": kafka.bootstrap})
             create_topic(admin, "orders", partitions=PARTITIONS, replication=1, config={})
             after = rows - survivors

@@ -135,7 +135,6 @@ def build_status(
         "topic": sample.topic,
         "cluster": sample.cluster,
         "group_state": sample.group_state,
-        "members": sample.members,
         "consumed_per_second": rates.consumed,
         "produced_per_second": rates.produced,
     }

@@ -55,7 +55,7 @@ class Marks:
 
 def is_memberless(sample: Sample) -> bool:
     """Whether nobody was in the group. An unknown state counts as somebody."""
-    return sample.group_state in MEMBERLESS and sample.members == 0
+    return sample.group_state in MEMBERLESS
 
 
 def make_marks(samples: Iterable[Sample]) -> Marks:

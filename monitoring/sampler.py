@@ -18,7 +18,6 @@ from backlog.kafka.calls import Connection, connect
 from backlog.values import PartitionSample, Sample
 
 TRIES = 5
-MEMBERLESS = ("empty", "dead")
 
 
 class StreamLike(Protocol):
@@ -53,7 +52,7 @@ def take_sample(
     topic, group = stream.topic, stream.group
     for _ in range(TRIES):
         # Who is in the group comes first: one that joins later cannot make it look deserted.
-        members = read_group_state(admin, group, limit)
+        state = read_group_state(admin, group, limit).state
         # 1. The topic's id.
         topic_id, count = read_topic_id(admin, topic, limit)
         partitions = range(count)
@@ -81,8 +80,7 @@ def take_sample(
             partitions=tuple(
                 _sample_partition(p, low[p], commits.get(p), lso[p], high[p]) for p in partitions
             ),
-            group_state=members.state,
-            members=0 if members.state in MEMBERLESS else 1,
+            group_state=state,
             took=took,
         )
     raise KafkaFailure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +14,14 @@ from backlog.errors import BacklogError, UsageError
 from backlog.kafka.admin import describe_topic
 from backlog.kafka.calls import ask, connect, wait_for
 from backlog.kafka.errors import GroupMissing
+from backlog.values import Gap
+from monitoring.gaps import Finding, Suspicion
 from monitoring.lag import build_status, read_retention, read_tails
 from monitoring.watcher import Observation, observe_stream
 from replay.workspace import Workspace
 
 LOOK_SECONDS = 30.0
+_TOLD_BY_GAPS = (Suspicion.POSSIBLE_EXPIRED, Suspicion.REREAD_EXPIRED, Suspicion.POSSIBLE_SKIP)
 
 
 def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
@@ -52,23 +55,40 @@ def look_at_stream(
     tails: frozenset[int] = frozenset()
     with suppress(BacklogError):  # without it a reader one control record behind shows as lag
         tails = read_tails(properties, seen.sample, stream.isolation, limit)
+    known = ledger.gaps.list(stream=stream.name)
     retention = read_retention(describe_topic(properties, stream.topic, limit).config)
     entry = build_status(
         seen.sample,
         stream.isolation,
         history,
-        ledger.gaps.list(stream=stream.name),
+        known,
         retention,
         tails,
     )
-    entry["warnings"] = list(dict.fromkeys(tell_findings(seen)))
+    entry["warnings"] = tell_findings(seen, known)
     entry["retention_seconds"] = None if retention is None else retention.total_seconds()
     return seen, entry
 
 
-def tell_findings(seen: Observation) -> list[str]:
-    """What an observation reports beside gaps, one sentence each."""
-    return [f"partition {item.partition}: {item.message}" for item in seen.findings]
+def tell_findings(seen: Observation, known: Iterable[Gap]) -> list[str]:
+    """What an observation reports beside gaps, one sentence each; a gap is not told twice."""
+    gaps = [gap for gap in known if gap.topic_id == seen.sample.topic_id]
+    told = (
+        f"partition {item.partition}: {item.message}"
+        for item in seen.findings
+        if not any(_covers(gap, item) for gap in gaps)
+    )
+    return list(dict.fromkeys(told))
+
+
+def _covers(gap: Gap, finding: Finding) -> bool:
+    return (
+        finding.kind in _TOLD_BY_GAPS
+        and None not in (gap.start, gap.end, finding.start, finding.end)
+        and gap.partition == finding.partition
+        and (gap.start or 0) <= (finding.start or 0)
+        and (finding.end or 0) <= (gap.end or 0)
+    )
 
 
 def list_group_topics(

@@ -19,7 +19,7 @@ from monitoring.timeline import bound_times
 from replay import injection
 from replay.approval import approve_automatically
 from replay.identity import find_identity
-from replay.observation import look_at_stream, tell_findings
+from replay.observation import look_at_stream
 from replay.workspace import Workspace
 
 KIND = "rebuild"
@@ -124,10 +124,10 @@ def observe_ground(workspace: Workspace, stream: Stream, options: PlanOptions) -
     """Looks at the stream now, and chooses the gaps; their ends are frozen here."""
     limit = Deadline(60.0)
     properties = workspace.properties(stream)
-    seen, _ = look_at_stream(workspace, stream, limit)
+    _, status = look_at_stream(workspace, stream, limit)
     topic = describe_topic(properties, stream.topic, limit)
     gaps, warnings = choose_gaps(workspace, stream, topic, options.gap_ids)
-    warnings = [*tell_findings(seen), *warnings]
+    warnings = [*status["warnings"], *warnings]
     groups = list_topic_groups(properties, stream.topic, limit)
     others = tuple(name for name in groups if name != stream.group)
     if others and stream.deliver != "topic":

@@ -273,14 +273,50 @@ def _draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
 
 
 def draw_events(events: Sequence[Document]) -> RenderableType:
-    """A recovery's record: when, who, what."""
+    """A recovery's record: when, who, what; `--json` has every line and every detail."""
+    done = {event["action"] for event in events}
     table = make_table("when", "who", "what", "")
     for event in events:
-        detail = ", ".join(f"{k} {v}" for k, v in event["detail"].items() if v not in (None, ""))
+        action = str(event["action"])
+        step, _, word = action.rpartition(" ")
+        if word == "started" and f"{step} completed" in done:
+            continue
         table.add_row(
-            format_moment(event["at"])[11:], event["actor"], event["action"], Text(detail[:120])
+            format_moment(event["at"])[11:], event["actor"], action, _tell_detail(event["detail"])
         )
     return table
+
+
+# Details worth a place in a table, with the words before them.
+_DETAILS = {
+    "by": "by ",
+    "why": "",
+    "reason": "",
+    "code": "",
+    "message": "",
+    "step": "at ",
+    "superseded_by": "by ",
+    "from": "from ",
+    "to": "to ",
+    "runner": "runner ",
+    "expires_at": "expires ",
+    "matched": "matched ",
+    "staged": "of ",
+}
+
+
+def _tell_detail(detail: Document) -> Text:
+    told: list[str] = []
+    for name, words in _DETAILS.items():
+        value = detail.get(name)
+        if value in (None, ""):
+            continue
+        if name.endswith("_at"):
+            value = format_moment(str(value))
+        elif isinstance(value, int):
+            value = format_count(value)
+        told.append(f"{words}{value}")
+    return Text(" ".join(told) if "matched" in detail else ", ".join(told))
 
 
 def print_next(console: Console, *commands: str) -> None:

@@ -47,7 +47,7 @@ def watch_streams(
                 at = format_time(utc_now())[:19]
                 where = f"{gap.stream}[{gap.partition}]"
                 session.say(f"{at}Z [red]{gap.id}[/] {where} {gap.cause}, at most {gap.count}")
-        for text in tell_findings(seen):
+        for text in tell_findings(seen, workspace.ledger.gaps.list(seen.sample.stream)):
             line = f"{seen.sample.stream} {text}"
             if line not in told:
                 told.add(line)

@@ -8,7 +8,9 @@ TEXT = """\
 # A shop: orders are rows of a table, and messages of a topic that a service reads.
 ledger: sqlite:///ledger.db
 staging: {dir: ./staging}
-spark: {master: "local[2]"}
+spark:
+  master: "local[2]"
+  conf: {spark.sql.shuffle.partitions: "3"}
 
 clusters:
   main:

@@ -33,7 +33,6 @@ def sample(
         taken_at=START + timedelta(seconds=second),
         partitions=(PartitionSample(0, low, committed, high, high, epoch),),
         group_state="stable" if members else "empty",
-        members=members,
     )
 
 

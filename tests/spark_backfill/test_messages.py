@@ -292,7 +292,7 @@ def test_times_without_a_zone_are_filtered_in_the_doubled_hour(
     expected = {r["p0"] for r in everything if r["time"] is None or low <= r["time"] <= high}
     assert {r["p0"] for r in kept} == expected
     assert "99" in expected
-    assert len(expected) > 5
+    assert len(expected) == 5
 
 
 def test_fault_57_names_are_quoted_and_checked(spark: SparkSession, pg_url: str, tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_fault_57_names_are_quoted_and_checked(spark: SparkSession, pg_url: str,
         ({"message": {"key": {"sql": "rand()"}, "value": {"column": "status"}}}, "message.key",
          "another result"),
         ({"message": {"key": {"sql": "explode(array(1,2))"}, "value": {"column": "status"}}},
-         "message.key", "several rows"),
+         "message.key", "generator"),
         ({"message": {"key": {"sql": "reflect('java.lang.Runtime','getRuntime')"},
                       "value": {"column": "status"}}}, "message.key", "reflection"),
         ({"message": {"key": "order_id", "value": {"column": "status"},

@@ -1,0 +1,268 @@
+"""Admin verbs on consumer groups; see `backlog.kafka.admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, cast
+
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicPartition,
+)
+
+from backlog.clock import Deadline
+from backlog.errors import KafkaFailure
+from backlog.kafka.calls import Connection, ask, connect, retry_passing, seconds_left, wait_for
+from backlog.kafka.clients import Admin
+from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing
+from backlog.kafka.topics import DEFAULT_SECONDS, read_topic_id
+
+# One slow coordinator must not be asked for hundreds of groups at once.
+GROUPS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed offset; `epoch` is the leader epoch in it, None where it carries none."""
+
+    offset: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a group."""
+
+    client_id: str
+    host: str
+    member_id: str
+
+    def __str__(self) -> str:
+        return f"{self.client_id} at {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """`state` is Kafka's in lower case (`stable`, `empty`, `dead`, ...); `type` its protocol."""
+
+    state: str
+    members: tuple[Member, ...]
+    type: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the group has members or is about to have some."""
+        return bool(self.members) or self.state not in ("empty", "dead")
+
+
+def read_commits(
+    connection: Connection,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+    require_stable: bool = False,
+) -> dict[int, Commit | None]:
+    """The group's commits; None where it has none (Kafka's -1001).
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: for any partition.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    wanted = [TopicPartition(topic, partition) for partition in partitions]
+    subject, doing = f"group {group} on topic {topic}", "read committed offsets"
+    if not wanted:
+        return {}
+    # Not the admin call: librdkafka 2.16 aborts the process when a broker goes away under an admin
+    # request to a coordinator (its issue 4605), and such a client may never recover.
+    reader = admin.open_reader(group, require_stable)
+
+    def call() -> dict[int, Commit | None]:
+        try:
+            answer = reader.committed(wanted, timeout=seconds_left(limit))
+        except KafkaException as error:
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+        finally:
+            reader.poll(0)  # delivers its log lines
+        return _check_commits(admin, answer, subject, doing)
+
+    return retry_passing(admin, limit, call)
+
+
+def committed_offsets(
+    connection: Connection,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+    require_stable: bool = False,
+) -> dict[int, int | None]:
+    """`read_commits` without the epochs."""
+    commits = read_commits(connection, group, topic, partitions, deadline, require_stable)
+    return {p: None if commit is None else commit.offset for p, commit in commits.items()}
+
+
+def list_topic_groups(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> dict[str, dict[int, int]]:
+    """Every group with a committed offset on the topic, of either protocol, with its offsets.
+
+    A group that may not be read is an error, since "no other readers" would then be a guess.
+
+    Returns:
+        group -> partition -> committed offset; groups in alphabetical order.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    doing = "list the groups that read it"
+    names = sorted(group.group_id for group in _list_groups(admin, f"topic {topic}", doing, limit))
+    found: dict[str, dict[int, int]] = {}
+    for first in range(0, len(names), GROUPS_AT_ONCE):
+        futures: dict[str, Future[Any]] = {}
+        for name in names[first : first + GROUPS_AT_ONCE]:
+            request = [ConsumerGroupTopicPartitions(name)]
+            futures.update(
+                admin.list_consumer_group_offsets(request, request_timeout=seconds_left(limit))
+            )
+        for name, future in futures.items():
+            subject = f"group {name}"
+            try:
+                answer = wait_for(admin, future, subject, "read committed offsets", limit)
+            except GroupMissing:
+                continue  # it went away since it was listed
+            ours = [item for item in answer.topic_partitions if item.topic == topic]
+            commits = _check_commits(admin, ours, subject, "read committed offsets")
+            known = {p: commit.offset for p, commit in commits.items() if commit is not None}
+            if known:
+                found[name] = known
+    return found
+
+
+def read_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """State and protocol of a group as the brokers list it, without its members.
+
+    Asks every broker and no coordinator, so it is safe to repeat through outages (`read_commits`).
+    A group that is not there is `dead`.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    for listed in _list_groups(admin, f"group {group}", "read its state", limit):
+        if listed.group_id == group:
+            return GroupState(
+                listed.state.name.lower() if listed.state else "",
+                (),
+                listed.type.name.lower() if listed.type else "",
+            )
+    return GroupState("dead", ())
+
+
+def describe_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """State, members and protocol of a group; a group that is not there is `dead`, no members."""
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group}", "describe it"
+
+    def call() -> Any:
+        futures = ask(admin, admin.describe_consumer_groups, subject, doing, limit, [group])
+        return wait_for(admin, futures[group], subject, doing, limit)
+
+    try:
+        answer = retry_passing(admin, limit, call)
+    except GroupMissing:
+        return GroupState("dead", ())
+    state: ConsumerGroupState = answer.state
+    members = tuple(
+        Member(str(member.client_id), str(member.host).lstrip("/"), str(member.member_id))
+        for member in answer.members
+    )
+    return GroupState(state.name.lower(), members, answer.type.name.lower() if answer.type else "")
+
+
+def set_group_offsets(
+    connection: Connection,
+    group: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    deadline: Deadline | None = None,
+) -> None:
+    """Sets committed offsets of a group without members, and reads them back.
+
+    Raises:
+        GroupActive: the group has members; names them. Nothing was set.
+        KafkaFailure: a partition was refused, or what reads back is not what was set.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group} on topic {topic}", "set committed offsets"
+    before = describe_group_state(admin, group, limit)
+    if before.is_active:
+        raise _refuse_active(group, before)
+    # The broker takes offsets for partitions that do not exist, and says nothing.
+    known = read_topic_id(admin, topic, limit)[1]
+    strange = sorted(p for p in offsets if not 0 <= p < known)
+    if strange:
+        raise TopicMissing(
+            f"could not {doing}: partitions {strange} do not exist, there are {known}",
+            subject=subject,
+        )
+    wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
+
+    def call() -> None:
+        verb = admin.alter_consumer_group_offsets
+        request = [ConsumerGroupTopicPartitions(group, wanted)]
+        futures = ask(admin, verb, subject, doing, limit, request)
+        answer = wait_for(admin, futures[group], subject, doing, limit)
+        for item in answer.topic_partitions:
+            if item.error is not None:
+                raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+
+    try:
+        retry_passing(admin, limit, call)
+    except GroupActive as error:
+        raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
+    back = committed_offsets(admin, group, topic, offsets, limit)
+    wrong = {p: back[p] for p in offsets if back[p] != offsets[p]}
+    if wrong:
+        raise KafkaFailure(
+            f"set committed offsets, but {wrong} reads back",
+            subject=subject,
+            hint="something else commits for this group; stop it and try again",
+            retryable=True,
+        )
+
+
+def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
+    def call() -> list[Any]:
+        future = ask(admin, admin.list_consumer_groups, subject, doing, limit)
+        listing = wait_for(admin, future, subject, doing, limit)
+        for error in listing.errors:
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+        return list(listing.valid)
+
+    return retry_passing(admin, limit, call)
+
+
+def _check_commits(
+    admin: Admin, items: Sequence[TopicPartition] | None, subject: str, doing: str
+) -> dict[int, Commit | None]:
+    commits: dict[int, Commit | None] = {}
+    for item in items or ():
+        if item.error is not None:
+            raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+        epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
+        known = None if epoch is None or epoch < 0 else epoch
+        commits[item.partition] = None if item.offset < 0 else Commit(item.offset, known)
+    return commits
+
+
+def _refuse_active(group: str, state: GroupState) -> GroupActive:
+    names = ", ".join(str(member) for member in state.members) or f"state {state.state}"
+    return GroupActive(
+        f"its offsets were not set, the group is active: {names}",
+        subject=f"group {group}",
+        hint="stop these members, wait until the group is empty, and try again",
+    )
