@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,6 +33,10 @@ _HOPELESS = frozenset(
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
     }
+)
+# These only say that something else went wrong before.
+_SECOND_HAND = frozenset(
+    {KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE}
 )
 
 
@@ -116,14 +121,14 @@ class SlotProducer:
 
     def init(self) -> None:
         """Fences older producers of the id; their open transaction is aborted or has ended."""
-        self._guard("take the slot over", self._producer.init_transactions, 2 * self.timeout + 15)
+        self._call("take the slot over", self._producer.init_transactions, 2 * self.timeout + 15)
 
     def begin(self) -> None:
         """Opens the transaction."""
         self._delivered = self._produced = 0
         self.first_offset = self.last_offset = None
         self._begun = time.monotonic()
-        self._guard("begin a transaction", self._producer.begin_transaction)
+        self._call("begin a transaction", self._producer.begin_transaction)
 
     def produce(self, partition: int, table: pa.Table, pace: float | None) -> None:
         """Hands every message to the client; each stays under the transaction until commit."""
@@ -134,14 +139,14 @@ class SlotProducer:
                 for number, (value, key, headers) in enumerate(rows, start):
                     report = self._on_end if number in (0, last) else self._on_delivery
                     self._send(self._topic, value, key, partition, headers, report)
-                self._producer.poll(0)
+                self._call("deliver messages", self._producer.poll, 0)
             if start <= last // 2 < start + _BATCH:
                 reach("p3.5.produce.middle")
             self._check_reports()
             if pace:
                 due = self._begun + min(last + 1, start + _BATCH) / pace
                 while (early := due - time.monotonic()) > 0:
-                    self._producer.poll(early)
+                    self._call("deliver messages", self._producer.poll, early)
 
     def produce_record(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """The ledger record, in the same transaction."""
@@ -153,7 +158,7 @@ class SlotProducer:
         librdkafka counts failed deliveries itself and refuses the commit (tried), but it does not
         say what failed; the reports do.
         """
-        left = self._producer.flush(self.timeout)
+        left = self._call("deliver messages", self._producer.flush, self.timeout)
         self._check_reports()
         if left or self._delivered != self._produced:
             raise AttemptError(
@@ -169,7 +174,7 @@ class SlotProducer:
 
     def commit(self) -> float:
         """Commits; returns seconds since begin."""
-        self._guard("commit the chunk", self._producer.commit_transaction, self.timeout + 5)
+        self._call("commit the chunk", self._producer.commit_transaction, self.timeout + 5)
         return time.monotonic() - self._begun
 
     def abort(self) -> None:
@@ -178,15 +183,15 @@ class SlotProducer:
         Whether it works does not matter: the next producer's init aborts what is still open. An
         answer such as INVALID_TXN_STATE only means that this producer is of no more use.
         """
-        with contextlib.suppress(KafkaException):
-            self._producer.purge()
-            self._producer.abort_transaction(5.0)
+        with contextlib.suppress(AttemptError, BacklogError):
+            self._call("abort", self._producer.purge)
+            self._call("abort", self._producer.abort_transaction, 5.0)
 
     def drop(self) -> None:
         """Throws the producer away with everything it still holds."""
-        with contextlib.suppress(KafkaException):
-            self._producer.purge()
-            self._producer.poll(0)
+        with contextlib.suppress(AttemptError, BacklogError):
+            self._call("let go of a producer", self._producer.purge)
+            self._call("let go of a producer", self._producer.poll, 0)
 
     def _send(
         self,
@@ -205,7 +210,7 @@ class SlotProducer:
                     topic, value, key, partition, headers=headers, on_delivery=report
                 )
             except BufferError:
-                self._producer.poll(0.05)
+                self._call("deliver messages", self._producer.poll, 0.05)
                 self._check_reports()
             except (KafkaException, TypeError, ValueError) as error:
                 raise self._failed("produce a message", error) from error
@@ -231,18 +236,29 @@ class SlotProducer:
         if self._failure is not None:
             raise self._failed("deliver a message", self._failure)
 
-    def _guard(self, doing: str, call: Callable[..., Any], *arguments: float) -> None:
+    def _call(self, doing: str, call: Callable[..., Any], *arguments: float) -> Any:
+        """Calls the client; whatever it raises becomes AttemptError or an error of ours."""
         try:
-            call(*arguments)
+            return call(*arguments)
         except KafkaException as error:
             # The message's own failure says more than "some messages failed".
             raise self._failed(doing, self._failure or error) from error
+        except:  # noqa: E722
+            # After a fatal error confluent-kafka raises a KafkaError, which is no exception class
+            # at all, so that no named clause catches it; or a SystemError where it has lost it
+            # (tried, 2.16.1).
+            reason: Any = sys.exc_info()[1]
+            if not isinstance(reason, KafkaError | SystemError):
+                raise
+        raise self._failed(doing, reason)
 
     def _failed(self, doing: str, error: Any) -> Exception:
         inner = unwrap(error)
-        ours = translate(error, self.subject, doing)
+        if isinstance(error, SystemError) or (inner is not None and inner.code() in _SECOND_HAND):
+            inner = self._ask_reason() or inner
+        ours = translate(inner or error, self.subject, doing)
         if inner is None:
-            return ours
+            return AttemptError(ours, abortable=False) if isinstance(error, SystemError) else ours
         code = inner.code()
         if is_fenced(inner) and self._begun and self._elapsed >= self.timeout:
             # The coordinator timed this transaction out, or another runner fenced us while we
@@ -257,6 +273,19 @@ class SlotProducer:
             ours.retryable = False
             return ours
         return AttemptError(ours, abortable=is_abortable(inner))
+
+    def _ask_reason(self) -> KafkaError | None:
+        """The fatal error behind a second-hand one; an abort answers with it."""
+        try:
+            self._producer.abort_transaction(5.0)
+        except KafkaException as error:
+            return unwrap(error)
+        except:  # noqa: E722 - see _call
+            reason: Any = sys.exc_info()[1]
+            if not isinstance(reason, KafkaError | SystemError):
+                raise
+            return unwrap(reason)
+        return None
 
     @property
     def _elapsed(self) -> float:

@@ -56,6 +56,7 @@ OnProgress = Callable[[Progress], None]
 
 # An open transaction holds back every read_committed reader: a slow pace ends here.
 MAX_TRANSACTION_SECONDS = 4.0
+RECONNECT_SECONDS = 120.0
 _LOST_WORKERS = 2
 
 
@@ -284,8 +285,10 @@ class _Injection:
 
     def _send_wave(self, slots: list[int]) -> None:
         started = time.monotonic()
-        # Whoever recreated the topic in the middle must not get the rest.
-        check_target(self._admin, self._job.topic, self._job.topic_id, self._job.partitions)
+        # Whoever recreated the topic in the middle must not get the rest. In mid-run a broker that
+        # restarts is waited for.
+        job, limit = self._job, Deadline(RECONNECT_SECONDS)
+        check_target(self._admin, job.topic, job.topic_id, job.partitions, limit)
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
         before = self._injected
         self._run_tasks(tasks)

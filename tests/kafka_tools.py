@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
+    KafkaError,
     KafkaException,
     Message,
     TopicPartition,
@@ -192,8 +193,10 @@ def join(properties: Mapping[str, str], group: str, topic: str, **settings: str)
     while not consumer.assignment():
         assert time.monotonic() < end, "no partitions were assigned"
         message = consumer.poll(0.1)
-        if message is not None and message.error():
-            raise KafkaException(message.error())
+        error = message.error() if message is not None else None
+        # A topic made a moment ago may not have reached this broker's metadata.
+        if error is not None and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaException(error)
     return consumer
 
 

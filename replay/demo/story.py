@@ -121,7 +121,6 @@ def _close(stage: Stage, directory: Path, bootstrap: str) -> Audit:
     stage.open_chapter("The consumer goes on")
     handled = handle_orders(bootstrap, directory / "warehouse.db")
     stage.tell(f"The service is started again, and handles {handled:,} orders.")
-    stage.run("gaps")
     audit = audit_shop(bootstrap, directory / "shop.db", directory / "warehouse.db")
     stage.open_chapter("Was every order handled, and none twice?")
     stage.tell(

@@ -9,8 +9,8 @@ import pytest
 from backlog.embedded import EmbeddedKafka
 from spark_backfill.crashpoints import POINTS
 from tests.crash.runner import read_copies, start_runner
-from tests.crash.schedule import Kill, Schedule, run_schedule
 from tests.crash.scenario import judge, make_scenario
+from tests.crash.schedule import Kill, Schedule, run_schedule
 
 
 @pytest.mark.parametrize("point", POINTS)

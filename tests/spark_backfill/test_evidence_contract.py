@@ -45,7 +45,9 @@ class Case:
     ruin: Callable[[], Evidence]
 
 
-@pytest.fixture(params=["survivors", "survivors_by_header", "consumed", "consumed_text", "injected"])
+@pytest.fixture(
+    params=["survivors", "survivors_by_header", "consumed", "consumed_text", "injected"]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     """Each kind."""
     made: Case = request.getfixturevalue(request.param)
@@ -93,9 +95,7 @@ def _survivor_case(
 
 
 @pytest.fixture
-def survivors(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
-) -> Case:
+def survivors(spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path) -> Case:
     return _survivor_case(spark, kafka, topic, None, tmp_path)
 
 
@@ -171,9 +171,7 @@ def explain(evidence: Evidence, keys: Iterable[str]) -> dict[str, str]:
     frame = spark.createDataFrame(rows, f"{evidence.matches} {kind}, reason string")
     found = label_candidates(frame, [evidence]).collect()
     assert len(found) == len(rows)
-    return {
-        (bytes(row[0]).decode() if kind == "binary" else row[0]): row["label"] for row in found
-    }
+    return {(bytes(row[0]).decode() if kind == "binary" else row[0]): row["label"] for row in found}
 
 
 def test_it_explains_exactly_its_keys(case: Case, tmp_path: Path) -> None:

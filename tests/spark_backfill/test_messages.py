@@ -12,8 +12,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlog.config import Stream
 from backlog.errors import ConfigurationError, SourceError
 from backlog.stamps import make_message_id
-from spark_backfill.candidates import SourceAccess, drop_duplicates, filter_times, read_rows
-from spark_backfill.candidates import Bounds, build_candidates, count_rows
+from spark_backfill.candidates import (
+    Bounds,
+    SourceAccess,
+    build_candidates,
+    count_rows,
+    drop_duplicates,
+    filter_times,
+    read_rows,
+)
 from spark_backfill.columns import parse_time_text
 from spark_backfill.jdbc import make_access
 from spark_backfill.messages import MessageRules, build_messages, check_rules, hash_message_id
@@ -33,9 +40,7 @@ def open_stream(
     source = world.make_source(url, **settings)
     engine = open_engine(source, "shop")
     table = reflect_table(engine, "shop", stream.source.table)
-    access = SourceAccess(
-        spark, engine, make_access(source, "shop"), table, source.timezone, 3
-    )
+    access = SourceAccess(spark, engine, make_access(source, "shop"), table, source.timezone, 3)
     rules = check_rules(
         spark,
         stream,
@@ -60,20 +65,21 @@ def read_messages(
 
 
 def values_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        m["p0"]: m["reason"] or json.loads(bytes(m["value"])) for m in messages
-    }
+    return {m["p0"]: m["reason"] or json.loads(bytes(m["value"])) for m in messages}
 
 
 def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
-    rows = [("1", "b", "2026"), (None, "", ""), ("\N{SNOWMAN}" * 90, "x" * 70000, "1:\0"), ("", None, "v")]
+    rows = [
+        ("1", "b", "2026"),
+        (None, "", ""),
+        ("\N{SNOWMAN}" * 90, "x" * 70000, "1:\0"),
+        ("", None, "v"),
+    ]
     frame = spark.createDataFrame(rows, "a string, b string, v string")
     made = frame.select(
         hash_message_id("orders", [F.col("a"), F.col("b")], F.col("v").cast("binary")).alias("id")
     ).collect()
-    assert [row["id"] for row in made] == [
-        make_message_id("orders", (a, b), v) for a, b, v in rows
-    ]
+    assert [row["id"] for row in made] == [make_message_id("orders", (a, b), v) for a, b, v in rows]
 
 
 @pytest.mark.parametrize(
@@ -128,28 +134,31 @@ def test_fault_34_postgres_values_are_exact_or_quarantined(
         identity={"row": "id", "message": "key"},
     )
     messages = read_messages(spark, pg_url, stream, timezone="Europe/Berlin")
-    assert bytes(messages[0]["value"]) == json.dumps(
-        {
-            "n": "12345678901234567890123456789012345678901234567890.120",
-            "d": "1.5000000000",
-            "f": 0.1,
-            "r": 0.1,
-            "b": True,
-            "t": "2026-03-29T01:30:00.000001Z",
-            "w": "2026-03-29T01:30:00.000000Z",
-            "day": "2026-01-02",
-            "c": "ab  ",
-            "u": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
-            "j": '{"k": [1, null]}',
-            "raw": "AP8=",
-            "txt": 'line\u2028 \t\x01 "q" / \U0001f600',
-            "small": -3,
-        },
-        ensure_ascii=False,
-        separators=(",", ":"),
-    ).encode()
+    assert (
+        bytes(messages[0]["value"])
+        == json.dumps(
+            {
+                "n": "12345678901234567890123456789012345678901234567890.120",
+                "d": "1.5000000000",
+                "f": 0.1,
+                "r": 0.1,
+                "b": True,
+                "t": "2026-03-29T01:30:00.000001Z",
+                "w": "2026-03-29T01:30:00.000000Z",
+                "day": "2026-01-02",
+                "c": "ab  ",
+                "u": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+                "j": '{"k": [1, null]}',
+                "raw": "AP8=",
+                "txt": 'line\u2028 \t\x01 "q" / \U0001f600',
+                "small": -3,
+            },
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ).encode()
+    )
     found = values_of(messages)
-    assert found["2"] == {name: None for name in names} | {"t": "2026-01-01T00:00:00.000000Z"}
+    assert found["2"] == dict.fromkeys(names) | {"t": "2026-01-01T00:00:00.000000Z"}
     reasons = {key: value for key, value in found.items() if isinstance(value, str)}
     assert reasons == {
         "3": "column n: NaN or infinite",
@@ -192,10 +201,16 @@ def test_fault_34_sqlite_values_are_exact_or_quarantined(
     )
     found = values_of(read_messages(spark, url, stream))
     assert found["1"] == {
-        "n": "12.50", "m": "0.1", "f": 0.1, "b": True, "t": "2026-01-01T00:00:00.000001Z",
-        "txt": "\N{SNOWMAN}", "raw": "AP8=", "big": 9223372036854775807,
+        "n": "12.50",
+        "m": "0.1",
+        "f": 0.1,
+        "b": True,
+        "t": "2026-01-01T00:00:00.000001Z",
+        "txt": "\N{SNOWMAN}",
+        "raw": "AP8=",
+        "big": 9223372036854775807,
     }
-    assert found["91"] == {name: None for name in names} | {"t": "2026-01-01T00:00:00.000000Z"}
+    assert found["91"] == dict.fromkeys(names) | {"t": "2026-01-01T00:00:00.000000Z"}
     assert {key: value for key, value in found.items() if isinstance(value, str)} == {
         "2": "column t: not a time in ISO 8601 to the microsecond",
         "3": "column n: not an exact NUMERIC(12, 2)",
@@ -279,8 +294,9 @@ def test_times_without_a_zone_are_filtered_in_the_doubled_hour(
         identity={"row": "id", "message": "key"},
     )
     access, rules = open_stream(spark, pg_url, stream, timezone="Europe/Berlin")
-    lower, upper = world.START.replace(month=10, day=25, hour=0), world.START.replace(
-        month=10, day=25, hour=1, minute=30
+    lower, upper = (
+        world.START.replace(month=10, day=25, hour=0),
+        world.START.replace(month=10, day=25, hour=1, minute=30),
     )
     bounds = Bounds(lower, upper)
     where = filter_times(access.table, "t", bounds, access.timezone)
@@ -295,7 +311,9 @@ def test_times_without_a_zone_are_filtered_in_the_doubled_hour(
     assert len(expected) == 5
 
 
-def test_fault_57_names_are_quoted_and_checked(spark: SparkSession, pg_url: str, tmp_path: Path) -> None:
+def test_fault_57_names_are_quoted_and_checked(
+    spark: SparkSession, pg_url: str, tmp_path: Path
+) -> None:
     for url in (pg_url, f"sqlite:///{tmp_path}/evil.db"):
         quoted = '"' + EVIL.replace('"', '""') + '"'
         world.run_sql(
@@ -354,8 +372,9 @@ def test_fault_33_a_wrong_column_is_named_before_a_row_is_read(
 ) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     world.fill_table(url, world.ORDERS, [])
-    stream = world.make_stream("orders", **{"message": {"key": "order_id", "value": {
-        "column": "status"}}, **change})
+    stream = world.make_stream(
+        "orders", **{"message": {"key": "order_id", "value": {"column": "status"}}, **change}
+    )
     with pytest.raises(ConfigurationError) as caught:
         open_stream(spark, url, stream)
     assert where in caught.value.subject

@@ -14,7 +14,15 @@ from spark_backfill.ranges import cut_ranges, list_ranges
 from spark_backfill.reflection import open_engine, reflect_table
 from tests.spark_backfill import world
 
-TENANTS: list[str | None] = ["a", "B", "zo\N{LATIN SMALL LETTER E WITH ACUTE}", "", "%s?", "o'x", None]
+TENANTS: list[str | None] = [
+    "a",
+    "B",
+    "zo\N{LATIN SMALL LETTER E WITH ACUTE}",
+    "",
+    "%s?",
+    "o'x",
+    None,
+]
 
 
 def read_by_ranges(url: str, table: str, key: tuple[str, ...], count: int) -> list[list[Any]]:
@@ -52,8 +60,9 @@ def test_fault_29_nulls_in_a_composite_key_are_read_once(url: str) -> None:
         {"id": i, "tenant": TENANTS[i % 7], "number": None if i % 11 == 0 else i}
         for i in range(300)
     ]
-    world.fill_table(url, "CREATE TABLE items (id INTEGER, tenant TEXT, number BIGINT)", rows,
-                     "items")
+    world.fill_table(
+        url, "CREATE TABLE items (id INTEGER, tenant TEXT, number BIGINT)", rows, "items"
+    )
     ranges = read_by_ranges(url, "items", ("tenant", "number"), 5)
     assert len(ranges) == 5
     read = Counter(number for part in ranges for number in part)

@@ -54,15 +54,18 @@ def test_canaries_are_the_first_three_chunks_of_one_slot(tmp_path: Path) -> None
     limits = ChunkLimits(messages=40, canary_slot=2)
     table = make_rows({0: 45, 2: 100})
     assert cut(table, tmp_path, limits, 17) == [
-        (0, 0, 40, 0), (0, 1, 5, 0),
-        (2, 0, 10, 1), (2, 1, 10, 1), (2, 2, 10, 1), (2, 3, 40, 0), (2, 4, 30, 0),
+        (0, 0, 40, 0),
+        (0, 1, 5, 0),
+        (2, 0, 10, 1),
+        (2, 1, 10, 1),
+        (2, 2, 10, 1),
+        (2, 3, 40, 0),
+        (2, 4, 30, 0),
     ]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(4, [4]), (10, [10]), (23, [10, 10, 3])])
-def test_few_messages_make_fewer_canaries(
-    tmp_path: Path, count: int, expected: list[int]
-) -> None:
+def test_few_messages_make_fewer_canaries(tmp_path: Path, count: int, expected: list[int]) -> None:
     made = cut(make_rows({1: count}), tmp_path, ChunkLimits(canary_slot=1), 7)
     assert [item[2] for item in made] == expected
     assert all(item[3] for item in made)

@@ -94,6 +94,11 @@ def test_one_mutable_row_may_stand_for_several_messages() -> None:
 
 
 def test_ranges_that_overlap_count_once() -> None:
-    ranges = [OffsetRange(0, 0, 10), OffsetRange(0, 5, 12), OffsetRange(0, 6, 8),
-              OffsetRange(1, 3, 3), OffsetRange(0, 20, 21)]
+    ranges = [
+        OffsetRange(0, 0, 10),
+        OffsetRange(0, 5, 12),
+        OffsetRange(0, 6, 8),
+        OffsetRange(1, 3, 3),
+        OffsetRange(0, 20, 21),
+    ]
     assert count_expected(ranges) == {0: 13, 1: 0}

@@ -25,6 +25,7 @@ START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 Row = Mapping[str, Any]
 Header = tuple[str, bytes | None]
 
+FIELDS = ["order_id", "user_id", "status", "amount", "updated_at"]
 ORDERS = (
     "CREATE TABLE orders (order_id BIGINT NOT NULL PRIMARY KEY, user_id INTEGER, "
     "status VARCHAR(20), amount NUMERIC(12,2), updated_at {time} NOT NULL)"
@@ -72,12 +73,9 @@ def fill_table(url: str, create: str, rows: Sequence[Row], table: str = "orders"
             marks = ", ".join(f":p{i}" for i in range(len(names)))
             target = '"' + table.replace('"', '""') + '"'
             connection.execute(
-                sa.text(f"INSERT INTO {target} ({quoted}) VALUES ({marks})".replace(" t\\:", " t:")),
+                sa.text(f"INSERT INTO {target} ({quoted}) VALUES ({marks})"),
                 [
-                    {
-                        f"p{i}": _store(row[name], sqlite=sqlite)
-                        for i, name in enumerate(names)
-                    }
+                    {f"p{i}": _store(row[name], sqlite=sqlite) for i, name in enumerate(names)}
                     for row in rows
                 ],
             )
@@ -188,7 +186,7 @@ def make_stream(topic: str, **source: Any) -> Stream:
         "time_column": "updated_at",
         "message": {
             "key": "order_id",
-            "value": {"json": ["order_id", "user_id", "status", "amount", "updated_at"]},
+            "value": {"json": FIELDS},
         },
         "identity": {"row": "order_id", "message": "key"},
         "stale": "restate",
@@ -253,7 +251,7 @@ def make_request(
     sources = changes.pop("sources", None) or {"shop": make_source(url)}
     settings: dict[str, Any] = {
         "recovery_id": "r-20261121-0001",
-        "stream": stream,
+        "stream": changes.pop("stream", stream),
         "sources": sources,
         "client_properties": {"bootstrap.servers": bootstrap},
         "partitions": 3,

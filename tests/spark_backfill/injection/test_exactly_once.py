@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -241,13 +242,13 @@ def test_fault_14_a_message_too_large_for_the_topic_leaves_no_partial_chunk(
     table = read_chunk(job.directory, chunk)
     assert TransactionalWriter(settings).write(chunk, table).count == 60
     assert_same_set(job)
-    large = make_table(job.topic, 0, ["a", "b"], job.recovery_id, size=5000)
+    large = make_table(job.topic, 0, [random.Random(1).randbytes(3000).hex()], job.recovery_id)
     chunk = write_chunk(job.directory, 0, 1, large)
-    with pytest.raises(KafkaFailure, match="MSG_SIZE_TOO_LARGE|too large") as caught:
+    with pytest.raises(KafkaFailure, match="MSG_SIZE_TOO_LARGE") as caught:
         TransactionalWriter(settings).write(chunk, large)
     assert not caught.value.retryable
     # The broker's own refusal, where the client was not told the limit, is the same.
-    with pytest.raises(KafkaFailure, match="MSG_SIZE_TOO_LARGE|too large"):
+    with pytest.raises(KafkaFailure, match="MSG_SIZE_TOO_LARGE"):
         TransactionalWriter(job.writer_settings()).write(chunk, large)
     assert_same_set(job)
 

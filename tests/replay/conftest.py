@@ -1,0 +1,36 @@
+"""A shop for each test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backlog.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.replay.shop import PARTITIONS, Shop
+
+
+@pytest.fixture
+def empty_shop(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, unique: str, tmp_path: Path
+) -> Shop:
+    """SQLite source and ledger; the topic is empty and there is no table yet."""
+    shop = Shop(
+        directory=tmp_path,
+        bootstrap=kafka.bootstrap,
+        topic=topic(partitions=PARTITIONS, name="orders"),
+        group=group,
+        url=f"sqlite:///{tmp_path / 'shop.db'}",
+        ledger="sqlite:///ledger.db",
+        kafka_ledger=f"recovery-ledger-{unique}",
+    )
+    shop.write_config()
+    return shop
+
+
+@pytest.fixture
+def shop(empty_shop: Shop) -> Shop:
+    """A shop that has lost its orders."""
+    empty_shop.lose_orders()
+    return empty_shop
