@@ -11,7 +11,7 @@ from typing import Protocol
 
 from backlog.clock import Deadline, OffPeakWindow, format_time, utc_now
 from backlog.errors import Paused
-from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
+from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlog.kafka.calls import Connection, connect
 from backlog.kafka.clients import Admin
 
@@ -169,8 +169,8 @@ class LiveLagBrake:
         return self._last
 
     def _judge(self, ends: Mapping[int, int]) -> str:
-        state = describe_group_state(self._admin, self._group)
-        if not state.members:
+        state = read_group_state(self._admin, self._group)
+        if not state.is_active:
             return ""
         commits = committed_offsets(self._admin, self._group, self._topic, self._partitions)
         lag = sum(self._lag(p, ends[p], at) for p, at in commits.items() if at is not None)

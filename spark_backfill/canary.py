@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable, Paused, VerificationFailed
-from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
+from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlog.kafka.clients import Properties, make_admin, make_consumer
 from backlog.kafka.errors import translate
 from backlog.manifest import read_chunk
@@ -85,7 +85,7 @@ def await_group_past(
     """
     admin = make_admin(properties)
     limit = Deadline(seconds)
-    while describe_group_state(admin, group).members:
+    while read_group_state(admin, group).is_active:
         committed = committed_offsets(admin, group, topic, [slot])[slot]
         if committed is not None and committed >= offset:
             return

@@ -44,7 +44,14 @@ class Samples:
 
     def add(self, sample: Sample) -> None:
         """Stores a sample and moves the stream's commit marks, in one transaction."""
-        rows = [[p.partition, p.low, p.committed, p.lso, p.high] for p in sample.partitions]
+        content = {
+            "rows": [
+                [p.partition, p.low, p.committed, p.lso, p.high, p.committed_epoch]
+                for p in sample.partitions
+            ],
+            "group_state": sample.group_state,
+            "took": sample.took,
+        }
         with self._database.write() as connection:
             self._database.lock_name(connection, f"samples:{sample.stream}")
             connection.execute(
@@ -55,7 +62,7 @@ class Samples:
                     group_id=sample.group,
                     topic_id=sample.topic_id,
                     taken_at=sample.taken_at,
-                    partitions=rows,
+                    partitions=content,
                 )
             )
             _move_marks(connection, sample)
@@ -185,5 +192,7 @@ def _to_sample(row: RowMapping) -> Sample:
         group=row["group_id"],
         topic_id=row["topic_id"],
         taken_at=row["taken_at"],
-        partitions=tuple(PartitionSample(*each) for each in row["partitions"]),
+        partitions=tuple(PartitionSample(*each) for each in row["partitions"]["rows"]),
+        group_state=row["partitions"]["group_state"],
+        took=row["partitions"]["took"],
     )
