@@ -172,7 +172,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> str:
     value = {"version": SCHEMA_VERSION, **asdict(manifest)}
     _make_private(directory)
     temporary = directory / f".{MANIFEST_NAME}.{uuid.uuid4().hex}"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(_create_private(temporary), "w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())
@@ -212,7 +212,7 @@ def read_manifest(directory: Path, expected_sha256: str | None = None) -> Manife
 def _write_table(path: Path, table: pa.Table) -> None:
     _make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with os.fdopen(_create_private(temporary), "wb") as file:
         pq.write_table(table, file, compression="zstd", compression_level=1)
     temporary.replace(path)
 
@@ -221,3 +221,7 @@ def _make_private(directory: Path) -> None:
     """Makes a directory and its missing parents, each for the owner only (mkdir: the last one)."""
     for parent in reversed([directory, *directory.parents]):
         parent.mkdir(exist_ok=True, mode=0o700)
+
+
+def _create_private(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -11,7 +11,7 @@ from replay.context import RunContext
 WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"
 
 
-class CancelRequested(BacklogError):  # noqa: N818 - said like Paused and Refused
+class CancelRequested(BacklogError):
     """An operator cancelled the recovery while it ran."""
 
     code = "cancelled"

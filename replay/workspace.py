@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,14 @@ class Workspace:
             LedgerError: it cannot be opened, or needs `backlogctl db upgrade`.
         """
         return cls(config, open_ledger(config.ledger_url()))
+
+    @classmethod
+    def open_passing(cls, config: Config) -> Self:
+        """With a ledger that is gone when the process ends."""
+        # A file, not memory: the ledger's connections are several.
+        directory = tempfile.mkdtemp(prefix="backlogctl-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        return cls(config, open_ledger(f"sqlite:///{directory}/ledger.db"))
 
     def properties(self, stream: Stream) -> Mapping[str, str]:
         """Client properties of the stream's cluster, secrets revealed."""

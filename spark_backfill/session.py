@@ -31,7 +31,7 @@ class SparkSettings(Protocol):
         """Settings of the user; ours that exactness needs win over them."""
 
 
-class SparkFailure(BacklogError):  # noqa: N818 - named as its siblings
+class SparkFailure(BacklogError):
     """Spark could not be started."""
 
     code = "spark"

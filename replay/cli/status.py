@@ -98,7 +98,7 @@ def open_for_looking(
             subject=f"group {group}",
             hint="check its name, or name the topic with --topic",
         )
-    return Workspace.open(Config.for_bootstrap(bootstrap, group, found))
+    return Workspace.open_passing(Config.for_bootstrap(bootstrap, group, found))
 
 
 def _describe_unseen(stream: Stream, error: Any) -> dict[str, Any]:

@@ -132,9 +132,8 @@ def test_earlier_recoveries_are_subtracted_and_a_missing_list_is_refused(
     stream = world.make_stream(lost.topic)
     staging = tmp_path / "staging"
     first = world.make_request(
-        kafka.bootstrap, stream, shop, lost.gaps, staging,
+        kafka.bootstrap, world.make_stream(lost.topic, margin="1ms"), shop, lost.gaps, staging,
         until=rows[29]["updated_at"], since=world.START,
-        stream=world.make_stream(lost.topic, margin="1ms"),
     )  # fmt: skip
     assert plan(spark, first, messages=8).counts.rebuilt == 30
     second = world.make_request(

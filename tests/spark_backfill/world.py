@@ -251,7 +251,7 @@ def make_request(
     sources = changes.pop("sources", None) or {"shop": make_source(url)}
     settings: dict[str, Any] = {
         "recovery_id": "r-20261121-0001",
-        "stream": changes.pop("stream", stream),
+        "stream": stream,
         "sources": sources,
         "client_properties": {"bootstrap.servers": bootstrap},
         "partitions": 3,

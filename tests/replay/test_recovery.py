@@ -1,0 +1,164 @@
+"""The whole way to `verified`, by the command line, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from tests.kafka_tools import commit, wait_until
+from tests.replay.shop import DONE, LOST, TOTAL, Shop, count_by_partition, upgrade_ledger
+
+
+def test_whole_way_on_sqlite(shop: Shop) -> None:
+    """Every verb with --json is one document; the gap is verified; a second run does nothing."""
+    plan = shop.run("plan", "rebuild", "orders", "--json").document
+    assert plan["verdict"] == "exact"
+    assert plan["state"] == "planned"
+    assert plan["counts"]["expected"] == plan["counts"]["rebuilt"] == LOST
+    assert plan["counts"]["candidates"] == TOTAL
+    assert plan["counts"]["consumed"] == DONE
+    recovery = plan["id"]
+    assert shop.read_injected() == []
+
+    assert shop.run("run", recovery, "--json", code=3).error["code"] == "approval_needed"
+    approved = shop.run("approve", recovery, "--by", "Ada", "--json").document
+    assert approved["state"] == "approved"
+    assert approved["approved_by"] == "Ada"
+    assert approved["approved_identity"].startswith("os:")
+
+    done = shop.run("run", recovery, "--json").document
+    assert done["state"] == "verified"
+    assert done["counts"] == {"injected": LOST, "skipped": 0, "quarantined": 0}
+    shop.check_same_set()
+    assert {g["state"] for g in shop.run("gaps", "--json").document["gaps"]} == {"verified"}
+
+    again = shop.run("run", recovery, "--json").document
+    assert again["state"] == "verified"
+    assert again["already_done"]
+    assert again["counts"]["injected"] == LOST
+    shop.check_same_set()
+    assert "verified before" in shop.run("run", recovery).out
+
+    shown = shop.run("show", recovery, "--json").document
+    assert shown["events_intact"]
+    actions = [event["action"] for event in shown["events"]]
+    steps = ["planned", "approved", "running", "inject completed", "verify completed", "verified"]
+    assert [action for action in actions if action in steps] == steps
+    assert shop.run("recoveries", "--json").document["recoveries"][0]["id"] == recovery
+    assert recovery in shop.run("recoveries").out
+    refused = shop.run("plan", "rebuild", "orders", "--json", code=5).error
+    assert refused["code"] == "refused"
+    ends = shop.read_ends()
+    commit(shop.properties, shop.group, shop.topic, {p: end - 1 for p, end in ends.items()})
+    assert shop.run("status", "--json").document["streams"][0]["verdict"] == "ok"
+
+
+def test_whole_way_on_postgres_and_fault_59(empty_shop: Shop, pg_url: str) -> None:
+    """Source and ledger in PostgreSQL; the password is in nothing that is printed or kept."""
+    secret = "hunter2-of-the-shop"  # noqa: S105
+    shop = empty_shop
+    shop.url = pg_url
+    shop.lose_orders()
+    shop.url = pg_url.replace("postgres@", "postgres:${env:SHOP_PASSWORD}@")
+    shop.ledger = shop.url
+    shop.environment["SHOP_PASSWORD"] = secret
+    shop.write_config()
+    assert "db upgrade" in shop.run("recoveries", "--json", code=1).error["hint"]
+    shop.run("db", "upgrade")
+    said = [shop.run("plan", "rebuild", "orders", "--json")]
+    recovery = said[0].document["id"]
+    said.append(shop.run("approve", recovery, "--by", "Ada"))
+    said.append(shop.run("run", recovery, BACKLOG_DEBUG="1"))
+    said.append(shop.run("show", recovery, "--json"))
+    assert said[-1].document["state"] == "verified"
+    shop.check_same_set()
+    assert not [one for one in said if secret in one.out + one.err]
+    for path in (shop.directory / "staging").rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes()
+    upgrade_ledger(pg_url)
+
+
+def test_fault_01_killed_runner_is_run_again(shop: Shop) -> None:
+    """SIGKILL of the whole process group before and after a commit: the same set in the end."""
+    recovery = shop.plan_approved().id
+    for point in ("p3.5.commit.before:1", "p3.5.commit.after:1"):
+        said = shop.run("run", recovery, code=None, BACKLOG_CRASH_AT=point)
+        assert said.code == -signal.SIGKILL
+        assert shop.open().ledger.recoveries.get(recovery).state == "running"
+    document = shop.run("run", recovery, "--json").document
+    assert document["state"] == "verified"
+    assert document["counts"]["injected"] + document["counts"]["skipped"] == LOST
+    assert document["counts"]["skipped"] > 0
+    shop.check_same_set()
+    assert shop.open().ledger.recoveries.get(recovery).injected == LOST
+
+
+def test_pause_resume_and_interrupt(shop: Shop) -> None:
+    """A pause waits for `resume`; Ctrl-C stops between two chunks; both exit with 4."""
+    shop.write_config(limits={"messages_per_second": 10})
+    recovery = shop.plan_approved().id
+    ledger = shop.open().ledger
+
+    runner = shop.start("run", recovery, "--json")
+    wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, 120, "the first chunk")
+    shop.run("pause", recovery)
+    out, err = runner.communicate(timeout=60)
+    assert runner.returncode == 4, (out, err)
+    assert json.loads(out)["error"]["code"] == "paused"
+    assert ledger.recoveries.get(recovery).state == "paused"
+    held = shop.run("run", recovery, "--json", code=4).error
+    assert "resume" in held["hint"]
+
+    runner = shop.start("resume", recovery)
+    before = ledger.recoveries.get(recovery).injected
+    wait_until(lambda: ledger.recoveries.get(recovery).injected > before, 120, "another chunk")
+    os.kill(runner.pid, signal.SIGINT)
+    out, err = runner.communicate(timeout=60)
+    assert runner.returncode == 4, (out, err)
+    assert f"backlogctl run {recovery}" in err
+    assert "Traceback" not in err
+
+    shop.run("run", recovery)
+    shop.check_same_set()
+
+
+def test_cancel_of_a_live_runner(shop: Shop) -> None:
+    """The runner stops, every slot is fenced, the gaps open; a new plan finds the rest only."""
+    shop.write_config(limits={"messages_per_second": 10})
+    recovery = shop.plan_approved().id
+    ledger = shop.open().ledger
+    runner = shop.start("run", recovery, "--json")
+    wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, 120, "the first chunk")
+    cancelled = shop.run("cancel", recovery, "--json").document
+    assert cancelled["state"] == "cancelled"
+    out, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 1
+    assert json.loads(out)["error"]["code"] == "cancelled"
+    injected = len(shop.read_injected())
+    assert 0 < injected < LOST
+    assert {gap.state for gap in ledger.gaps.list()} == {"open"}
+    assert shop.run("run", recovery, "--json", code=5).error["code"] == "refused"
+
+    shop.write_config(limits={})
+    second = shop.plan_approved()
+    counts = second.plan["outcome"]["counts"]
+    assert counts["already_injected"] == injected
+    assert counts["rebuilt"] == LOST - injected
+    shop.run("run", second.id)
+    shop.check_same_set()
+
+
+def test_events_tell_who_and_when(shop: Shop) -> None:
+    """The record of a plan that was rejected; its gaps are open again."""
+    recovery = shop.plan().id
+    rejected = shop.run("reject", recovery, "--reason", "not today", "--json").document
+    assert rejected["state"] == "rejected"
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {"open"}
+    shown = shop.run("show", recovery).out
+    assert "not today" in shown
+    started = time.monotonic()
+    assert shop.run("approve", recovery, "--by", "x", "--json", code=5).error["code"] == "refused"
+    assert time.monotonic() - started < 60
+    assert sum(count_by_partition(range(DONE, DONE + LOST)).values()) == LOST
