@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backlog.errors import BacklogError, PlanStale, Refused, StagingError
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
 from backlog.kafka.clients import Admin, make_admin
 from backlog.kafka.ledger_topic import (
     CLOSED,
@@ -29,13 +30,18 @@ from spark_backfill.writer import ChunkResult, Outcome
 TRANSACTION_TIMEOUT_MS = 15_000
 DEFAULT_PREFIX = "backlog"
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+PATIENCE = 60.0
 _ATTEMPTS = 4
 _KEPT_PRODUCERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """What a writer needs; travels to Spark executors. `properties` hold secrets."""
+    """What a writer needs; travels to Spark executors. `properties` hold secrets.
+
+    A chunk is tried `attempts` times at least, and for `patience` seconds at least: a broker that
+    restarts refuses many attempts within a second.
+    """
 
     properties: Mapping[str, str] = field(repr=False)
     topic: str
@@ -46,6 +52,7 @@ class WriterSettings:
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     attempts: int = _ATTEMPTS
+    patience: float = PATIENCE
 
     @property
     def hanging_wait(self) -> float:
@@ -75,14 +82,21 @@ class TransactionalWriter:
     ) -> ChunkResult:
         """See `ChunkWriter.write`; an attempt whose outcome is unknown starts from step 1."""
         _check_table(chunk, table)
-        attempt = 1
+        attempt, limit = 1, Deadline(self.settings.patience)
         while True:
             try:
                 return self._write_once(chunk, table, after if attempt == 1 else "", pace, attempt)
             except AttemptError as failed:
-                if attempt >= self.settings.attempts:
-                    raise failed.error from failed
-            time.sleep(0.2 * attempt)  # a broker that just failed is not asked again at once
+                error: BacklogError = failed.error
+            except KafkaFailure as failed:
+                # Before begin: the ledger could not be read.
+                if not failed.retryable:
+                    raise
+                error = failed
+            if attempt >= self.settings.attempts and limit.expired:
+                raise error
+            # A broker that just failed is not asked again at once.
+            time.sleep(min(3.0, 0.1 * 2**attempt))
             attempt += 1
 
     def _write_once(
@@ -90,24 +104,17 @@ class TransactionalWriter:
     ) -> ChunkResult:
         """P3. The order of these lines is what makes a chunk commit exactly once."""
         producer = self._take_kept(chunk.slot, after)
+        fresh = producer is None
         if producer is None:
             reach("p3.1.producer.before")
             producer = self._make_producer(chunk.slot)  # 1. a new producer with the slot's id
             reach("p3.1.producer.after")
-            reach("p3.2.init.before")
-            producer.init()  # 2. older ones are fenced, their transaction aborted or ended
-            reach("p3.2.init.after")
-            reach("p3.3.scan.before")
-            records = self._scan(chunk.slot)  # 3. the whole ledger partition, up to H, is visible
-            reach("p3.3.scan.after")
-            reach("p3.4.decide.before")
-            if self._is_committed(records, chunk):  # 4. there already: skip; a stranger's: refuse
+        try:
+            if fresh and self._find_committed(producer, chunk):  # 2. to 4.
                 producer.drop()
                 return ChunkResult(
                     chunk.slot, chunk.number, chunk.count, Outcome.SKIPPED, attempts=attempt
                 )
-            reach("p3.4.decide.after")
-        try:
             seconds = self._commit(producer, chunk, table, pace)  # 5. begin, produce, commit
         except AttemptError as failed:  # 6. abort; or unknown: never assume, start from 1
             reach("p3.6.abort.before")
@@ -132,6 +139,19 @@ class TransactionalWriter:
             seconds=seconds,
             attempts=attempt,
         )
+
+    def _find_committed(self, producer: SlotProducer, chunk: Chunk) -> bool:
+        """Steps 2 to 4: whether the chunk is committed already, for certain."""
+        reach("p3.2.init.before")
+        producer.init()  # 2. older ones are fenced, their transaction aborted or ended
+        reach("p3.2.init.after")
+        reach("p3.3.scan.before")
+        records = self._scan(chunk.slot)  # 3. the whole ledger partition, up to H, is visible
+        reach("p3.3.scan.after")
+        reach("p3.4.decide.before")
+        found = self._is_committed(records, chunk)  # 4. there: skip; a stranger's: refuse
+        reach("p3.4.decide.after")
+        return found
 
     def _commit(
         self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None

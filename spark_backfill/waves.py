@@ -41,6 +41,7 @@ from spark_backfill.targets import check_target, require_replicas
 from spark_backfill.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_PREFIX,
+    PATIENCE,
     TRANSACTION_TIMEOUT_MS,
     WriterSettings,
     fence_slots,
@@ -56,7 +57,6 @@ OnProgress = Callable[[Progress], None]
 
 # An open transaction holds back every read_committed reader: a slow pace ends here.
 MAX_TRANSACTION_SECONDS = 4.0
-RECONNECT_SECONDS = 120.0
 _LOST_WORKERS = 2
 
 
@@ -72,6 +72,7 @@ class InjectionJob:
         group: of the stream; where it has members it must commit past the canary.
         messages_per_second: over all slots; None for as fast as it goes.
         canary_wait: seconds for the group to commit past the canary.
+        patience: seconds for which a chunk is tried again while brokers are away.
     """
 
     recovery_id: str
@@ -89,6 +90,7 @@ class InjectionJob:
     prefix: str = DEFAULT_PREFIX
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     canary_wait: float = 60.0
+    patience: float = PATIENCE
 
     def writer_settings(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> WriterSettings:
         """What the executors need of it."""
@@ -101,6 +103,7 @@ class InjectionJob:
             prefix=self.prefix,
             transaction_timeout_ms=self.transaction_timeout_ms,
             max_message_bytes=max_message_bytes,
+            patience=self.patience,
         )
 
 
@@ -285,10 +288,7 @@ class _Injection:
 
     def _send_wave(self, slots: list[int]) -> None:
         started = time.monotonic()
-        # Whoever recreated the topic in the middle must not get the rest. In mid-run a broker that
-        # restarts is waited for.
-        job, limit = self._job, Deadline(RECONNECT_SECONDS)
-        check_target(self._admin, job.topic, job.topic_id, job.partitions, limit)
+        self._check_target()
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
         before = self._injected
         self._run_tasks(tasks)
@@ -297,6 +297,21 @@ class _Injection:
         rate = self._job.messages_per_second
         if rate is not None:
             self._wait_until(started + (self._injected - before) / rate)
+
+    def _check_target(self) -> None:
+        """Whoever recreated the topic in the middle must not get the rest.
+
+        In mid-run a broker that restarts is waited for.
+        """
+        job, limit = self._job, Deadline(self._job.patience)
+        while True:
+            try:
+                check_target(self._admin, job.topic, job.topic_id, job.partitions)
+                return
+            except KafkaFailure as error:
+                if not error.retryable or limit.expired:
+                    raise
+            time.sleep(0.5)
 
     def _make_task(self, slot: int, width: int) -> ChunkTask:
         chunk, rate = self._left[slot][0], self._job.messages_per_second

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from backlog.kafka.clients import make_producer
 from spark_backfill.brakes import Brakes
@@ -63,4 +64,6 @@ def open_transaction(
     try:
         yield producer
     finally:
-        producer.abort_transaction(10)
+        # The coordinator may have ended it meanwhile.
+        with contextlib.suppress(KafkaException):
+            producer.abort_transaction(10)
