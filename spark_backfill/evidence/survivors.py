@@ -136,6 +136,9 @@ class SurvivorEvidence:
             # Spark's default counted aborted messages as survivors.
             "kafka.isolation.level": "read_committed",
             "kafka.max.poll.records": "5000",
+            # While the client looks an offset up it may sleep until its next look at the metadata:
+            # with the default, for the whole minute of its time limit (seen on a busy machine).
+            "kafka.metadata.max.age.ms": "2000",
         }
         if not partitions:
             return self.spark.createDataFrame(
