@@ -1,0 +1,323 @@
+"""Waves, canary, rate and brakes, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from datetime import time as clock_time
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from backlog.clock import OffPeakWindow
+from backlog.errors import Paused, PlanStale, Refused, StagingError, VerificationFailed
+from backlog.kafka.admin import create_topic, describe_topic, list_offsets
+from backlog.kafka.clients import make_consumer, make_producer
+from backlog.manifest import read_chunk
+from spark_backfill.brakes import (
+    Brake,
+    CombinedBrakes,
+    LiveLagBrake,
+    Progress,
+    RequestBrake,
+    WindowBrake,
+)
+from spark_backfill.canary import read_canary_back
+from spark_backfill.writer import ChunkResult, Outcome
+from tests.crash.scenario import judge
+from tests.spark_backfill.injection.conftest import MakeScenario
+from tests.spark_backfill.injection.doing import assert_same_set, await_condition, inject_here
+
+SHANGHAI = ZoneInfo("Asia/Shanghai")
+START = Progress(injected=0, skipped=0, total=10)
+
+
+class Stop(Brake):
+    """Stops before the n-th wave."""
+
+    def __init__(self, wave: int) -> None:
+        self.wave = wave
+
+    def look(self, progress: Progress) -> str:
+        if progress.wave >= self.wave:
+            raise Paused("stop")
+        return ""
+
+
+def test_fault_42_the_window_closes_in_mid_run_and_the_next_night_goes_on(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(chunks=4).job
+    night = datetime(2026, 11, 21, 18, 0, tzinfo=UTC)  # 02:00 in Shanghai
+    day = datetime(2026, 11, 21, 22, 30, tzinfo=UTC)
+    now = [night]
+    window = OffPeakWindow(clock_time(0, 30), clock_time(6, 0), SHANGHAI)
+    brakes = CombinedBrakes([WindowBrake(window, lambda: now[0], "stream orders")])
+    results: list[ChunkResult] = []
+
+    def close_after_two(progress: Progress) -> None:
+        if progress.wave == 2:
+            now[0] = day
+
+    with pytest.raises(Paused, match="off-peak window 00:30–06:00") as caught:
+        inject_here(job, brakes, on_chunk=results.append, on_progress=close_after_two)
+    assert "2026-11-23T00:30" in caught.value.hint  # in its own zone
+    assert sum(r.count for r in results) == 300  # whole chunks only
+    with pytest.raises(Paused):
+        inject_here(job, brakes)
+    now[0] = night
+    again = inject_here(job, brakes)
+    assert (again.injected, again.skipped) == (300, 300)
+    assert_same_set(job)
+
+
+@pytest.mark.parametrize("asked", ["pause", "cancel"])
+def test_a_request_stops_between_two_chunks(scenario: MakeScenario, asked: str) -> None:
+    job = scenario().job
+    answers = iter([None, asked])
+    with pytest.raises(Paused, match=f"{asked} was asked for; 150 messages are left"):
+        inject_here(job, CombinedBrakes([RequestBrake(lambda: next(answers))]))
+    assert judge(job).missing == 150
+    inject_here(job)
+    assert_same_set(job)
+
+
+def test_the_rate_is_kept_and_no_transaction_stays_open_for_long(scenario: MakeScenario) -> None:
+    job = scenario(chunks=2, messages=100, messages_per_second=200).job
+    results: list[ChunkResult] = []
+    progress: list[Progress] = []
+    began = time.monotonic()
+    inject_here(job, on_chunk=results.append, on_progress=progress.append)
+    # 600 messages at 200/s; after the last wave nobody waits.
+    assert time.monotonic() - began > 1.5
+    assert max(r.seconds for r in results) < 5
+    assert [p.injected for p in progress] == [300, 600]
+    assert progress[0].left == 300
+    assert progress[0].eta_seconds is not None
+    assert progress[-1].eta_seconds == 0
+    assert_same_set(job)
+
+
+def test_a_low_rate_takes_fewer_slots_at_once(scenario: MakeScenario) -> None:
+    job = scenario(chunks=1, messages=40, messages_per_second=15).job
+    progress: list[Progress] = []
+
+    def stop(at: Progress) -> None:
+        progress.append(at)
+
+    with pytest.raises(Paused):
+        inject_here(job, CombinedBrakes([Stop(1)]), on_progress=stop)
+    # 15/s for 4 s are 60 messages: one chunk of 40, not three.
+    assert [p.injected for p in progress] == [40]
+
+
+def test_the_canary_goes_first_alone_and_is_read_back(scenario: MakeScenario) -> None:
+    job = scenario(canary=True).job
+    progress: list[Progress] = []
+    inject_here(job, on_progress=progress.append)
+    assert [p.injected for p in progress[:3]] == [5, 10, 15]
+    assert progress[3].injected == 15 + 150
+    assert_same_set(job)
+
+
+def test_a_canary_that_reads_back_wrong_stops_the_run(scenario: MakeScenario) -> None:
+    job = scenario(canary=True).job
+    canary = [chunk for chunk in job.manifest.chunks if chunk.canary]
+    arguments = (job.properties, job.topic, job.recovery_id, job.directory, canary, 0)
+    with pytest.raises(VerificationFailed, match="15 missing"):
+        read_canary_back(*arguments)
+    with pytest.raises(Paused):
+        inject_here(job, CombinedBrakes([Stop(3)]))
+    assert read_canary_back(*arguments) > 0
+    rows = read_chunk(job.directory, canary[1]).to_pylist()
+    producer = make_producer(job.properties)
+    headers: Any = [(h["name"], h["value"]) for h in rows[0]["headers"]]
+    producer.produce(job.topic, b"changed", rows[0]["key"], 0, headers=headers)
+    producer.flush(10)
+    with pytest.raises(VerificationFailed, match="1 twice.*1 different"):
+        read_canary_back(*arguments)
+    with pytest.raises(VerificationFailed, match="the rest was not sent"):
+        inject_here(job)
+
+
+@contextmanager
+def live_group(properties: Any, topic: str, group: str, *, commits: bool) -> Iterator[None]:
+    """A consumer with members; reads and commits everything, or nothing."""
+    consumer = make_consumer(properties, {"group.id": group, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    stop = threading.Event()
+
+    def consume() -> None:
+        while not stop.is_set():
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None and commits:
+                consumer.commit(message, asynchronous=False)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        await_condition(lambda: len(consumer.assignment()) > 0)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        consumer.close()
+
+
+def test_a_live_group_must_commit_past_the_canary(scenario: MakeScenario, group: str) -> None:
+    job = replace(scenario(canary=True, chunks=1).job, group=group, canary_wait=1.0)
+    with (
+        live_group(job.properties, job.topic, group, commits=False),
+        pytest.raises(Paused, match="past the canary"),
+    ):
+        inject_here(job)
+    assert judge(job).missing == 150
+    with live_group(job.properties, job.topic, group, commits=True):
+        inject_here(replace(job, canary_wait=30.0))
+    assert_same_set(job)
+
+
+def test_a_group_without_members_is_not_waited_for(scenario: MakeScenario, group: str) -> None:
+    job = replace(scenario(canary=True, chunks=1).job, group=group, canary_wait=0.1)
+    inject_here(job)
+    assert_same_set(job)
+
+
+def test_the_live_lag_counts_without_our_own_messages(scenario: MakeScenario, group: str) -> None:
+    job = scenario(slots=2, chunks=2, messages=50).job
+    brake = LiveLagBrake(job.properties, group, job.topic, 2, max_lag=20)
+    assert brake.look(START) == ""
+    producer = make_producer(job.properties)
+    for number in range(30):
+        producer.produce(job.topic, b"live", partition=number % 2)
+    producer.flush(10)
+    with live_group(job.properties, job.topic, group, commits=True):
+        producer.produce(job.topic, b"live", partition=0)
+        producer.flush(10)
+        time.sleep(0)  # the group commits each message
+        await_condition(lambda: _look(job, group, 0) == "")
+    with live_group(job.properties, job.topic, group, commits=False):
+        brake = LiveLagBrake(job.properties, group, job.topic, 2, max_lag=20)
+        assert brake.look(START) == ""
+        inject_here(job)
+        after = Progress(injected=200, skipped=0, total=200, wave=2, slots={0: 100, 1: 100})
+        assert brake.look(after) == ""  # 200 unread messages, all ours
+        for number in range(30):
+            producer.produce(job.topic, b"live", partition=number % 2)
+        producer.flush(10)
+        await_condition(lambda: "live messages behind" in brake.look(after))
+        held = CombinedBrakes([brake], patience=0.5)
+        with pytest.raises(Paused, match=f"group {group} is 30 live messages behind"):
+            held.check(after)
+
+
+def _look(job: Any, group: str, max_lag: int) -> str:
+    return LiveLagBrake(job.properties, group, job.topic, 2, max_lag).look(START)
+
+
+def test_fault_12_below_min_insync_replicas_pauses_with_no_partial_chunk(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(
+        slots=1, config={"min.insync.replicas": "2"}, transaction_timeout_ms=1500, patience=1.0
+    ).job
+    with pytest.raises(Paused, match=r"min\.insync\.replicas=2"):
+        inject_here(job)
+    assert judge(job).missing == 100
+
+
+def test_fault_15_a_topic_that_was_deleted_or_recreated_is_refused(
+    scenario: MakeScenario, admin: AdminClient
+) -> None:
+    job = scenario().job
+    admin.delete_topics([job.topic], operation_timeout=30)[job.topic].result(30)
+    with pytest.raises(PlanStale, match="deleted"):
+        inject_here(job)
+    create_topic(job.properties, job.topic, partitions=3)
+    with pytest.raises(PlanStale, match="recreated"):
+        inject_here(job)
+    assert sum(list_offsets(job.properties, job.topic, range(3), "latest").values()) == 0
+
+
+def test_fault_15_a_topic_that_is_recreated_in_mid_run_does_not_get_the_rest(
+    scenario: MakeScenario, admin: AdminClient
+) -> None:
+    job = scenario().job
+
+    def recreate(progress: Progress) -> None:
+        admin.delete_topics([job.topic], operation_timeout=30)[job.topic].result(30)
+        create_topic(job.properties, job.topic, partitions=3)
+
+    with pytest.raises(PlanStale, match="recreated"):
+        inject_here(job, on_progress=recreate)
+    assert sum(list_offsets(job.properties, job.topic, range(3), "latest").values()) == 0
+
+
+def test_fault_16_partitions_added_after_the_plan_are_refused(
+    scenario: MakeScenario, admin: AdminClient
+) -> None:
+    job = scenario().job
+    admin.create_partitions([NewPartitions(job.topic, 4)])[job.topic].result(30)
+    await_condition(lambda: describe_topic(job.properties, job.topic).partitions == 4)
+    with pytest.raises(PlanStale, match="4 partitions now"):
+        inject_here(job)
+    assert sum(list_offsets(job.properties, job.topic, range(4), "latest").values()) == 0
+
+
+def test_fault_18_old_messages_are_sent_with_the_time_of_now(scenario: MakeScenario) -> None:
+    # The original times are years ago; with them retention would delete the messages at once.
+    job = scenario(slots=1, chunks=1, config={"retention.ms": "3600000", "segment.ms": "1000"}).job
+    before = time.time() * 1000 - 60_000
+    inject_here(job)
+    consumer = make_consumer(job.properties, group_id="times")
+    from confluent_kafka import TopicPartition
+
+    consumer.assign([TopicPartition(job.topic, 0, 0)])
+    seen: list[Any] = []
+    await_condition(lambda: bool(seen.extend(consumer.consume(50, 0.2)) or len(seen) >= 50))
+    consumer.close()
+    assert all(message.timestamp()[1] >= before for message in seen)
+    originals = {dict(message.headers())["backlog-original-time"] for message in seen}
+    assert originals == {b"2026-01-01T00:00:00.000000Z"}
+    assert_same_set(job)
+
+
+def test_a_damaged_staged_file_stops_the_run_before_its_chunk(scenario: MakeScenario) -> None:
+    job = scenario(slots=1, chunks=2).job
+    (job.directory / job.manifest.chunks[1].path).write_bytes(b"damaged")
+    with pytest.raises(StagingError):
+        inject_here(job)
+    assert judge(replace(job, manifest=_only(job, 1))).is_same_set
+
+
+def _only(job: Any, chunks: int) -> Any:
+    return replace(job.manifest, chunks=job.manifest.chunks[:chunks])
+
+
+def test_a_manifest_of_another_recovery_is_refused(scenario: MakeScenario) -> None:
+    job = scenario().job
+    with pytest.raises(Refused, match="the manifest is of recovery"):
+        inject_here(replace(job, recovery_id="r-20261121-0009"))
+
+
+def test_secrets_are_not_in_the_repr(scenario: MakeScenario) -> None:
+    job = scenario(slots=1, chunks=1).job
+    hidden = replace(job, properties={**job.properties, "sasl.password": "hunter2"})
+    assert "hunter2" not in repr(hidden)
+    assert "hunter2" not in repr(hidden.writer_settings())
+
+
+def test_skipped_chunks_are_told_as_such(scenario: MakeScenario) -> None:
+    job = scenario(slots=1).job
+    with pytest.raises(Paused):
+        inject_here(job, CombinedBrakes([Stop(1)]))
+    results: list[ChunkResult] = []
+    inject_here(job, on_chunk=results.append)
+    assert [r.outcome for r in results] == [Outcome.SKIPPED, Outcome.INJECTED]
