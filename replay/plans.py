@@ -263,7 +263,9 @@ def _compute_plan(
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest
     from spark_backfill.session import open_session
+    from spark_backfill.staging import fit_chunks
 
+    slots = len({gap.partition for gap in ground.gaps})
     spark = open_session(config.spark, f"backlogctl plan {recovery_id}")
     outcome = rebuild(
         spark,
@@ -284,6 +286,7 @@ def _compute_plan(
             origin={"ledger_topic": ledger_topic, "topic_id": ground.topic.topic_id},
         ),
         progress=tell,
+        limits=fit_chunks(stream.limits.messages_per_second, slots),
     )
     found = outcome.to_json()
     warnings = [*ground.warnings, *outcome.warnings]

@@ -130,7 +130,8 @@ def plan_rebuild(
         with journal.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
             survivors, offsets = _freeze_survivors(spark, request, rules, ranges, work, journal)
             injected = InjectedEvidence(spark, request.staging_root, request.prior)
-            evidence: list[Evidence] = [survivors, *([consumed] if consumed else []), injected]
+            # What we put back is in the log as well: the more telling label wins.
+            evidence: list[Evidence] = [injected, survivors, *([consumed] if consumed else [])]
             for item in evidence:
                 item.freeze()
         labelled = label_candidates(candidates, evidence)

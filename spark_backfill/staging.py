@@ -6,6 +6,7 @@ same rows make the same bytes, whatever the number of tasks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +28,7 @@ from spark_backfill.messages import MessageRules
 
 CHUNK_MESSAGES = 50_000
 CHUNK_BYTES = 16 * 1024 * 1024
+CHUNK_SECONDS = 2.0
 CANARY_CHUNKS = 3
 CANARY_MESSAGES = 10
 
@@ -65,6 +67,15 @@ class ChunkLimits:
     def is_canary(self, slot: int, number: int) -> bool:
         """Whether this chunk is a canary."""
         return slot == self.canary_slot and number < self.canary_chunks
+
+
+def fit_chunks(messages_per_second: int | None, slots: int) -> ChunkLimits:
+    """Chunks of about two seconds at this rate over all slots, so that a pause, the window's end
+    or Ctrl-C is seen soon and no transaction stays open for long."""
+    if messages_per_second is None:
+        return ChunkLimits()
+    fitting = math.ceil(messages_per_second * CHUNK_SECONDS / max(1, slots))
+    return ChunkLimits(messages=min(CHUNK_MESSAGES, max(CANARY_MESSAGES, fitting)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.errors import Refused, StagingError
-from spark_backfill.evidence.base import LOST, QUARANTINED, SURVIVING
+from spark_backfill.evidence.base import INJECTED, LOST, QUARANTINED, SURVIVING
 from spark_backfill.failures import translating
 from spark_backfill.request import Quarantine, Quarantined
 from spark_backfill.verdict import Tally
@@ -47,6 +47,7 @@ class LabelCounts:
             rebuilt=self.placed(LOST),
             surviving=self.placed(SURVIVING),
             quarantined=self.placed(QUARANTINED),
+            injected=self.placed(INJECTED),
             unplaced=self.by_label.get(QUARANTINED, {}).get(None, 0),
         )
 

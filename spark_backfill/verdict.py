@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backlog.values import OffsetRange
 from spark_backfill.request import PartitionOutcome
@@ -24,6 +24,7 @@ class Tally:
     surviving: Mapping[int, int]
     quarantined: Mapping[int, int]
     unplaced: int = 0
+    injected: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, ground: Ground) -> Ver
             "rows that were read before, or whose message was never sent"
         )
     if shortfall:
-        reasons.append(_explain_shortfall(shortfall, collapsed, quarantined, ground))
+        before = sum(min(p.shortfall, tally.injected.get(p.partition, 0)) for p in partitions)
+        reasons.append(_explain_shortfall(shortfall, before, collapsed, quarantined, ground))
     elif ground.holes:
         reasons.append(f"offsets are at most that many messages: {ground.holes}")
     if quarantined:
@@ -111,7 +113,8 @@ def _judge_partition(
     quarantined = tally.quarantined.get(number, 0)
     shortfall = max(0, lost - rebuilt)
     # A lost message whose row has a newer one, rebuilt or in the log, is covered by that one.
-    may_collapse = ground.collapsible and rebuilt + surviving > 0
+    injected = tally.injected.get(number, 0)
+    may_collapse = ground.collapsible and rebuilt + surviving + injected > 0
     return PartitionOutcome(
         partition=number,
         expected=lost,
@@ -124,8 +127,12 @@ def _judge_partition(
     )
 
 
-def _explain_shortfall(shortfall: int, collapsed: int, quarantined: int, ground: Ground) -> str:
+def _explain_shortfall(
+    shortfall: int, before: int, collapsed: int, quarantined: int, ground: Ground
+) -> str:
     may = []
+    if before:
+        may.append(f"up to {before} put back by an earlier recovery")
     if collapsed:
         may.append(f"up to {collapsed} collapsed (one row stands for several messages)")
     if quarantined:

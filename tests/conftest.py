@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from hypothesis import HealthCheck, settings
 
+from backlog.config import root
 from backlog.embedded import EmbeddedKafka
 from tests.services import EmbeddedPostgres
 
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture in getattr(item, "fixturenames", ()):
             if fixture in _MARKED_BY:
                 item.add_marker(_MARKED_BY[fixture])
+
+
+@pytest.fixture(autouse=True)
+def own_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process masks the secrets of every configuration it read: not those of other tests."""
+    monkeypatch.setattr(root, "_SECRETS", set())
 
 
 @pytest.fixture(scope="session")

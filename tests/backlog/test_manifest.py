@@ -22,7 +22,9 @@ from backlog.manifest import (
 )
 
 HEADERS = st.lists(
-    st.fixed_dictionaries({"name": st.text(max_size=4), "value": st.none() | st.binary(max_size=4)}),
+    st.fixed_dictionaries(
+        {"name": st.text(max_size=4), "value": st.none() | st.binary(max_size=4)}
+    ),
     max_size=3,
 )
 MESSAGES = st.lists(

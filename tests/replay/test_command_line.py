@@ -147,7 +147,7 @@ def test_unknown_exception_is_one_line(
 
 def test_fault_59_password_is_masked(empty_shop: Shop) -> None:
     """An error that carries a URL's password does not show it."""
-    secret = "hunter2-of-the-shop"  # noqa: S105
+    secret = "hunter2-of-the-shop"
     empty_shop.ledger = "postgresql+psycopg://someone:${env:LEDGER_PASSWORD}@127.0.0.1:1/none"
     empty_shop.environment["LEDGER_PASSWORD"] = secret
     empty_shop.write_config()

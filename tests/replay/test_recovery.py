@@ -57,7 +57,7 @@ def test_whole_way_on_sqlite(shop: Shop) -> None:
 
 def test_whole_way_on_postgres_and_fault_59(empty_shop: Shop, pg_url: str) -> None:
     """Source and ledger in PostgreSQL; the password is in nothing that is printed or kept."""
-    secret = "hunter2-of-the-shop"  # noqa: S105
+    secret = "hunter2-of-the-shop"
     shop = empty_shop
     shop.url = pg_url
     shop.lose_orders()

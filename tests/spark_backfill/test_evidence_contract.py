@@ -145,7 +145,7 @@ def injected(spark: SparkSession, tmp_path: Path) -> Case:
     chunks: list[PriorChunk] = []
 
     def add(keys: Iterable[str]) -> None:
-        rows = [
+        rows: list[dict[str, object]] = [
             {"message_id": k, "key": None, "value": b"", "partition": 0, "headers": [],
              "original_time": None}
             for k in keys
@@ -251,7 +251,9 @@ def test_fault_20_aborted_messages_are_no_survivors(
     for keys, commit in ((["1", "2"], True), (["3", "4"], False), (["5"], True)):
         producer.begin_transaction()
         for key in keys:
-            ours = [(stamps.MESSAGE_ID, b"x")] if key == "5" else []
+            ours: list[tuple[str, str | bytes | None]] = []
+            if key == "5":
+                ours.append((stamps.MESSAGE_ID, b"x"))
             producer.produce(name, key=key.encode(), value=b"v", partition=1, headers=ours)
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)

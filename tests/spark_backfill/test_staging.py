@@ -122,6 +122,6 @@ def test_headers_are_the_streams_own_then_the_stamps() -> None:
 
 def test_files_are_their_owners_only(tmp_path: Path) -> None:
     cut(make_rows({0: 3}), tmp_path / "r", ChunkLimits(), 10)
-    files = [path for path in (tmp_path / "r").rglob("*.parquet")]
+    files = list((tmp_path / "r").rglob("*.parquet"))
     assert len(files) == 2
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)

@@ -141,7 +141,7 @@ def test_a_canary_that_reads_back_wrong_stops_the_run(scenario: MakeScenario) ->
     headers: Any = [(h["name"], h["value"]) for h in rows[0]["headers"]]
     producer.produce(job.topic, b"changed", rows[0]["key"], 0, headers=headers)
     producer.flush(10)
-    with pytest.raises(VerificationFailed, match="1 twice.*1 different"):
+    with pytest.raises(VerificationFailed, match=r"1 twice.*1 different"):
         read_canary_back(*arguments)
     with pytest.raises(VerificationFailed, match="the rest was not sent"):
         inject_here(job)
@@ -158,7 +158,7 @@ def live_group(properties: Any, topic: str, group: str, *, commits: bool) -> Ite
         while not stop.is_set():
             message = consumer.poll(0.1)
             if message is not None and message.error() is None and commits:
-                consumer.commit(message, asynchronous=False)
+                consumer.commit(message=message, asynchronous=False)
 
     thread = threading.Thread(target=consume)
     thread.start()
@@ -281,7 +281,12 @@ def test_fault_18_old_messages_are_sent_with_the_time_of_now(scenario: MakeScena
 
     consumer.assign([TopicPartition(job.topic, 0, 0)])
     seen: list[Any] = []
-    await_condition(lambda: bool(seen.extend(consumer.consume(50, 0.2)) or len(seen) >= 50))
+
+    def read_more() -> bool:
+        seen.extend(consumer.consume(50, 0.2))
+        return len(seen) >= 50
+
+    await_condition(read_more)
     consumer.close()
     assert all(message.timestamp()[1] >= before for message in seen)
     originals = {dict(message.headers())["backlog-original-time"] for message in seen}

@@ -160,7 +160,9 @@ def test_fault_37_verification_finds_what_is_missing_doubled_different_or_unexpe
     assert result.ids["doubled"] == (rows[0]["message_id"],)
     assert result.ids["missing"] == tuple(more["message_id"].to_pylist())
     assert result.ids["unexpected"] == (changed[-1]["message_id"],)
-    with pytest.raises(VerificationFailed, match="1 missing.*1 doubled.*3 different.*1 unexpected"):
+    with pytest.raises(
+        VerificationFailed, match=r"1 missing.*1 doubled.*3 different.*1 unexpected"
+    ):
         result.require_exact(f"topic {job.topic}")
 
 
