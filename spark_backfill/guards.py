@@ -8,8 +8,8 @@ from spark_backfill.candidates import Bounds, SourceAccess
 from spark_backfill.evidence import CONSUMED, INJECTED, LOST, QUARANTINED, SURVIVING
 from spark_backfill.evidence.offsets import LogOffsets
 from spark_backfill.evidence.survivors import LogSpan
-from spark_backfill.messages import MessageRules
-from spark_backfill.proof import require_proof
+from spark_backfill.messages import RESTATED, MessageRules
+from spark_backfill.proof import describe_unproved, require_proof
 from spark_backfill.request import PriorChunk, Proof, RebuildRequest
 from spark_backfill.tally import LabelCounts
 from spark_backfill.verdict import Ground, Verdict
@@ -49,16 +49,20 @@ def find_ground(
     ranges: tuple[OffsetRange, ...],
     spans: tuple[LogSpan, ...],
     counts: LabelCounts,
-    has_consumed: bool,
+    proof: Proof,
 ) -> Ground:
-    """What the verdict stands on: sharpness, holes, collapsing."""
+    """What the verdict stands on: sharpness, holes, collapsing, the proof."""
     spread = request.start_spread
+    restated = rules.fidelity == RESTATED
+    # A consumed row may have changed since: its name says nothing about the later message.
+    named = rules.source.consumed is not None and not restated
     return Ground(
-        sharp=has_consumed or (spread is not None and spread < rules.source.margin),
+        sharp=named or (spread is not None and spread < rules.source.margin),
         bounded=any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
         holes=_find_holes(request, ranges, spans, request.prior),
-        collapsible=rules.source.mutable and rules.source.stale == "restate",
+        collapsible=restated,
         spread=counts.without_key > 0,
+        unproved=describe_unproved(proof),
     )
 
 
@@ -80,6 +84,8 @@ def _find_holes(
         first = ours.get(item.partition)
         if item.partition in injected and (first is None or item.end > first):
             return "an earlier recovery wrote control records there"
+    if not any(span.records for span in spans):
+        return "nothing survives to tell of control records or holes"
     return ""
 
 
@@ -89,10 +95,12 @@ def require_messages(
     counts: LabelCounts,
     verdict: Verdict,
     proof: Proof,
+    spans: tuple[LogSpan, ...],
 ) -> None:
     """Refuses a plan that proves nothing, has nothing to send (fault 37), or too much."""
     subject = f"stream {rules.stream.name}"
-    require_proof(proof, request.allow, subject)
+    survivors = sum(span.records_before_ours for span in spans)
+    require_proof(proof, request.allow, subject, survivors=survivors)
     lost = counts.total(LOST)
     expected = sum(item.expected for item in verdict.partitions)
     if not lost:
@@ -121,6 +129,30 @@ def warn_about_index(
         warnings.append(
             f"the time column {rules.source.time_column} of {access.table.label} has no index: "
             "the whole table is read"
+        )
+
+
+def warn_about_rules(
+    request: RebuildRequest, access: SourceAccess, rules: MessageRules, warnings: list[str]
+) -> None:
+    """Warns where the stream's rules, as they are, can hide a lost message."""
+    source = rules.source
+    if source.consumed is not None and rules.fidelity == RESTATED:
+        warnings.append(
+            "`consumed` says nothing about later changes of the same row: lost messages of rows "
+            "that it names are not rebuilt"
+        )
+    if source.mutable and request.until is not None:
+        warnings.append(
+            "--until leaves out rows that changed after it, also those whose lost message was "
+            "sent before"
+        )
+    column = source.identity.row.column
+    unique = access.table.is_unique(() if column is None else (column,))
+    if not source.mutable and source.identity.message == "key" and not unique:
+        warnings.append(
+            f"nothing in {access.table.label} keeps the identity unique: a surviving message of "
+            "another row with the same key would hide a lost one"
         )
 
 

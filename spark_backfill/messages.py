@@ -70,7 +70,8 @@ class MessageRules:
     def order_names(self) -> tuple[str, ...]:
         """Names of the sort columns in what `build_messages` makes."""
         return tuple(
-            "time" if c.name == self.source.time_column and c.kind is Kind.TIME else f"o{i}"
+            # Always as it was parsed: raw text may hold several formats, or zones.
+            "time" if c.name == self.source.time_column else f"o{i}"
             for i, c in enumerate(self.order)
         )
 

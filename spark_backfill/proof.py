@@ -75,9 +75,25 @@ def prove_rules(
     )
 
 
-def require_proof(proof: Proof, allow: frozenset[str], subject: str) -> None:
-    """Raises Refused where less than 99 % agree and `proof` was not allowed by name."""
-    if proof.rate is None or proof.rate >= MIN_RATE or ALLOW_PROOF in allow:
+def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivors: int) -> None:
+    """Raises Refused where less than 99 % agree, or nothing was compared although messages
+    survive, and `proof` was not allowed by name.
+
+    Args:
+        survivors: messages in the log that no recovery sent.
+    """
+    if ALLOW_PROOF in allow:
+        return
+    if proof.rate is None:
+        if survivors or proof.sampled:
+            raise Refused(
+                f"the rules are not proved: {survivors} messages survive, {proof.sampled} of them "
+                "were looked up by their identity, and none belongs to a row",
+                subject=subject,
+                hint="check `identity` (the header's name, the row's column), or say --allow proof",
+            )
+        return
+    if proof.rate >= MIN_RATE:
         return
     shown = "; ".join(
         f"{item.identity}: {item.what} {item.detail}" for item in proof.differences[:3]
@@ -88,6 +104,16 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str) -> None:
         subject=subject,
         hint="correct `message` or `partitioner`, or say --allow proof",
     )
+
+
+def describe_unproved(proof: Proof) -> str:
+    """Why the rules are not proved; empty where they are."""
+    if proof.rate is None:
+        what = "no surviving message belongs to a row" if proof.sampled else "nothing survives"
+        return f"{what} to compare with"
+    if proof.rate < MIN_RATE:
+        return f"only {proof.matched} of {proof.compared} surviving messages agree"
+    return ""
 
 
 def sample_log(survivors: SurvivorEvidence, size: int = SAMPLE) -> tuple[LogMessage, ...]:

@@ -48,9 +48,10 @@ from spark_backfill.guards import (
     require_messages,
     warn_about_index,
     warn_about_rows,
+    warn_about_rules,
 )
 from spark_backfill.jdbc import make_access
-from spark_backfill.messages import DEFAULT_MAX_BYTES, MessageRules, check_rules
+from spark_backfill.messages import DEFAULT_MAX_BYTES, RESTATED, MessageRules, check_rules
 from spark_backfill.proof import prove_rules
 from spark_backfill.reflection import check_columns, open_engine, reflect_table
 from spark_backfill.request import (
@@ -123,13 +124,15 @@ def plan_rebuild(
             has_consumed=consumed is not None,
         )
         warn_about_index(access, rules, bounds, journal.warnings)
+        warn_about_rules(request, access, rules, journal.warnings)
         work = _prepare_directory(request)
         with journal.timed("candidates", f"reading candidates from {access.table.label}"):
             candidates = _freeze_candidates(access, rules, bounds, work, journal)
         read_at = utc_now()
         with journal.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
             survivors, offsets = _freeze_survivors(spark, request, rules, ranges, work, journal)
-            injected = InjectedEvidence(spark, request.staging_root, request.prior)
+            known = tuple(chunk for chunk in request.prior if not chunk.lost)
+            injected = InjectedEvidence(spark, request.staging_root, known)
             # What we put back is in the log as well: the more telling label wins.
             evidence: list[Evidence] = [injected, survivors, *([consumed] if consumed else [])]
             for item in evidence:
@@ -144,9 +147,9 @@ def plan_rebuild(
         warn_about_rows(counts, proof, offsets, rules, journal.warnings)
         expected = count_expected(ranges)
         spans = survivors.measure_spans()
-        ground = find_ground(request, rules, ranges, spans, counts, consumed is not None)
+        ground = find_ground(request, rules, ranges, spans, counts, proof)
         verdict = judge_plan(expected, counts.to_tally(), ground)
-        require_messages(request, rules, counts, verdict, proof)
+        require_messages(request, rules, counts, verdict, proof, spans)
         with journal.timed("staging", f"staging {counts.total(LOST)} messages"):
             chunks = stage_lost(
                 labelled.where(F.col("label") == LOST),
@@ -355,6 +358,7 @@ def _freeze_survivors(
             ends=offsets.ends,
             lost=ranges,
             work=work / "survivors",
+            restated=rules.fidelity == RESTATED,
         )
         try:
             evidence.freeze()

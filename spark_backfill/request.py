@@ -20,11 +20,15 @@ CRC32 = "crc32"
 
 @dataclass(frozen=True, slots=True)
 class PriorChunk:
-    """A chunk that the Kafka ledger says an earlier recovery committed to this topic."""
+    """A chunk that the Kafka ledger says an earlier recovery committed to this topic.
+
+    `lost`: its messages lie within the gaps themselves, so they explain nothing any more.
+    """
 
     recovery_id: str
     slot: int
     number: int
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

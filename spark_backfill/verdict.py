@@ -37,6 +37,7 @@ class Ground:
         holes: why offsets in the ranges need not be messages; empty where nothing says so.
         collapsible: rows are mutable and restated, so one may stand for several messages.
         spread: messages without a key were spread, their partition is a guess.
+        unproved: why the rules are not proved on survivors; empty where they are.
     """
 
     sharp: bool
@@ -44,6 +45,7 @@ class Ground:
     holes: str = ""
     collapsible: bool = False
     spread: bool = False
+    unproved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,11 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, ground: Ground) -> Ver
     if ground.spread:
         reasons.append("messages without a key were spread: their old partition is unknown")
     if not ground.sharp:
-        reasons.append(
-            "where the loss begins is known no better than the margin: add `consumed` evidence"
-        )
+        # A consumed row may have changed since, so that evidence is sharp for fixed rows only.
+        more = "let `backlogctl watch` run" if ground.collapsible else "add `consumed` evidence"
+        reasons.append(f"where the loss begins is known no better than the margin: {more}")
+    if ground.unproved:
+        reasons.append(f"the rules are not proved: {ground.unproved}")
     kind = SURPLUS if surplus else SHORT if reasons else EXACT
     return Verdict(kind, partitions, tuple(reasons))
 

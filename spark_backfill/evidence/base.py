@@ -40,7 +40,10 @@ class Evidence(Protocol):
         """
 
     def collect_keys(self) -> DataFrame:
-        """The frozen keys: one column `key` of the type it matches, distinct, no NULLs."""
+        """The frozen keys: a column `key` of the type it matches, distinct, no NULLs.
+
+        There may be a second column `until` (ms): the key explains no row that changed later.
+        """
 
 
 def label_candidates(candidates: DataFrame, evidence: Sequence[Evidence]) -> DataFrame:
@@ -53,10 +56,14 @@ def label_candidates(candidates: DataFrame, evidence: Sequence[Evidence]) -> Dat
     label = F.when(F.col("reason").isNotNull(), QUARANTINED).otherwise(LOST)
     for i, item in reversed(list(enumerate(evidence))):
         mark = f"__{i}"
-        keys = item.collect_keys().select(
-            F.col("key").alias(f"{mark}_key"), F.lit(True).alias(mark)
-        )
-        labelled = labelled.join(keys, F.col(item.matches) == F.col(f"{mark}_key"), "left")
+        keys = item.collect_keys().withColumnRenamed("key", f"{mark}_key")
+        matches = F.col(item.matches) == F.col(f"{mark}_key")
+        if "until" in keys.columns:
+            keys = keys.withColumnRenamed("until", f"{mark}_until")
+            changed = F.unix_millis(F.col("time").try_cast("timestamp"))
+            matches &= ~F.coalesce(changed > F.col(f"{mark}_until"), F.lit(False))
+        labelled = labelled.join(keys.withColumn(mark, F.lit(True)), matches, "left")
         label = F.when(F.col(mark).isNotNull(), item.label).otherwise(label)
-    marks = [name for i in range(len(evidence)) for name in (f"__{i}", f"__{i}_key")]
+    ends = ("", "_key", "_until")
+    marks = [f"__{i}{end}" for i in range(len(evidence)) for end in ends]
     return labelled.withColumn("label", label).drop(*marks)

@@ -55,6 +55,8 @@ class SurvivorEvidence:
 
     Attributes:
         header: the header that identifies a message; None for the key.
+        restated: rows change, and their newest version is what counts. A message that the group
+            read before it skipped some then explains a row only if it did not change later.
     """
 
     spark: SparkSession
@@ -65,6 +67,7 @@ class SurvivorEvidence:
     ends: Mapping[int, int]
     lost: Sequence[OffsetRange]
     work: Path
+    restated: bool = False
 
     @property
     def label(self) -> str:
@@ -100,15 +103,25 @@ class SurvivorEvidence:
             frame.write.mode("overwrite").parquet(str(self.work))
 
     def collect_keys(self) -> DataFrame:
-        """Identities of the survivors outside of the lost ranges."""
-        inside = F.lit(False)
+        """Identities of the survivors outside of the lost ranges.
+
+        Where `restated` and messages survive below a lost range: also `until`, NULL where a
+        newer message of the identity survives.
+        """
+        inside = below = F.lit(False)
+        has_below = False
         for item in self.lost:
-            at = F.col("offset")
-            inside = inside | (
-                (F.col("partition") == item.partition) & (at >= item.start) & (at < item.end)
-            )
+            here, at = F.col("partition") == item.partition, F.col("offset")
+            inside = inside | (here & (at >= item.start) & (at < item.end))
+            if self.restated and item.start > self.starts.get(item.partition, item.start):
+                has_below = True
+                below = below | (here & (at < item.start))
         keys = self.read_frozen().where(~inside & F.col("identity").isNotNull())
-        return keys.select(F.col("identity").alias("key")).distinct()
+        keys = keys.withColumnRenamed("identity", "key")
+        if not has_below:
+            return keys.select("key").distinct()
+        newer = F.max(~below)
+        return keys.groupBy("key").agg(F.when(~newer, F.max("timestamp")).alias("until"))
 
     def count_offsets(self) -> int:
         """Offsets between the frozen starts and ends."""
