@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from backlog.config import mask_secrets
 from backlog.errors import BacklogError, LeaseHeld, Refused
+from backlog.ledger import Lease
 from backlog.values import Recovery, RecoveryState
 from replay.brakes import OPERATOR
 from replay.identity import find_identity
@@ -38,7 +40,14 @@ def request_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, str
         )
     try:
         with ledger.leases.hold(recovery_id):
-            if ledger.recoveries.get(recovery_id).state is State.PAUSED:
+            current = ledger.recoveries.get(recovery_id)
+            if current.requested == "cancel":
+                raise Refused(
+                    "it is to be cancelled, so it cannot be paused",
+                    subject=f"recovery {recovery_id}",
+                    hint=f"`backlogctl cancel {recovery_id}` finishes that",
+                )
+            if current.state is State.PAUSED:
                 # Waiting for its window: from now on it waits for `resume`.
                 ledger.recoveries.advance(recovery_id, State.RUNNING, actor, {"why": "to hold it"})
             found = ledger.recoveries.advance(recovery_id, State.PAUSED, actor, detail)
@@ -55,13 +64,15 @@ def withdraw_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, st
         The recovery, and the live runner that goes on by itself (None where there is none).
 
     Raises:
-        Refused: it is not paused and nobody asked for it.
+        Refused: it is not paused and nobody asked for it, or it was cancelled meanwhile.
     """
     ledger = workspace.ledger
     recovery = ledger.recoveries.get(recovery_id)
     if recovery.state is State.RUNNING and recovery.requested == "pause":
         holder = ledger.leases.holder(recovery_id)
         recovery = ledger.recoveries.request(recovery_id, None, str(find_identity()))
+        if recovery.state is State.PAUSED:
+            return recovery, None  # the runner saw the pause first, and has stopped
         alive = holder is not None and not holder.expired and not holder.owner.is_dead()
         return recovery, str(holder.owner) if holder is not None and alive else None
     if recovery.state is not State.PAUSED:
@@ -101,11 +112,11 @@ def cancel_work(
     asked = False
     while True:
         try:
-            with ledger.leases.hold(recovery_id):
+            with ledger.leases.hold(recovery_id) as lease:
                 current = ledger.recoveries.get(recovery_id)
                 if current.state is State.CANCELLED:
                     return current
-                return finish_cancel(workspace, current)
+                return finish_cancel(workspace, recovery_id, lease)
         except LeaseHeld as held:
             if not asked:
                 found = ledger.recoveries.request(recovery_id, "cancel", actor)
@@ -128,19 +139,22 @@ def cancel_work(
             )
 
 
-def finish_cancel(workspace: Workspace, recovery: Recovery) -> Recovery:
+def finish_cancel(workspace: Workspace, recovery_id: str, lease: Lease) -> Recovery:
     """Fences every slot, and only then changes the state; gaps open again with it.
 
-    The caller holds the lease.
+    The recovery is read under the lease: one read before it ran would not be fenced.
 
     Raises:
+        LeaseHeld: another runner took it over; nothing was fenced.
         KafkaFailure: not every slot is fenced, so nothing was changed; cancel again.
     """
+    lease.confirm()
+    recovery = workspace.ledger.recoveries.get(recovery_id)
     if recovery.state is not State.APPROVED:
         try:
             fence_recovery(workspace, recovery)
         except BacklogError as error:
-            detail = {"code": error.code, "message": error.message}
+            detail = {"code": error.code, "message": mask_secrets(error.message)}
             actor = str(find_identity())
             workspace.ledger.events.append(recovery.id, actor, "fencing failed", detail)
             raise
@@ -148,5 +162,6 @@ def finish_cancel(workspace: Workspace, recovery: Recovery) -> Recovery:
         recovery.id,
         State.CANCELLED,
         actor=str(find_identity()),
-        detail={"injected": workspace.ledger.recoveries.get(recovery.id).injected},
+        detail={"injected": recovery.injected},
+        owner=lease.owner,
     )

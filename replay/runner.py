@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -28,6 +29,8 @@ from replay.interrupts import Interrupts
 from replay.progress import Bar
 from replay.steps import REBUILD
 from replay.workspace import Workspace
+
+LOG = logging.getLogger("backlog.replay")
 
 
 class Run:
@@ -84,7 +87,7 @@ class Run:
         check_startable(recovery)
         if recovery.requested == "cancel":
             # Somebody asked a runner that died before it saw it.
-            finish_cancel(self._workspace, recovery)
+            finish_cancel(self._workspace, self._id, lease)
             raise CancelRequested("it was cancelled", subject=f"recovery {self._id}")
         held_back = (
             recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR
@@ -126,7 +129,11 @@ class Run:
             self._record("taken over", detail)
             return
         self._workspace.ledger.recoveries.advance(
-            self._id, RecoveryState.RUNNING, actor=str(find_identity()), detail=detail
+            self._id,
+            RecoveryState.RUNNING,
+            actor=str(find_identity()),
+            detail=detail,
+            owner=lease.owner,
         )
 
     def _take_steps(self, context: RunContext) -> Recovery:
@@ -135,15 +142,17 @@ class Run:
             for step in REBUILD:
                 context.record(f"{step.name} started")
                 step.start(context)
+                context.lease.confirm()
                 step.complete(context)
                 context.record(f"{step.name} completed")
-            return self._advance(RecoveryState.VERIFIED, dict(context.found))
+            return self._advance(context.lease, RecoveryState.VERIFIED, dict(context.found))
         except Paused as pause:
             why = pause.why if isinstance(pause, PausedBecause) else HELD
-            self._advance(RecoveryState.PAUSED, {"why": why, "message": pause.message})
+            detail = {"why": why, "message": mask_secrets(pause.message)}
+            self._end(context.lease, RecoveryState.PAUSED, detail)
             raise
         except CancelRequested:
-            finish_cancel(self._workspace, context.recovery)
+            finish_cancel(self._workspace, self._id, context.lease)
             raise
         except LeaseHeld:
             # It is another runner's now, and so is its state.
@@ -151,7 +160,8 @@ class Run:
         except KeyboardInterrupt:
             # The second Ctrl-C: the open chunk's transaction is aborted by the next run.
             message = "interrupted; the open chunk is aborted, what is committed stays"
-            self._advance(RecoveryState.PAUSED, {"why": INTERRUPTED, "message": message})
+            detail = {"why": INTERRUPTED, "message": message}
+            self._end(context.lease, RecoveryState.PAUSED, detail)
             raise PausedBecause(
                 INTERRUPTED,
                 message,
@@ -159,18 +169,26 @@ class Run:
                 hint=f"`backlogctl run {self._id}` goes on where it stopped",
             ) from None
         except Exception as error:
-            self._fail(error)
+            detail = _tell(error)
+            if not isinstance(error, PlanStale | Refused):
+                detail["next"] = f"backlogctl run {self._id}"
+            self._end(context.lease, RecoveryState.FAILED, detail)
             raise
 
-    def _fail(self, error: Exception) -> None:
-        detail = _tell(error)
-        if not isinstance(error, PlanStale | Refused):
-            detail["next"] = f"backlogctl run {self._id}"
-        self._advance(RecoveryState.FAILED, detail)
+    def _end(self, lease: Lease, to: RecoveryState, detail: dict[str, Any]) -> None:
+        """Writes down why this try ends; what ended it matters more than a failure of that.
 
-    def _advance(self, to: RecoveryState, detail: dict[str, Any]) -> Recovery:
+        Nothing is changed where another runner has the lease: the state is theirs.
+        """
+        try:
+            self._advance(lease, to, detail)
+        except BacklogError as error:
+            told = mask_secrets(str(error))
+            LOG.warning("recovery %s is not marked as %s: %s", self._id, to, told)
+
+    def _advance(self, lease: Lease, to: RecoveryState, detail: dict[str, Any]) -> Recovery:
         return self._workspace.ledger.recoveries.advance(
-            self._id, to, actor=str(find_identity()), detail=detail
+            self._id, to, actor=str(find_identity()), detail=detail, owner=lease.owner
         )
 
     def _record(self, action: str, detail: dict[str, Any]) -> None:

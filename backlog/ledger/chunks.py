@@ -12,7 +12,7 @@ from sqlalchemy.engine import RowMapping
 
 from backlog.errors import Refused, UsageError
 from backlog.ledger.database import Database
-from backlog.ledger.models import chunks
+from backlog.ledger.models import chunks, recoveries
 from backlog.values import Chunk, ChunkState
 
 
@@ -77,6 +77,8 @@ class Chunks:
     ) -> bool:
         """Writes down that a chunk is committed; offsets are the first and last of its messages.
 
+        The recovery's count of injected messages grows in the same transaction.
+
         Returns:
             Whether it was news; False when it was known.
 
@@ -89,15 +91,19 @@ class Chunks:
             & (chunks.c.number == number)
         )
         with self._database.write() as connection:
-            state = connection.execute(
-                select(chunks.c.state).where(where).with_for_update()
-            ).scalar_one_or_none()
-            if state is None:
+            found = (
+                connection.execute(
+                    select(chunks.c.state, chunks.c.count).where(where).with_for_update()
+                )
+                .mappings()
+                .first()
+            )
+            if found is None:
                 raise UsageError(
                     "there is no such chunk",
                     subject=f"recovery {recovery_id} slot {slot} chunk {number}",
                 )
-            if state == ChunkState.INJECTED.value:
+            if found["state"] == ChunkState.INJECTED.value:
                 return False
             connection.execute(
                 update(chunks)
@@ -108,6 +114,11 @@ class Chunks:
                     last_offset=last_offset,
                     injected_at=self._database.now(connection),
                 )
+            )
+            connection.execute(
+                update(recoveries)
+                .where(recoveries.c.id == recovery_id)
+                .values(injected=recoveries.c.injected + found["count"])
             )
             return True
 

@@ -19,7 +19,7 @@ from backlog.ledger.database import Database
 from backlog.ledger.events import append_event
 from backlog.ledger.models import recoveries
 from backlog.ledger.owners import Owner
-from backlog.ledger.recoveries import read_recovery
+from backlog.ledger.recovery_rows import read_recovery
 
 TTL = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
@@ -228,6 +228,16 @@ class Lease:
             self._renew()
         if self._lost is not None:
             raise LeaseHeld(self._lost.message, subject=self._lost.subject, hint=self._lost.hint)
+
+    def confirm(self) -> None:
+        """Returns when the database says now that the lease is ours; it is renewed.
+
+        Raises:
+            LeaseHeld: it was lost; it stays lost.
+            LedgerError: the database cannot be asked.
+        """
+        self._renew()
+        self.check()
 
     def _renew_on(self) -> None:
         while not self._stopped.wait(self._ttl.total_seconds() / 3):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from sqlalchemy import Connection, insert, or_, select, update
-from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
-from backlog.errors import ApprovalNeeded, InvalidTransition, Refused, UsageError
+from backlog.errors import InvalidTransition, Refused, UsageError
 from backlog.ledger.counters import take_id
 from backlog.ledger.database import Database, UniqueConflict
 from backlog.ledger.events import GENESIS, append_event
 from backlog.ledger.gaps import move_gaps, release_gaps
 from backlog.ledger.models import gaps, recoveries, recovery_gaps, transitions
+from backlog.ledger.owners import Owner
+from backlog.ledger.recovery_rows import (
+    read_recovery,
+    refuse_expired,
+    refuse_lost_lease,
+    refuse_transition,
+    to_recovery,
+)
 from backlog.values import GapState, Recovery, RecoveryState
 
 State = RecoveryState
@@ -146,7 +153,7 @@ class Recoveries:
             before = State(row["state"])
             expired = before is State.APPROVED and row["approval_expires_at"] <= now
             if before is not State.PLANNED and not expired:
-                _refuse(row, State.APPROVED)
+                refuse_transition(row, State.APPROVED)
             if plan_hash != row["plan_hash"]:
                 raise Refused(
                     "the approval is for another plan than the stored one; nothing was approved",
@@ -184,6 +191,8 @@ class Recoveries:
         to: RecoveryState,
         actor: str,
         detail: Mapping[str, Any] | None = None,
+        *,
+        owner: Owner | None = None,
     ) -> Recovery:
         """Moves a recovery to a state and writes the event, in one transaction.
 
@@ -191,7 +200,11 @@ class Recoveries:
         advance. `pause` is no longer requested once it is paused or runs again; nothing is once
         it is at an end.
 
+        Args:
+            owner: whose lease it must be still, decided in the same transaction.
+
         Raises:
+            LeaseHeld: the lease is no longer the owner's; nothing was changed.
             InvalidTransition: not from the state it is in (also the same one: another did it
                 first), or another recovery of the same topic or group is active.
             ApprovalNeeded: it was approved, and the approval expired before the first run.
@@ -201,11 +214,13 @@ class Recoveries:
         with self._naming_the_other(recovery_id), self._database.write() as connection:
             row = read_recovery(connection, recovery_id, lock=True)
             now = self._database.now(connection)
+            if owner is not None:
+                refuse_lost_lease(row, owner)
             before = State(row["state"])
             if not _is_allowed(connection, before, to):
-                _refuse(row, to)
+                refuse_transition(row, to)
             if before is State.APPROVED and to is State.RUNNING:
-                _refuse_expired(row, now)
+                refuse_expired(row, now)
             changes: dict[str, Any] = {"state": to.value, "detail": detail or {}}
             if to in FINAL or (to in (State.PAUSED, State.RUNNING) and row["requested"] == "pause"):
                 changes["requested"] = None
@@ -220,10 +235,13 @@ class Recoveries:
     def request(
         self, recovery_id: str, what: Literal["pause", "cancel"] | None, actor: str
     ) -> Recovery:
-        """Leaves a word for the runner, which looks between two waves; None takes it back.
+        """Leaves a word for the runner, which looks between two waves; None takes `pause` back.
+
+        `cancel` takes the place of `pause`, and stays.
 
         Raises:
-            InvalidTransition: the recovery is in a state where that cannot be asked.
+            InvalidTransition: the recovery is in a state where that cannot be asked, or `cancel`
+                was asked for before.
         """
         with self._database.write() as connection:
             row = read_recovery(connection, recovery_id, lock=True)
@@ -234,6 +252,11 @@ class Recoveries:
                 )
             if row["requested"] == what:
                 return to_recovery(row)
+            if row["requested"] == "cancel":
+                raise InvalidTransition(
+                    f"cancel was asked for already: {what or 'taking that back'} is not possible",
+                    subject=f"recovery {recovery_id}",
+                )
             connection.execute(
                 update(recoveries).where(recoveries.c.id == recovery_id).values(requested=what)
             )
@@ -241,20 +264,6 @@ class Recoveries:
             now = self._database.now(connection)
             append_event(connection, recovery_id, now, actor, action, {})
             return to_recovery(read_recovery(connection, recovery_id))
-
-    def add_progress(self, recovery_id: str, injected: int, skipped: int) -> None:
-        """Adds to the counts of messages; the database adds, so nothing is lost between two."""
-        if injected < 0 or skipped < 0:
-            raise ValueError("progress is never negative")
-        with self._database.write() as connection:
-            connection.execute(
-                update(recoveries)
-                .where(recoveries.c.id == recovery_id)
-                .values(
-                    injected=recoveries.c.injected + injected,
-                    skipped=recoveries.c.skipped + skipped,
-                )
-            )
 
     def _naming_the_other(self, recovery_id: str) -> _Naming:
         return _Naming(self, self._database, recovery_id)
@@ -298,49 +307,6 @@ class _Naming:
         ) from None
 
 
-def read_recovery(connection: Connection, recovery_id: str, *, lock: bool = False) -> RowMapping:
-    """The row of a recovery.
-
-    Raises:
-        UsageError: there is no such recovery.
-    """
-    query = select(recoveries).where(recoveries.c.id == recovery_id)
-    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
-    if row is None:
-        raise UsageError(
-            "there is no such recovery",
-            subject=f"recovery {recovery_id}",
-            hint="`backlogctl recoveries` lists them",
-        )
-    return row
-
-
-def to_recovery(row: RowMapping) -> Recovery:
-    """The frozen value of a row."""
-    return Recovery(
-        id=row["id"],
-        kind=row["kind"],
-        stream=row["stream"],
-        cluster=row["cluster"],
-        topic=row["topic"],
-        group=row["group_id"],
-        state=State(row["state"]),
-        plan_hash=row["plan_hash"],
-        plan=row["plan"],
-        created_at=row["created_at"],
-        approved_by=row["approved_by"],
-        approved_identity=row["approved_identity"],
-        approved_hash=row["approved_hash"],
-        approval_expires_at=row["approval_expires_at"],
-        requested=row["requested"],
-        runner=None if row["lease_host"] is None else f"{row['lease_host']}:{row['lease_pid']}",
-        lease_until=row["lease_until"],
-        injected=row["injected"],
-        skipped=row["skipped"],
-        detail=row["detail"],
-    )
-
-
 def _supersede(connection: Connection, stream: str, new_id: str, now: datetime, actor: str) -> None:
     planned = (
         select(recoveries.c.id)
@@ -375,22 +341,3 @@ def _is_allowed(connection: Connection, before: RecoveryState, after: RecoverySt
         transitions.c.to_state == after.value,
     )
     return connection.execute(query).first() is not None
-
-
-def _refuse(row: RowMapping, to: RecoveryState) -> NoReturn:
-    by = f" (approved by {row['approved_by']})" if row["state"] == "approved" else ""
-    raise InvalidTransition(
-        f"it is {row['state']}{by} and cannot become {to}",
-        subject=f"recovery {row['id']}",
-        hint=f"`backlogctl show {row['id']}` shows what happened",
-    )
-
-
-def _refuse_expired(row: RowMapping, now: datetime) -> None:
-    if row["approval_expires_at"] <= now:
-        raise ApprovalNeeded(
-            f"its approval by {row['approved_by']} expired at"
-            f" {format_time(row['approval_expires_at'])}",
-            subject=f"recovery {row['id']}",
-            hint=f"`backlogctl approve {row['id']} --by NAME`",
-        )

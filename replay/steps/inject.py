@@ -91,11 +91,9 @@ class _Tracker:
         from spark_backfill.writer import Outcome
 
         ledger, recovery_id = self._context.workspace.ledger, self._context.recovery.id
-        is_news = ledger.chunks.mark_injected(
+        ledger.chunks.mark_injected(
             recovery_id, result.slot, result.number, result.first_offset, result.last_offset
         )
-        if is_news:
-            ledger.recoveries.add_progress(recovery_id, injected=result.count, skipped=0)
         name = "skipped" if result.outcome is Outcome.SKIPPED else "injected"
         self._counts[name] += result.count
 

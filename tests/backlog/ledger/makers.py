@@ -8,6 +8,7 @@ from backlog.ledger import Ledger
 from backlog.values import (
     Cause,
     Certainty,
+    Chunk,
     Gap,
     GapState,
     PartitionSample,
@@ -57,6 +58,11 @@ def make_sample(
         for number, offset in enumerate(committed or (5,))
     )
     return Sample(stream, "main", stream, f"{stream}-service", topic_id, at, partitions)
+
+
+def make_chunk(slot: int, number: int) -> Chunk:
+    name = f"slot={slot:05}/chunk={number:06}.parquet"
+    return Chunk(slot, number, 500, 2**33, "ab" * 32, f"messages/{name}", f"ids/{name}", number < 3)
 
 
 def plan(

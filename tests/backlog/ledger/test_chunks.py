@@ -10,14 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import Refused, UsageError
 from backlog.ledger import ChunkRecord, Ledger
-from backlog.values import Chunk, ChunkState
+from backlog.values import ChunkState
 from tests.backlog.ledger.conftest import change
-from tests.backlog.ledger.makers import plan
-
-
-def make_chunk(slot: int, number: int) -> Chunk:
-    name = f"slot={slot:05}/chunk={number:06}.parquet"
-    return Chunk(slot, number, 500, 2**33, "ab" * 32, f"messages/{name}", f"ids/{name}", number < 3)
+from tests.backlog.ledger.makers import make_chunk, plan
 
 
 def test_chunks_are_kept_and_marked_once(ledger: Ledger) -> None:
@@ -29,7 +24,9 @@ def test_chunks_are_kept_and_marked_once(ledger: Ledger) -> None:
         ChunkRecord(chunk, ChunkState.STAGED) for chunk in chunks
     )
     assert ledger.chunks.mark_injected(recovery.id, 1, 3, 2**40, 2**40 + 499)
+    assert ledger.recoveries.get(recovery.id).injected == 500, "in the same transaction"
     assert not ledger.chunks.mark_injected(recovery.id, 1, 3, 1, 2), "the first word stays"
+    assert ledger.recoveries.get(recovery.id).injected == 500
     last = ledger.chunks.list(recovery.id)[-1]
     assert (last.state, last.first_offset, last.last_offset) == (
         ChunkState.INJECTED,

@@ -176,6 +176,18 @@ def test_lost_lease_says_so_and_is_not_given_back(ledger: Ledger, raw: Engine) -
     assert holder.owner == new
 
 
+def test_confirmed_lease_is_that_of_the_database(ledger: Ledger, raw: Engine) -> None:
+    recovery = plan(ledger)
+    with ledger.leases.hold(recovery.id) as lease:
+        lease.confirm()
+        change(raw, f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
+        ledger.leases.acquire(recovery.id, far_owner())
+        lease.check()  # nothing was heard of it yet
+        with pytest.raises(LeaseHeld, match="held by elsewhere"):
+            lease.confirm()
+        assert lease.lost
+
+
 def test_body_error_is_not_hidden_by_the_lease(ledger: Ledger) -> None:
     recovery = plan(ledger)
     with pytest.raises(RuntimeError, match="mine"), ledger.leases.hold(recovery.id):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
+from typing import Literal
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from backlog.errors import ApprovalNeeded, InvalidTransition, Refused, UsageError
-from backlog.ledger import Ledger
+from backlog.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, Refused, UsageError
+from backlog.ledger import Ledger, Owner
 from backlog.values import GapState, RecoveryState
 from tests.backlog.ledger.conftest import change
 from tests.backlog.ledger.makers import FAR, NOON, approve, bring_to, make_gap, plan
 
 S = RecoveryState
+PAUSE: Literal["pause"] = "pause"
 WAY_TO = {
     S.PLANNED: (),
     S.REJECTED: (S.REJECTED,),
@@ -227,28 +229,42 @@ def test_requests_are_left_for_the_runner(ledger: Ledger) -> None:
     assert (paused.requested, paused.detail) == (None, {"why": "asked"})
     assert ledger.recoveries.request(recovery.id, "cancel", "ada").requested == "cancel"
     assert ledger.recoveries.advance(recovery.id, S.RUNNING, "r").requested == "cancel"
-    assert ledger.recoveries.request(recovery.id, None, "ada").requested is None
     actions = [event.action for event in ledger.events.list(recovery.id)]
-    assert actions[-5:] == [
-        "pause requested",
-        "paused",
-        "cancel requested",
-        "running",
-        "request taken back",
-    ]
+    assert actions[-4:] == ["pause requested", "paused", "cancel requested", "running"]
     ledger.recoveries.advance(recovery.id, S.VERIFIED, "runner")
     with pytest.raises(InvalidTransition):
         ledger.recoveries.request(recovery.id, "cancel", "ada")
 
 
-def test_progress_adds_up(ledger: Ledger) -> None:
-    recovery = plan(ledger)
-    ledger.recoveries.add_progress(recovery.id, 500, 0)
-    ledger.recoveries.add_progress(recovery.id, 2**40, 3)
-    found = ledger.recoveries.get(recovery.id)
-    assert (found.injected, found.skipped) == (2**40 + 500, 3)
-    with pytest.raises(ValueError, match="negative"):
-        ledger.recoveries.add_progress(recovery.id, -1, 0)
+def test_cancel_is_not_overwritten_by_pause_or_taken_back(ledger: Ledger) -> None:
+    recovery = bring_to(ledger, plan(ledger), S.APPROVED, S.RUNNING)
+    ledger.recoveries.request(recovery.id, "pause", "ada")
+    assert ledger.recoveries.request(recovery.id, None, "ada").requested is None
+    assert ledger.events.list(recovery.id)[-1].action == "request taken back"
+    ledger.recoveries.request(recovery.id, "pause", "ada")
+    ledger.recoveries.request(recovery.id, "cancel", "ada")
+    for what in (PAUSE, None):
+        with pytest.raises(InvalidTransition, match="cancel was asked for already"):
+            ledger.recoveries.request(recovery.id, what, "bob")
+    assert ledger.recoveries.request(recovery.id, "cancel", "bob").requested == "cancel"
+
+
+def test_fault_02_runner_that_lost_its_lease_changes_no_state(ledger: Ledger) -> None:
+    recovery = bring_to(ledger, plan(ledger), S.APPROVED)
+    zombie, live = Owner.current(), Owner.current()
+    ledger.leases.acquire(recovery.id, zombie)
+    ledger.recoveries.advance(recovery.id, S.RUNNING, "op", owner=zombie)
+    ledger.leases.release(recovery.id, zombie)
+    with pytest.raises(LeaseHeld, match="given up or lost"):
+        ledger.recoveries.advance(recovery.id, S.FAILED, "op", owner=zombie)
+    ledger.leases.acquire(recovery.id, live)
+    events = ledger.events.list(recovery.id)
+    with pytest.raises(LeaseHeld, match="took it over"):
+        ledger.recoveries.advance(recovery.id, S.FAILED, "op", owner=zombie)
+    assert ledger.recoveries.get(recovery.id).state is S.RUNNING
+    assert ledger.events.list(recovery.id) == events
+    done = ledger.recoveries.advance(recovery.id, S.VERIFIED, "op", owner=live)
+    assert done.state is S.VERIFIED
 
 
 def test_lists_are_oldest_first(ledger: Ledger) -> None:

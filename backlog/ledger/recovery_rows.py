@@ -1,0 +1,95 @@
+"""Rows of recoveries: read, turned into values, and what is refused by what they hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NoReturn
+
+from sqlalchemy import Connection, select
+from sqlalchemy.engine import RowMapping
+
+from backlog.clock import format_time
+from backlog.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, UsageError
+from backlog.ledger.models import recoveries
+from backlog.ledger.owners import Owner
+from backlog.values import Recovery, RecoveryState
+
+
+def read_recovery(connection: Connection, recovery_id: str, *, lock: bool = False) -> RowMapping:
+    """The row of a recovery.
+
+    Raises:
+        UsageError: there is no such recovery.
+    """
+    query = select(recoveries).where(recoveries.c.id == recovery_id)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None:
+        raise UsageError(
+            "there is no such recovery",
+            subject=f"recovery {recovery_id}",
+            hint="`backlogctl recoveries` lists them",
+        )
+    return row
+
+
+def to_recovery(row: RowMapping) -> Recovery:
+    """The frozen value of a row."""
+    return Recovery(
+        id=row["id"],
+        kind=row["kind"],
+        stream=row["stream"],
+        cluster=row["cluster"],
+        topic=row["topic"],
+        group=row["group_id"],
+        state=RecoveryState(row["state"]),
+        plan_hash=row["plan_hash"],
+        plan=row["plan"],
+        created_at=row["created_at"],
+        approved_by=row["approved_by"],
+        approved_identity=row["approved_identity"],
+        approved_hash=row["approved_hash"],
+        approval_expires_at=row["approval_expires_at"],
+        requested=row["requested"],
+        runner=None if row["lease_host"] is None else f"{row['lease_host']}:{row['lease_pid']}",
+        lease_until=row["lease_until"],
+        injected=row["injected"],
+        skipped=row["skipped"],
+        detail=row["detail"],
+    )
+
+
+def refuse_transition(row: RowMapping, to: RecoveryState) -> NoReturn:
+    """Raises InvalidTransition: this change of state is not allowed."""
+    by = f" (approved by {row['approved_by']})" if row["state"] == "approved" else ""
+    raise InvalidTransition(
+        f"it is {row['state']}{by} and cannot become {to}",
+        subject=f"recovery {row['id']}",
+        hint=f"`backlogctl show {row['id']}` shows what happened",
+    )
+
+
+def refuse_expired(row: RowMapping, now: datetime) -> None:
+    """Raises ApprovalNeeded where the approval expired before the first run."""
+    if row["approval_expires_at"] <= now:
+        raise ApprovalNeeded(
+            f"its approval by {row['approved_by']} expired at"
+            f" {format_time(row['approval_expires_at'])}",
+            subject=f"recovery {row['id']}",
+            hint=f"`backlogctl approve {row['id']} --by NAME`",
+        )
+
+
+def refuse_lost_lease(row: RowMapping, owner: Owner) -> None:
+    """Raises LeaseHeld where the lease is no longer the owner's; an expired one still is."""
+    held = (row["lease_host"], row["lease_pid"], row["lease_started"], row["lease_token"])
+    if held == (owner.host, owner.pid, owner.started, owner.token):
+        return
+    if row["lease_host"] is None:
+        message = "its lease was given up or lost, so its state is not changed from here"
+    else:
+        message = f"{row['lease_host']}:{row['lease_pid']} took it over; its state is theirs now"
+    raise LeaseHeld(
+        message,
+        subject=f"recovery {row['id']}",
+        hint=f"`backlogctl show {row['id']}` shows who works on it",
+    )
