@@ -25,7 +25,10 @@ def parse_duration(text: str) -> timedelta:
     parts = re.findall(r"(\d+)(ms|[smhd])", text.strip())
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         raise ValueError(f"{text!r} is not a duration such as 30s, 10m, 6h or 30d")
-    return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
+    try:
+        return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than any duration that can be counted") from None
 
 
 def parse_time(text: str, zone: ZoneInfo) -> datetime:

@@ -149,7 +149,8 @@ class Watch(Section):
     )
     horizon: Duration = Field(
         default=timedelta(hours=24),
-        description="How long samples are kept at full density; older ones are thinned.",
+        description="How long samples are kept, one each 5 minutes (all of the last hour); older "
+        "ones are thinned to one an hour, and deleted after 35 days.",
     )
 
     @model_validator(mode="after")

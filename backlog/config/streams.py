@@ -128,7 +128,9 @@ class StreamSource(Section):
     message: Message = Field(description="How a message is built from a row.")
     identity: Identity = Field(description="How a row and its message belong together.")
     consumed: Consumed | None = Field(
-        default=None, description="Evidence, where there is any: the consumer's own table."
+        default=None,
+        description="Evidence, where there is any: the consumer's own table. It does not tell "
+        "whether a row changed after it was handled.",
     )
     stale: Literal["restate", "events", "refuse"] = Field(
         default="refuse",

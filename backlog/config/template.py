@@ -85,7 +85,8 @@ streams:
       identity:                # how a row and its message are known to belong together
         row: order_id
         message: key           # key | header:NAME
-      # What the consumer says it handled, where it keeps a table of that:
+      # What the consumer says it handled, where it keeps a table of that; it does not tell whether
+      # a row changed afterwards:
       # consumed:
       #   database: shop
       #   table: processed_orders

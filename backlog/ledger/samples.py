@@ -12,19 +12,20 @@ from backlog.ledger.database import Database
 from backlog.ledger.models import commit_marks, samples
 from backlog.values import PartitionSample, Sample
 
-# Thinning: everything younger than the first age, then one sample per step up to the next age.
+# Thinning: all of the last hour, then one sample a step. The oldest must still reach back over
+# the usual retentions, or no loss could be dated.
 KEEP_ALL = timedelta(hours=1)
-FINE_UNTIL = timedelta(hours=6)
 FINE_STEP = timedelta(minutes=5)
 COARSE_STEP = timedelta(hours=1)
+KEEP_COARSE = timedelta(days=35)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMark:
     """What a group is known to have committed on a partition; outlives the thinned samples.
 
-    `max_committed` is the highest offset ever seen, `last_committed` the newest one seen, at
-    `seen_at`; a sample without a committed offset does not change them.
+    `max_committed` is the highest offset ever seen within the log, `last_committed` the newest one
+    seen, at `seen_at`; a sample without a committed offset does not change them.
     """
 
     stream: str
@@ -98,8 +99,9 @@ class Samples:
     def thin(self, now: datetime, horizon: timedelta) -> int:
         """Deletes samples with age; doing it twice deletes nothing more.
 
-        Kept: all younger than 1 h; the first of each 5 minutes up to 6 h; the first of each hour
-        up to `horizon`; and always the newest of each stream. Commit marks are not touched.
+        Kept: all younger than 1 h; the first of each 5 minutes up to `horizon`; the first of each
+        hour up to 35 days, or `horizon` where that is longer; and always the newest of each
+        stream. Commit marks are not touched.
 
         Returns:
             How many were deleted.
@@ -119,11 +121,11 @@ class Samples:
             doomed = []
             for row in connection.execute(query.order_by(*order)):
                 age = now - row.taken_at
-                step = FINE_STEP if age <= FINE_UNTIL else COARSE_STEP
+                step = FINE_STEP if age <= horizon else COARSE_STEP
                 cell = (row.stream, step, int(row.taken_at.timestamp() // step.total_seconds()))
                 if row.taken_at == newest[row.stream]:
                     continue
-                if age > horizon or cell in seen:
+                if age > max(horizon, KEEP_COARSE) or cell in seen:
                     doomed.append(row.id)
                 seen.add(cell)
             for begin in range(0, len(doomed), 500):
@@ -154,18 +156,20 @@ def _move_marks(connection: Connection, sample: Sample) -> None:
                     group_id=sample.group,
                     topic_id=sample.topic_id,
                     partition=each.partition,
-                    max_committed=each.committed,
+                    max_committed=min(each.committed, each.high),
                     last_committed=each.committed,
                     seen_at=sample.taken_at,
                 )
             )
             continue
         newer = sample.taken_at >= mark.seen_at
+        # One beyond the end was never read up to, and would hide later losses.
+        reached = each.committed if each.committed <= each.high else mark.max_committed
         connection.execute(
             update(commit_marks)
             .where(where & (commit_marks.c.partition == each.partition))
             .values(
-                max_committed=max(mark.max_committed, each.committed),
+                max_committed=max(mark.max_committed, reached),
                 last_committed=each.committed if newer else mark.last_committed,
                 seen_at=max(mark.seen_at, sample.taken_at),
             )

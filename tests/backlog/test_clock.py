@@ -131,6 +131,9 @@ def test_durations_add_up_and_nothing_else_is_one() -> None:
     for text in ("", "10", "h", "-5m", "1.5h", "5 m", "5min"):
         with pytest.raises(ValueError, match="not a duration"):
             parse_duration(text)
+    for text in ("9" * 20 + "d", "9" * 400 + "ms"):
+        with pytest.raises(ValueError, match="longer than any duration"):
+            parse_duration(text)
 
 
 @given(MOMENTS, ZONES)

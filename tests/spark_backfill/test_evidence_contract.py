@@ -284,6 +284,39 @@ def test_messages_within_the_lost_ranges_are_no_survivors(
     assert [key for key, label in said.items() if label == "lost"] == ["1", "2"]
 
 
+def test_a_message_read_before_a_skip_does_not_hide_a_later_version(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Partition 0: read up to 3, skipped up to 6; the rest is to be read."""
+    frozen = [(b"changed", 0, 1), (b"same", 0, 2), (b"back", 0, 1), (b"back", 0, 7),
+              (b"other", 1, 0), (b"skipped", 0, 4)]  # fmt: skip
+    noon = 1_763_726_400_000  # 2025-11-21T12:00:00Z
+    work = str(tmp_path / "survivors")
+    spark.createDataFrame(
+        [(key, partition, offset, noon, False) for key, partition, offset in frozen],
+        "identity binary, partition int, offset long, timestamp long, ours boolean",
+    ).write.parquet(work)
+    rows = [(key, "2025-11-21T12:00:00.000999Z" if key == b"same" else "2025-11-21T12:00:01.000000Z")
+            for key in {item[0] for item in frozen}]  # fmt: skip
+    candidates = spark.createDataFrame(
+        [(key, at, None) for key, at in [*rows, (b"changed", None)]],
+        "identity binary, time string, reason string",
+    )
+    said = {}
+    for restated in (True, False):
+        evidence = SurvivorEvidence(
+            spark, "t", None, {}, {0: 0, 1: 0}, {0: 9, 1: 9}, (OffsetRange(0, 3, 6),),
+            Path(work), restated,
+        )  # fmt: skip
+        found = label_candidates(candidates, [evidence]).collect()
+        assert len(found) == len(rows) + 1
+        said[restated] = {
+            bytes(row["identity"]) for row in found if row["label"] == "lost" and row["time"]
+        }
+        assert [row["label"] for row in found if row["time"] is None] == ["surviving"]
+    assert said == {True: {b"changed", b"skipped"}, False: {b"skipped"}}
+
+
 def test_fault_23_moves_tell_both_bounds() -> None:
     assert describe_moves({0: 3, 1: 4}, {0: 9, 1: 4}) == "partition 0 from 3 to 9"
     assert describe_moves({0: 3}, {0: 3}) == ""

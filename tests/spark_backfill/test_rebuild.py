@@ -107,6 +107,7 @@ def test_consumed_evidence_makes_a_plan_exact(
     gaps = tuple(replace(gap, start=handled[gap.partition], first_time=None) for gap in lost.gaps)
     stream = world.make_stream(
         lost.topic,
+        mutable=False,
         consumed={"database": "shop", "table": "processed", "column": "order_id"},
     )
     request = world.make_request(kafka.bootstrap, stream, pg_url, gaps, tmp_path / "staging")
@@ -115,9 +116,9 @@ def test_consumed_evidence_makes_a_plan_exact(
     assert outcome.counts == Counts(
         expected=100, candidates=600, surviving=300, consumed=200, rebuilt=100
     )
-    assert outcome.bounds == (None, None)
+    last = rows[299]["updated_at"] + timedelta(minutes=10)
+    assert outcome.bounds == (None, format_time(last))
     assert keys_of(request) == list(range(201, 301))
-    # The lower bound is open, so no index is missed; nothing is left to warn of.
     assert outcome.warnings == ()
     assert request.directory.stat().st_mode & 0o077 == 0
     assert not (request.directory / "work").exists()
@@ -400,6 +401,11 @@ def test_the_proof_catches_wrong_rules(
         plan(spark, request)
     assert "--allow proof" in caught.value.hint
     assert not (request.directory / "manifest.json").exists()
+    if kind == "headers":
+        # The wrong header identifies nothing: that compares nothing, and proves nothing.
+        wrong = world.make_stream(lost.topic, identity={"row": "order_id", "message": "header:id"})
+        with pytest.raises(Refused, match="60 messages survive, 0 of them"):
+            plan(spark, replace(request, stream=wrong, allow=frozenset({"surplus"})))
     if kind == "value":
         allowed = replace(request, allow=frozenset({"proof"}))
         outcome = plan(spark, allowed)

@@ -70,6 +70,7 @@ def test_errors_that_cancel_out_between_partitions_are_never_exact(
         replace(SHARP, bounded=True),
         replace(SHARP, holes="the topic is compacted"),
         replace(SHARP, spread=True),
+        replace(SHARP, unproved="nothing survives to compare with"),
     ],
 )
 def test_weak_ground_is_never_exact(ground: Ground) -> None:

@@ -65,12 +65,32 @@ def test_thinning_keeps_less_with_age_and_always_the_newest(ledger: Ledger) -> N
     ages = [NOON - sample.taken_at for sample in ledger.samples.history("orders")]
     hour = timedelta(hours=1)
     assert len([age for age in ages if age <= hour]) == 16
-    assert len([age for age in ages if hour < age <= 6 * hour]) in (60, 61)
-    assert len([age for age in ages if 6 * hour < age]) in (18, 19)
-    assert max(ages) <= HORIZON
+    # One in 5 minutes, of samples 4 minutes apart.
+    assert len([age for age in ages if hour < age <= HORIZON]) in (276, 277)
+    assert len([age for age in ages if age > HORIZON]) in (6, 7)
     assert ledger.samples.latest("asleep") is not None
     assert ledger.samples.thin(NOON, HORIZON) == 0
-    assert ledger.samples.committed_marks("orders")[0].max_committed == 30 * 60 - 4
+    assert ledger.samples.committed_marks("orders")[0].max_committed == 1000
+
+
+def test_samples_older_than_the_horizon_still_date_a_loss(ledger: Ledger) -> None:
+    for days in (3, 7, 34, 36):
+        ledger.samples.add(make_sample(NOON - timedelta(days=days)))
+        ledger.samples.add(make_sample(NOON - timedelta(days=days) + timedelta(minutes=9)))
+    ledger.samples.add(make_sample(NOON))
+    assert ledger.samples.thin(NOON, HORIZON) == 2 + 3
+    ages = [(NOON - sample.taken_at).days for sample in ledger.samples.history("orders")]
+    assert ages == [34, 7, 3, 0]
+    ledger.samples.add(make_sample(NOON - timedelta(days=50)))
+    assert ledger.samples.thin(NOON, timedelta(days=60)) == 0
+
+
+def test_fault_22_a_commit_beyond_the_end_raises_no_mark(ledger: Ledger) -> None:
+    ledger.samples.add(make_sample(NOON, 10, 5000))
+    ledger.samples.add(make_sample(NOON + timedelta(minutes=1), 5000, 5000))
+    marks = ledger.samples.committed_marks("orders")
+    assert [mark.max_committed for mark in marks] == [10, 1000]
+    assert [mark.last_committed for mark in marks] == [5000, 5000]
 
 
 def test_thinning_again_and_again_does_not_eat_the_timeline(ledger: Ledger) -> None:
