@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from threading import Event
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from backlog.clock import Deadline, utc_now
 from backlog.errors import BacklogError, ClusterUnreachable
 from backlog.kafka.calls import Connection, connect
 from backlog.kafka.clients import Admin
-from backlog.values import Cause, Gap, PartitionSample, Sample
+from backlog.values import Cause, DatePiece, Gap, PartitionSample, Sample, TimeBounds
 from monitoring.gaps import Finding, Suspicion, find_gaps
 from monitoring.marks import Marks, advance_marks, make_marks, raise_marks
 from monitoring.sampler import StreamLike, take_sample
@@ -58,7 +59,8 @@ class SamplesLike(Protocol):
 class GapsLike(Protocol):
     """The ledger's verbs on gaps that are used here."""
 
-    def record(self, gap: Gap) -> Gap: ...
+    def record(self, gap: Gap, date: DatePiece | None = None) -> Gap: ...
+    def close_answered(self, sample: Sample) -> int: ...
 
 
 class LedgerLike(Protocol):
@@ -95,6 +97,19 @@ class Observation:
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
     marks: Marks
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a loop of observations did; `error` is the last failure, None without one."""
+
+    rounds: int
+    looks: int
+    error: BacklogError | None
+
+
+# Told what cannot be seen and why, once when that begins, and with None once when it ends.
+OnOutage = Callable[[str, BacklogError | None], None]
 
 
 def load_marks(ledger: LedgerLike, stream: StreamLike) -> Marks:
@@ -143,9 +158,10 @@ def observe_stream(
         first = first or sample
         judgement = find_gaps(past, sample)
         # Gaps before the sample: a crash in between finds them again, not the other way round.
-        for gap in _date_gaps(ledger, stream, sample, judgement.gaps):
-            kept = ledger.gaps.record(gap)
+        for gap, date in _date_gaps(ledger, stream, sample, judgement.gaps):
+            kept = ledger.gaps.record(gap, date)
             recorded[kept.id] = kept
+        ledger.gaps.close_answered(sample)
         ledger.samples.add(sample)
         past = advance_marks(past, sample)
         looks += 1
@@ -167,15 +183,23 @@ def watch_streams(
     *,
     horizon: timedelta = timedelta(hours=24),
     on_error: Callable[[StreamLike, BacklogError], None] | None = None,
-) -> None:
-    """Observes every stream each `interval` until `stop_event` is set.
+    on_outage: OnOutage | None = None,
+    rounds: int | None = None,
+) -> Watched:
+    """Observes every stream each `interval` until `stop_event` is set, or for so many rounds.
 
-    A failure, of a cluster or one stream, is logged when it begins and when it ends; the others
+    A failure, of a cluster or one stream, is told when it begins and when it ends; the others
     go on.
+
+    Args:
+        on_error: called for every look that failed.
+        on_outage: is told of failures; None writes them to the log.
     """
     admins: dict[str, Admin] = {}
     pasts: dict[str, Marks] = {}
-    failing: dict[str, str] = {}
+    outages = _Outages(on_outage or _log_outage)
+    done = looks = 0
+    failure: BacklogError | None = None
     thin_at = utc_now()
     seconds = interval.total_seconds()
     while not stop_event.is_set():
@@ -183,7 +207,7 @@ def watch_streams(
         unreachable: set[str] = set()
         for name, stream in config.streams.items():
             if stop_event.is_set():
-                return
+                return Watched(done, looks, failure)
             if stream.cluster in unreachable:
                 continue  # one time-out a round is enough for a cluster
             try:
@@ -195,15 +219,17 @@ def watch_streams(
                     ledger, stream, admins[stream.cluster], limit, marks=pasts.get(name)
                 )
             except BacklogError as error:
+                failure = error
                 if isinstance(error, ClusterUnreachable):
                     unreachable.add(stream.cluster)
-                    _log_outage(failing, f"cluster {stream.cluster}", error)
+                    outages.begin(f"cluster {stream.cluster}", error)
                 else:
-                    _log_outage(failing, f"stream {name}", error)
+                    outages.begin(f"stream {name}", error)
                 if on_error is not None:
                     on_error(stream, error)
                 continue
-            _log_recovery(failing, f"cluster {stream.cluster}", f"stream {name}")
+            looks += 1
+            outages.end(f"cluster {stream.cluster}", f"stream {name}")
             pasts[name] = seen.marks
             if on_observation is not None:
                 on_observation(seen)
@@ -211,9 +237,14 @@ def watch_streams(
             thin_at = utc_now() + THIN_EVERY
             try:
                 ledger.samples.thin(utc_now(), horizon)
+                outages.end("thinning samples")
             except BacklogError as error:
-                _log_outage(failing, "thinning samples", error)
+                outages.begin("thinning samples", error)
+        done += 1
+        if rounds is not None and done >= rounds:
+            break
         stop_event.wait(max(0.0, round_end - time.monotonic()))
+    return Watched(done, looks, failure)
 
 
 def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
@@ -228,17 +259,23 @@ def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, .
 
 def _date_gaps(
     ledger: LedgerLike, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
-) -> tuple[Gap, ...]:
+) -> Iterator[tuple[Gap, DatePiece | None]]:
+    """The gaps with their times, and what dates the pieces that the ledger makes of them."""
     if not any(gap.end is not None for gap in gaps):
-        return tuple(gaps)
+        yield from ((gap, None) for gap in gaps)
+        return
     timeline = (*_of_stream(ledger.samples.history(stream.name), stream), sample)
-    dated: list[Gap] = []
     for gap in gaps:
-        if gap.start is not None and gap.end is not None:
-            bounds = bound_times(timeline, gap.partition, gap.start, gap.end, gap.topic_id)
-            gap = replace(gap, first_time=bounds.lower, last_time=bounds.upper)
-        dated.append(gap)
-    return tuple(dated)
+        if gap.start is None or gap.end is None:
+            yield gap, None
+            continue
+        date = partial(_date_piece, timeline, gap)
+        bounds = date(gap.start, gap.end)
+        yield replace(gap, first_time=bounds.lower, last_time=bounds.upper), date
+
+
+def _date_piece(timeline: Sequence[Sample], gap: Gap, start: int, end: int) -> TimeBounds:
+    return bound_times(timeline, gap.partition, start, end, gap.topic_id)
 
 
 def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[Finding, ...]:
@@ -261,13 +298,29 @@ def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[Fin
     )
 
 
-def _log_outage(failing: dict[str, str], what: str, error: BacklogError) -> None:
-    if what not in failing:
+class _Outages:
+    """What fails now; each outage is told when it begins and when it ends."""
+
+    def __init__(self, tell: OnOutage) -> None:
+        self._tell = tell
+        self._failing: set[str] = set()
+
+    def begin(self, what: str, error: BacklogError) -> None:
+        """It failed, perhaps again."""
+        if what not in self._failing:
+            self._failing.add(what)
+            self._tell(what, error)
+
+    def end(self, *names: str) -> None:
+        """These answer."""
+        for name in names:
+            if name in self._failing:
+                self._failing.discard(name)
+                self._tell(name, None)
+
+
+def _log_outage(what: str, error: BacklogError | None) -> None:
+    if error is None:
+        LOG.warning("%s: answers again", what)
+    else:
         LOG.warning("%s: %s", what, error)
-    failing[what] = error.code
-
-
-def _log_recovery(failing: dict[str, str], *names: str) -> None:
-    for name in names:
-        if failing.pop(name, None) is not None:
-            LOG.warning("%s: answers again", name)

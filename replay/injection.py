@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from backlog.clock import Deadline
 from backlog.config import Stream
+from backlog.errors import ConfigurationError, PlanStale, Refused
 from backlog.kafka.errors import TopicMissing
 from backlog.kafka.ledger_topic import (
     LedgerSnapshot,
@@ -14,35 +16,87 @@ from backlog.kafka.ledger_topic import (
     read_committed_chunks,
     snapshot_ledger,
 )
-from backlog.values import Recovery
+from backlog.values import ChunkState, Recovery
 from replay.identity import find_identity
 from replay.workspace import Workspace
 
 if TYPE_CHECKING:
     from replay.context import RunContext
+    from spark_backfill.job import InjectionJob
     from spark_backfill.request import PriorChunk
-    from spark_backfill.waves import InjectionJob
 
 LEDGER_MADE = "ledger topic made"
+# What an operator says by name to plan where the Kafka ledger of earlier recoveries is gone.
+ALLOW_LEDGER = "ledger"
 
 
 def freeze_ledger(
-    workspace: Workspace, stream: Stream
+    workspace: Workspace, stream: Stream, allow: Collection[str] = ()
 ) -> tuple[dict[str, Any] | None, tuple[PriorChunk, ...]]:
     """The Kafka ledger for a plan, and the chunks of this topic that it says are committed.
 
     None where the ledger topic is not there yet: a plan makes nothing, the first run makes it.
+
+    Args:
+        allow: with `ledger`, what the lost ledger of earlier recoveries said is taken from its
+            copy in SQL, which lacks what was committed just before a crash.
+
+    Raises:
+        Refused: earlier recoveries put messages back, and their ledger is gone or another one.
     """
     from spark_backfill.request import PriorChunk
 
-    properties = workspace.properties(stream)
+    properties, name = workspace.properties(stream), workspace.config.kafka_ledger.topic
+    snapshot: LedgerSnapshot | None = None
+    prior: set[tuple[str, int, int]] = set()
     try:
-        snapshot = snapshot_ledger(properties, workspace.config.kafka_ledger.topic, Deadline(30))
+        snapshot = snapshot_ledger(properties, name, Deadline(30))
     except TopicMissing:
-        return None, ()
-    committed = read_committed_chunks(properties, snapshot, stream.topic)
-    prior = {(chunk.recovery, chunk.slot, chunk.chunk) for chunk in committed}
-    return snapshot.to_json(), tuple(PriorChunk(*item) for item in sorted(prior))
+        pass
+    else:
+        committed = read_committed_chunks(properties, snapshot, stream.topic)
+        prior.update((chunk.recovery, chunk.slot, chunk.chunk) for chunk in committed)
+    orphans = find_orphans(workspace, stream, snapshot)
+    if orphans and ALLOW_LEDGER not in allow:
+        raise _refuse_lost_ledger(stream, name, orphans, exists=snapshot is not None)
+    for recovery_id in orphans:
+        prior.update(
+            (recovery_id, record.chunk.slot, record.chunk.number)
+            for record in workspace.ledger.chunks.list(recovery_id)
+            if record.state is ChunkState.INJECTED
+        )
+    frozen = None if snapshot is None else snapshot.to_json()
+    return frozen, tuple(PriorChunk(*item) for item in sorted(prior))
+
+
+def find_orphans(
+    workspace: Workspace, stream: Stream, snapshot: LedgerSnapshot | None
+) -> tuple[str, ...]:
+    """Recoveries that put messages into this topic by another Kafka ledger than this one."""
+    orphans: list[str] = []
+    for recovery in workspace.ledger.recoveries.list():
+        if (recovery.cluster, recovery.topic) != (stream.cluster, stream.topic):
+            continue
+        if not recovery.injected:
+            continue
+        used = find_ledger(workspace, recovery)
+        if snapshot is None or used is None or used.topic_id != snapshot.topic_id:
+            orphans.append(recovery.id)
+    return tuple(orphans)
+
+
+def _refuse_lost_ledger(
+    stream: Stream, name: str, orphans: Collection[str], *, exists: bool
+) -> Refused:
+    what = "is another one now" if exists else "is gone"
+    return Refused(
+        f"the Kafka ledger that says what {', '.join(orphans)} put into topic {stream.topic} "
+        f"{what}: those messages could be sent twice",
+        subject=f"topic {name}",
+        hint="name the right one in `kafka_ledger.topic`; if it was deleted, "
+        f"`backlogctl plan rebuild {stream.name} --allow {ALLOW_LEDGER}` takes its copy in SQL, "
+        "which may lack the last chunks before a crash",
+    )
 
 
 def open_ledger_topic(workspace: Workspace, stream: Stream, recovery: Recovery) -> LedgerSnapshot:
@@ -55,9 +109,8 @@ def open_ledger_topic(workspace: Workspace, stream: Stream, recovery: Recovery) 
         PlanStale, Refused: it is no longer the one that the plan was made on.
     """
     properties = workspace.properties(stream)
-    planned = recovery.plan["ledger_topic"] or find_made_ledger(workspace, recovery.id)
-    if planned is not None:
-        snapshot = LedgerSnapshot.from_json(planned)
+    snapshot = find_ledger(workspace, recovery)
+    if snapshot is not None:
         check_ledger(properties, snapshot, Deadline(30))
         return snapshot
     section = workspace.config.kafka_ledger
@@ -76,31 +129,71 @@ def open_ledger_topic(workspace: Workspace, stream: Stream, recovery: Recovery) 
     return made
 
 
-def find_made_ledger(workspace: Workspace, recovery_id: str) -> dict[str, Any] | None:
-    """The ledger topic that an earlier run of this recovery made."""
-    for event in workspace.ledger.events.list(recovery_id):
-        if event.action == LEDGER_MADE:
-            return dict(event.detail)
-    return None
+def find_ledger(workspace: Workspace, recovery: Recovery) -> LedgerSnapshot | None:
+    """The Kafka ledger of a recovery: its plan's, or the one that an earlier run of it made."""
+    planned = recovery.plan["ledger_topic"]
+    if planned is None:
+        for event in workspace.ledger.events.list(recovery.id):
+            if event.action == LEDGER_MADE:
+                planned = event.detail
+                break
+    return None if planned is None else LedgerSnapshot.from_json(planned)
+
+
+def find_properties(workspace: Workspace, recovery: Recovery) -> dict[str, str]:
+    """Client properties of a recovery's cluster, secrets revealed.
+
+    Raises:
+        ConfigurationError: the configuration has no cluster of that name any more.
+    """
+    cluster = workspace.config.clusters.get(recovery.cluster)
+    if cluster is None:
+        raise ConfigurationError(
+            f"recovery {recovery.id} was planned on it, and the configuration does not name it",
+            subject=f"cluster {recovery.cluster}",
+            hint=f"name the cluster `{recovery.cluster}` again under `clusters`",
+        )
+    return cluster.client_properties()
+
+
+def find_prefix(workspace: Workspace, recovery: Recovery) -> str:
+    """What the recovery's transactional ids start with, as its plan froze it."""
+    # Plans of the first version do not say it.
+    section = workspace.config.kafka_ledger
+    return str(recovery.plan.get("transactional_prefix", section.transactional_prefix))
 
 
 def fence_recovery(workspace: Workspace, recovery: Recovery) -> None:
     """Fences every producer that could still write for this recovery.
 
+    Where its Kafka ledger is gone no slot gets a closing record: there is nothing to write it to,
+    and a runner that wakes up finds the ledger gone and sends nothing.
+
     Raises:
+        ConfigurationError: its cluster is not in the configuration.
         KafkaFailure, ClusterUnreachable: not every slot is fenced.
     """
     from spark_backfill.transactional import fence_slots
 
-    planned = recovery.plan["ledger_topic"] or find_made_ledger(workspace, recovery.id)
-    slots = [item["partition"] for item in recovery.plan["outcome"]["partitions"]]
+    properties = find_properties(workspace, recovery)
+    ledger = find_ledger(workspace, recovery)
+    if ledger is not None:
+        try:
+            check_ledger(properties, ledger, Deadline(30))
+        except PlanStale as stale:
+            ledger = None
+            detail = {"code": stale.code, "message": stale.message}
+            actor = str(find_identity())
+            workspace.ledger.events.append(recovery.id, actor, "fenced without a record", detail)
+        except Refused:
+            pass  # the same topic, with another clean-up: the closing records still help
     fence_slots(
-        workspace.config.clusters[recovery.cluster].client_properties(),
-        workspace.config.kafka_ledger.transactional_prefix,
+        properties,
+        find_prefix(workspace, recovery),
         recovery.topic,
-        slots,
+        [item["partition"] for item in recovery.plan["outcome"]["partitions"]],
         recovery_id=recovery.id,
-        ledger=None if planned is None else LedgerSnapshot.from_json(planned),
+        ledger=ledger,
     )
 
 
@@ -109,7 +202,7 @@ def make_job(context: RunContext) -> InjectionJob:
 
     `open_ledger_topic` must have been called before.
     """
-    from spark_backfill.waves import InjectionJob
+    from spark_backfill.job import InjectionJob
 
     recovery, plan = context.recovery, context.recovery.plan
     if context.ledger_topic is None:
@@ -127,5 +220,5 @@ def make_job(context: RunContext) -> InjectionJob:
         start_offsets={int(p): at for p, at in plan["topic_end_offsets"].items()},
         group=recovery.group,
         messages_per_second=context.limits.messages_per_second,
-        prefix=context.workspace.config.kafka_ledger.transactional_prefix,
+        prefix=find_prefix(context.workspace, recovery),
     )

@@ -23,7 +23,7 @@ from replay.observation import look_at_stream
 from replay.workspace import Workspace
 
 KIND = "rebuild"
-ALLOWED = ("surplus", "proof")
+ALLOWED = ("surplus", "proof", injection.ALLOW_LEDGER)
 _ACTIVE = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
 _REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
 # What only brakes or admits a run: the plan holds its own copy and the run obeys that.
@@ -258,7 +258,7 @@ def _compute_plan(
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     config, properties = workspace.config, workspace.properties(stream)
-    ledger_topic, prior = injection.freeze_ledger(workspace, stream)
+    ledger_topic, prior = injection.freeze_ledger(workspace, stream, options.allow)
     tell("starting Spark")
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest
@@ -305,6 +305,7 @@ def _compute_plan(
         "outcome": found,
         "manifest_sha256": outcome.manifest_sha256,
         "ledger_topic": ledger_topic,
+        "transactional_prefix": config.kafka_ledger.transactional_prefix,
         "topic_end_offsets": {str(number): end for number, end in ground.ends.items()},
         "other_groups": list(ground.other_groups),
         "deliver": stream.deliver,

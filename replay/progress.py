@@ -32,7 +32,7 @@ def spin(console: Console) -> Iterator[Tell]:
         return
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=console,
         transient=True,
@@ -74,7 +74,7 @@ class Bar:
         self._told_at = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             _RateColumn(),

@@ -1,4 +1,7 @@
-"""Numbers and tables for people; every table is drawn from the JSON document of its verb."""
+"""Numbers and tables for people; every table is drawn from the JSON document of its verb.
+
+Names, reasons and errors come from elsewhere: they are put into `Text`, never into markup.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,11 @@ def format_count(count: int | None) -> str:
     return f"{count:,}"
 
 
+def format_plural(count: int, noun: str) -> str:
+    """`1 message`, `2 messages`, `1.2 M messages`."""
+    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def format_duration(seconds: float | None) -> str:
     """`45 s`, `3 min`, `3 h 10 min`, `2 d 4 h`; a dash for None."""
     if seconds is None:
@@ -76,16 +84,26 @@ def style_word(word: str) -> Text:
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
-    """A table in our manner; a column named with a leading `#` is aligned right."""
+    """A table in our manner.
+
+    A column named with a leading `#` is aligned right; one with `=` holds ids, never broken.
+    """
     table = Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False
     )
     for column in columns:
         if column.startswith("#"):
             table.add_column(column[1:], justify="right", no_wrap=True)
+        elif column.startswith("="):
+            table.add_column(column[1:], no_wrap=True)
         else:
             table.add_column(column, overflow="fold")
     return table
+
+
+def add_row(table: Table, *cells: str | Text) -> None:
+    """Adds a row; a text in it is printed as it is."""
+    table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in cells])
 
 
 def draw_status(document: Document) -> RenderableType:
@@ -107,7 +125,8 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     )
     for row in stream["partitions"]:
         lost = row["lost"]
-        table.add_row(
+        add_row(
+            table,
             str(row["partition"]),
             f"{row['log_start']:,}",
             "none" if row["committed"] is None else f"{row['committed']:,}",
@@ -136,11 +155,12 @@ def draw_gaps(document: Document) -> RenderableType:
     streams = {gap["stream"] for gap in gaps}
     several = ["stream"] if len(streams) > 1 else []
     table = make_table(
-        "gap", *several, "#part.", "#offsets", "#messages", "cause", "offsets are", "state"
+        "=gap", *several, "#part.", "#offsets", "#messages", "cause", "offsets are", "state"
     )
     for gap in gaps:
         known = gap["start"] is not None and gap["end"] is not None
-        table.add_row(
+        add_row(
+            table,
             str(gap["id"]),
             *([str(gap["stream"])] if several else []),
             str(gap["partition"]),
@@ -154,7 +174,7 @@ def draw_gaps(document: Document) -> RenderableType:
     total = sum(gap["count"] or 0 for gap in live)
     summary = Text(f"{len(live)} open, at most ")
     summary.append(format_count(total), style="bold red" if total else "bold")
-    summary.append(" messages lost")
+    summary.append(f" {'message' if total == 1 else 'messages'} lost")
     return Group(table, summary)
 
 
@@ -164,10 +184,11 @@ def draw_recoveries(document: Document) -> RenderableType:
     if not rows:
         return Text("no recoveries yet", style="dim")
     table = make_table(
-        "recovery", "kind", "stream", "state", "verdict", "#messages", "#injected", "planned"
+        "=recovery", "kind", "stream", "=state", "=verdict", "#messages", "#injected", "planned"
     )
     for row in rows:
-        table.add_row(
+        add_row(
+            table,
             row["id"],
             row["kind"],
             row["stream"],
@@ -204,7 +225,7 @@ def draw_plan(document: Document) -> RenderableType:
     head.append("  ")
     head.append_text(style_word(str(document["verdict"])))
     counts = Table.grid(padding=(0, 2))
-    counts.add_column(justify="right")
+    counts.add_column(justify="right", no_wrap=True)
     counts.add_column()
     for name, words in _COUNT_WORDS.items():
         value = document["counts"].get(name)
@@ -224,13 +245,13 @@ def draw_plan(document: Document) -> RenderableType:
 
 def _draw_facts(document: Document) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
+    facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
-    facts.add_row("proof", _tell_proof(document["proof"]))
+    add_row(facts, "proof", _tell_proof(document["proof"]))
     if quarantine := document["quarantine"]["reasons"]:
         told = ", ".join(f"{format_count(n)} × {why}" for why, n in quarantine.items())
-        facts.add_row("quarantine", told)
-    facts.add_row("messages", f"{document['fidelity']}, staged in {document['staging']}")
+        add_row(facts, "quarantine", told)
+    add_row(facts, "messages", f"{document['fidelity']}, staged in {document['staging']}")
     brakes = []
     if window := document["off_peak"]:
         brakes.append(f"{window['from']}–{window['to']} {window['timezone']}")
@@ -239,11 +260,11 @@ def _draw_facts(document: Document) -> RenderableType:
         brakes.append(f"at most {rate:,} messages/s")
     if lag := limits.get("max_live_lag"):
         brakes.append(f"waits while the live group is more than {lag:,} behind")
-    facts.add_row("put back", ", ".join(brakes) or "at any time, as fast as it goes")
+    add_row(facts, "put back", ", ".join(brakes) or "at any time, as fast as it goes")
     if document["approved_by"]:
         who = f"{document['approved_by']} ({document['approved_identity']})"
-        facts.add_row("approved by", who)
-    facts.add_row("plan hash", f"{document['plan_hash'][:16]}…")
+        add_row(facts, "approved by", who)
+    add_row(facts, "plan hash", f"{document['plan_hash'][:16]}…")
     return facts
 
 
@@ -264,7 +285,7 @@ def _draw_partitions(partitions: Sequence[Document]) -> RenderableType:
         mark = Text("=", style="bold green")
         if rebuilt != expected:
             mark = Text(f"{rebuilt - expected:+,}", style="bold yellow")
-        table.add_row(str(row["partition"]), format_count(expected), format_count(rebuilt), mark)
+        add_row(table, str(row["partition"]), format_count(expected), format_count(rebuilt), mark)
     return table
 
 
@@ -275,14 +296,18 @@ def _draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
 def draw_events(events: Sequence[Document]) -> RenderableType:
     """A recovery's record: when, who, what; `--json` has every line and every detail."""
     done = {event["action"] for event in events}
-    table = make_table("when", "who", "what", "")
+    table = make_table("=when", "who", "what", "")
     for event in events:
         action = str(event["action"])
         step, _, word = action.rpartition(" ")
         if word == "started" and f"{step} completed" in done:
             continue
-        table.add_row(
-            format_moment(event["at"])[11:], event["actor"], action, _tell_detail(event["detail"])
+        add_row(
+            table,
+            format_moment(event["at"]),
+            event["actor"],
+            action,
+            _tell_detail(event["detail"]),
         )
     return table
 
@@ -319,7 +344,13 @@ def _tell_detail(detail: Document) -> Text:
     return Text(" ".join(told) if "matched" in detail else ", ".join(told))
 
 
+def say_done(console: Console, name: str, state: str, rest: str) -> None:
+    """One line about what was done: what it is, its state in colour, and the rest."""
+    line = Text.assemble((name, "bold"), " ", style_word(state), rest)
+    console.print(line, soft_wrap=True)
+
+
 def print_next(console: Console, *commands: str) -> None:
     """Says which command comes next."""
     for command in commands:
-        console.print(Text.assemble(("next: ", "dim"), (command, "bold cyan")))
+        console.print(Text.assemble(("next: ", "dim"), (command, "bold cyan")), soft_wrap=True)

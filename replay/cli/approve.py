@@ -20,7 +20,7 @@ def approve_recovery(
 
     from backlog.errors import UsageError
     from replay.approval import approve_plan, describe_expiry
-    from replay.rendering import format_duration, print_next
+    from replay.rendering import format_duration, print_next, say_done
     from replay.views import describe_recovery, list_next_commands
 
     if not by.strip():
@@ -31,10 +31,12 @@ def approve_recovery(
 
     def show(console: Console) -> None:
         left = describe_expiry(found)
-        console.print(
-            f"[bold]{found.id}[/] [green]approved[/] by {by.strip()} ({found.approved_identity}), "
-            f"for plan {found.plan_hash[:12]}, to be started within "
-            f"{format_duration(left.total_seconds() if left else None)}"
+        say_done(
+            console,
+            found.id,
+            "approved",
+            f" by {by.strip()} ({found.approved_identity}), for plan {found.plan_hash[:12]}, "
+            f"to be started within {format_duration(left.total_seconds() if left else None)}",
         )
         print_next(console, *list_next_commands(found))
 

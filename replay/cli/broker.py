@@ -44,10 +44,7 @@ def stop(session: Session, directory: Directory = _DEFAULT) -> None:
 
     stopped = stop_broker(directory)
     message = "stopped" if stopped else "no broker was running"
-    session.emit(
-        {"running": False, "stopped": stopped},
-        lambda console: console.print(f"{directory}: {message}", highlight=False),
-    )
+    session.emit({"running": False, "stopped": stopped}, f"{directory}: {message}")
 
 
 @broker.command("status")
@@ -70,8 +67,5 @@ def _show(session: Session, directory: Path, bootstrap: str, pid: int, *, runnin
         "pid": pid or None,
         "directory": str(directory),
     }
-    text = f"Kafka runs at [bold]{bootstrap}[/] (pid {pid}, data in {directory})"
-    session.emit(
-        document,
-        lambda console: console.print(text if running else f"no broker runs in {directory}"),
-    )
+    text = f"Kafka runs at {bootstrap} (pid {pid}, data in {directory})"
+    session.emit(document, text if running else f"no broker runs in {directory}")

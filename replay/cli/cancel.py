@@ -17,12 +17,15 @@ def cancel_recovery(
 ) -> None:
     """Cancel a recovery; what it has put back already stays, and later plans know it."""
     from replay.cancellation import cancel_work
+    from replay.rendering import format_plural
     from replay.views import describe_recovery
 
     workspace = session.open_workspace()
     found = cancel_work(workspace, recovery, wait=wait, say=session.say)
     message = f"{recovery} is {found.state}; its gaps are open again"
     if found.injected:
-        message += f" ({found.injected:,} messages were put back before; later plans subtract them)"
+        were = "was" if found.injected == 1 else "were"
+        message += f" ({format_plural(found.injected, 'message')} {were} put back before; "
+        message += "later plans subtract them)"
     document = {**describe_recovery(found), "message": message}
-    session.emit(document, lambda console: console.print(message, highlight=False))
+    session.emit(document, message)

@@ -22,6 +22,4 @@ def upgrade_database(session: Session) -> None:
 
     config = session.load_config()
     upgrade(config.ledger_url())
-    session.emit(
-        {"ledger": "up to date"}, lambda console: console.print("the ledger is up to date")
-    )
+    session.emit({"ledger": "up to date"}, "the ledger is up to date")

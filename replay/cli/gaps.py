@@ -22,6 +22,7 @@ def list_gaps(
 ) -> None:
     """List the ranges that a group will never read, and why."""
     from rich.console import Console
+    from rich.text import Text
 
     from backlog.errors import UsageError
     from backlog.values import GapState
@@ -53,7 +54,7 @@ def list_gaps(
     def show(console: Console) -> None:
         console.print(draw_gaps(document))
         for warning in warnings:
-            console.print(f"! {warning}", style="yellow", markup=False)
+            console.print(Text(f"! {warning}", style="yellow"))
         repairable = {gap.stream for gap in found if gap.state is GapState.OPEN and gap.count}
         if bootstrap is None:
             commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]

@@ -31,8 +31,5 @@ def write_configuration(
         raise BacklogError(f"could not write it: {error.strerror}", subject=str(output)) from error
     session.emit(
         {"file": str(output)},
-        lambda console: console.print(
-            f"wrote {output}: fill in cluster, source and stream, then `backlogctl status`",
-            highlight=False,
-        ),
+        f"wrote {output}: fill in cluster, source and stream, then `backlogctl status`",
     )

@@ -19,4 +19,4 @@ def pause_recovery(
 
     found, message = request_pause(session.open_workspace(), recovery)
     document = {**describe_recovery(found), "message": message}
-    session.emit(document, lambda console: console.print(message, highlight=False))
+    session.emit(document, message)

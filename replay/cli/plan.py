@@ -28,7 +28,7 @@ def plan_rebuild(
     until: Annotated[str | None, typer.Option(help="Read source rows before this time.")] = None,
     gap: Annotated[list[str] | None, typer.Option(help="Only this gap; may be said again.")] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(help="`surplus` or `proof`: run in spite of it.")
+        list[str] | None, typer.Option(help="`surplus`, `proof` or `ledger`: go on in spite of it.")
     ] = None,
 ) -> None:
     """Rebuild lost messages from the source table: find, compare, prove and stage them."""

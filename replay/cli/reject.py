@@ -23,7 +23,4 @@ def reject_recovery(
     workspace = session.open_workspace()
     planned = workspace.ledger.recoveries.get(recovery)
     found = reject_plan(workspace.ledger, planned, by=by, reason=reason)
-    session.emit(
-        describe_recovery(found),
-        lambda console: console.print(f"{recovery} rejected; its gaps are open again"),
-    )
+    session.emit(describe_recovery(found), f"{recovery} rejected; its gaps are open again")

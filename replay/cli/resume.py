@@ -25,4 +25,4 @@ def resume_recovery(
         return
     message = f"the pause of {recovery} is taken back; runner {holder} goes on"
     document = {**describe_recovery(found), "message": message}
-    session.emit(document, lambda console: console.print(message, highlight=False))
+    session.emit(document, message)

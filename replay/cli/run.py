@@ -26,7 +26,7 @@ def carry_out(
     """Runs a recovery and prints what came of it."""
     from rich.console import Console
 
-    from replay.rendering import format_duration
+    from replay.rendering import format_duration, format_plural, say_done
     from replay.runner import Run
     from replay.views import describe_run
 
@@ -36,14 +36,15 @@ def carry_out(
 
     def show(console: Console) -> None:
         counts = document["counts"]
-        told = f"[bold]{found.id}[/] [bold green]{found.state}[/]: "
-        told += f"{counts['injected'] + counts['skipped']:,} messages are in topic {found.topic}"
+        count = counts["injected"] + counts["skipped"]
+        told = f": {format_plural(count, 'message')} {'is' if count == 1 else 'are'} in topic "
+        told += found.topic
         if run.was_done:
             told += " (it was verified before; nothing was done now)"
         else:
             told += f", each once, in {format_duration(run.seconds)}"
-        console.print(told)
-        if counts["quarantined"]:
-            console.print(f"{counts['quarantined']:,} rows are in quarantine", style="yellow")
+        say_done(console, found.id, str(found.state), told)
+        if left_out := counts["quarantined"]:
+            console.print(f"{format_plural(left_out, 'row')} in quarantine", style="yellow")
 
     session.emit(document, show)

@@ -78,12 +78,17 @@ class Session:
             self._err = make_console(stderr=True)
         return self._err
 
-    def emit(self, document: Mapping[str, Any], show: Callable[[Console], None]) -> None:
-        """Prints a verb's result: the document with `--json`, else what `show` draws."""
+    def emit(self, document: Mapping[str, Any], show: Callable[[Console], None] | str) -> None:
+        """Prints a verb's result: the document with `--json`, else what `show` draws, or says.
+
+        A text is printed as it is: names and reasons in it are not markup.
+        """
         if self.json:
             self.write_document(document)
-        else:
+        elif callable(show):
             show(self.out)
+        elif show:
+            print_text(self.out, show)
 
     def write_document(self, document: Mapping[str, Any]) -> None:
         """Writes the one JSON document."""
@@ -93,9 +98,9 @@ class Session:
         while data:
             data = data[os.write(fd, data) :]
 
-    def say(self, text: str) -> None:
-        """A message for people on stderr."""
-        self.err.print(text, highlight=False)
+    def say(self, text: str, style: str = "") -> None:
+        """A message for people on stderr, printed as it is."""
+        print_text(self.err, text, style)
 
     def find_config_path(self) -> Path | None:
         """`--config`, else `BACKLOG_CONFIG`, else ./backlog.yaml where it exists."""
@@ -137,6 +142,13 @@ def make_console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 100
     return Console(stderr=stderr, width=width, highlight=False)
+
+
+def print_text(console: Console, text: str, style: str = "") -> None:
+    """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
+    from rich.text import Text
+
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 SESSION = Session()

@@ -27,4 +27,4 @@ def waive_gap(
     ledger.gaps.get(gap)
     ledger.gaps.advance([gap], GapState.WAIVED, reason=f"{reason.strip()} ({find_identity()})")
     document = describe_gap(ledger.gaps.get(gap))
-    session.emit(document, lambda console: console.print(f"{gap} waived", highlight=False))
+    session.emit(document, f"{gap} waived")

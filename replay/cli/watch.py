@@ -12,7 +12,6 @@ from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
     from backlog.errors import BacklogError
-    from monitoring.sampler import StreamLike
     from monitoring.watcher import Observation
 
 
@@ -24,9 +23,11 @@ def watch_streams(
     ] = None,
 ) -> None:
     """Sample every stream on an interval until Ctrl-C; new gaps are told and recorded."""
-    from backlog.clock import format_time, utc_now
+    from backlog.clock import utc_now
+    from backlog.config import mask_secrets
     from monitoring.watcher import watch_streams as watch_all
     from replay.observation import choose_streams, tell_findings
+    from replay.rendering import format_count, format_plural
 
     workspace = session.open_workspace()
     config = workspace.config
@@ -36,35 +37,46 @@ def watch_streams(
         signal.signal(number, lambda *_: stop.set())
     known = {gap.id for gap in workspace.ledger.gaps.list()}
     told: set[str] = set()
-    seen_rounds = new = 0
+    new = 0
+
+    def say(text: str, style: str = "") -> None:
+        session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
 
     def tell(seen: Observation) -> None:
-        nonlocal seen_rounds, new
+        nonlocal new
         for gap in seen.gaps:
             if gap.id not in known:
                 known.add(gap.id)
                 new += 1
-                at = format_time(utc_now())[:19]
-                where = f"{gap.stream}[{gap.partition}]"
-                session.say(f"{at}Z [red]{gap.id}[/] {where} {gap.cause}, at most {gap.count}")
+                lost = "unknown" if gap.count is None else f"at most {format_count(gap.count)}"
+                say(f"{gap.id} {gap.stream}[{gap.partition}] {gap.cause}, {lost}", "red")
         for text in tell_findings(seen, workspace.ledger.gaps.list(seen.sample.stream)):
-            line = f"{seen.sample.stream} {text}"
+            line = f"! {seen.sample.stream} {text}"
             if line not in told:
                 told.add(line)
-                session.say(f"[yellow]! {line}[/]")
-        finish_look()
+                say(line, "yellow")
 
-    def fail(stream: StreamLike, error: BacklogError) -> None:
-        session.say(f"[red]{stream.name}: {error}[/]")
-        finish_look()
+    def tell_outage(what: str, error: BacklogError | None) -> None:
+        if error is None:
+            say(f"{what}: answers again", "green")
+        else:
+            say(f"{what}: {error}", "red")
 
-    def finish_look() -> None:
-        nonlocal seen_rounds
-        seen_rounds += 1
-        if rounds is not None and seen_rounds >= rounds * count:
-            stop.set()
-
-    interval, horizon = config.watch.interval, config.watch.horizon
-    session.say(f"watching {count} streams every {interval.total_seconds():g} s; Ctrl-C ends it")
-    watch_all(config, workspace.ledger, interval, stop, tell, horizon=horizon, on_error=fail)
-    session.emit({"looks": seen_rounds, "new_gaps": new}, lambda console: None)
+    interval = config.watch.interval
+    session.say(
+        f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
+        "Ctrl-C ends it"
+    )
+    seen = watch_all(
+        config,
+        workspace.ledger,
+        interval,
+        stop,
+        tell,
+        horizon=config.watch.horizon,
+        on_outage=tell_outage,
+        rounds=rounds,
+    )
+    if seen.error is not None and not seen.looks:
+        raise seen.error
+    session.emit({"rounds": seen.rounds, "looks": seen.looks, "new_gaps": new}, "")
