@@ -5,7 +5,7 @@ All times are aware and in UTC. Offsets are Kafka's: a range is half open, `[sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -116,6 +116,10 @@ class TimeBounds:
 
     lower: datetime | None
     upper: datetime | None
+
+
+DatePiece = Callable[[int, int], TimeBounds]
+"""When the messages `[start, end)` of a partition were published."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from enum import StrEnum
 from backlog.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
 from monitoring.marks import SETTLE_JUMP, Marks, PartitionMarks, is_jump, is_memberless, make_marks
 
-# A live consumer may hold a position above its commit for as long as clients commit by default.
+# A live reader may hold a position above its commit for as long as clients commit by default.
 SETTLE_ACTIVE = timedelta(seconds=6)
 
 
 class Suspicion(StrEnum):
     """What a finding that is not a gap says."""
 
-    SUSPECTED_EXPIRED = "suspected_expired"  # committed < low, but members may hold positions
+    SUSPECTED_EXPIRED = "suspected_expired"  # committed < low, but a reader may have read further
     POSSIBLE_EXPIRED = "possible_expired"  # passed over by the log start between two samples
     REREAD_EXPIRED = "reread_expired"  # rewound to offsets that are gone; it had read them before
     SUSPECTED_SKIP = "suspected_skip"  # looks like a reset; the next sample decides
@@ -70,7 +70,8 @@ def find_gaps(
 
     Args:
         previous: earlier samples, oldest first, or their marks.
-        settle_active: how long a commit of a group with members must stand below the log start.
+        settle_active: how long the commit of a group with members, or with a reader that never
+            joins, must stand below the log start.
     """
     marks = previous if isinstance(previous, Marks) else make_marks(previous)
     found: list[Gap | Finding] = []
@@ -84,7 +85,7 @@ def find_gaps(
         elif part.committed > part.high:
             found.append(_report_beyond_end(part, part.committed))
         elif part.committed < part.low:
-            found.extend(_judge_below(old, current, part, part.committed, settle_active))
+            found.extend(_judge_below(marks, current, part, part.committed, settle_active))
         elif old is not None:
             found.extend(_judge_moved(marks, old, current, part, part.committed))
     return Judgement(
@@ -155,12 +156,13 @@ def _report_beyond_end(part: PartitionSample, committed: int) -> Finding:
 
 
 def _judge_below(
-    old: PartitionMarks | None,
+    marks: Marks,
     current: Sample,
     part: PartitionSample,
     committed: int,
     settle: timedelta,
 ) -> Iterator[Gap | Finding]:
+    old = marks.partitions.get(part.partition)
     start = committed
     if old is not None and old.highest > committed:
         start = min(old.highest, part.low)
@@ -176,7 +178,9 @@ def _judge_below(
         return
     since = old.stuck_since if old is not None and old.committed == committed else None
     stood = since is not None and current.taken_at - since >= settle
-    if is_memberless(current) or stood:
+    alone = is_memberless(current)
+    reading = marks.commits_outside or _moves(old, current, committed, settle)
+    if stood or (alone and not reading):
         yield _make_gap(
             current, part.partition, start, part.low, Cause.EXPIRED, Certainty.EXACT, ""
         )
@@ -186,10 +190,19 @@ def _judge_below(
         part.partition,
         start,
         part.low,
-        f"committed {committed} is below the log start {part.low}; the group has members, which "
-        "may have read further than they committed",
+        f"committed {committed} is below the log start {part.low}; the group "
+        f"{'is read from without members' if alone else 'has members'}, and may have read further "
+        "than it committed",
         undecided=True,
     )
+
+
+def _moves(old: PartitionMarks | None, current: Sample, committed: int, settle: timedelta) -> bool:
+    """Whether the commit went on lately: without members, by a reader that never joins."""
+    if old is None:
+        return False
+    lately = old.moved_at is not None and current.taken_at - old.moved_at < settle
+    return committed > old.committed or (committed == old.committed and lately)
 
 
 def _judge_moved(

@@ -86,7 +86,8 @@ def measure_partition(
 
     Args:
         history: earlier samples, for `lag_seconds`.
-        gaps: the ledger's gaps of the stream; those not verified or waived count as lost.
+        gaps: the ledger's gaps of the stream; those of this topic and group that are not verified
+            or waived count as lost.
         tail_without_data: nothing but control records lies in the lag.
     """
     lag = 0 if tail_without_data else count_lag(part, isolation)
@@ -97,7 +98,7 @@ def measure_partition(
         end=find_end(part, isolation),
         lag=lag,
         lag_seconds=_measure_age(part, lag, sample, history),
-        lost=_count_lost(part, sample.topic_id, gaps),
+        lost=_count_lost(part, sample, gaps),
     )
 
 
@@ -121,15 +122,15 @@ def build_status(
         for part in sample.partitions
     ]
     rates = measure_rates([*history, sample])
-    to_drain = _estimate_drain(measured, rates)
+    to_drain = _estimate_drain(sample, measured, rates)
     to_loss = _estimate_loss(sample, measured, history, retention)
     return {
         "stream": sample.stream,
         "group": sample.group,
         "verdict": str(_judge(sample, measured, to_drain, to_loss)),
         "partitions": [entry.to_json() for entry in measured],
-        "lag": _total(entry.lag for entry in measured),
-        "lost": _total(entry.lost for entry in measured),
+        "lag": _total(sample, [entry.lag for entry in measured]),
+        "lost": _total(sample, [entry.lost for entry in measured]),
         "seconds_to_drain": to_drain,
         "seconds_to_loss": to_loss,
         "topic": sample.topic,
@@ -260,8 +261,9 @@ def _oldest_unread(
     return estimate_time(samples, part.partition, max(part.committed, part.low), sample.topic_id)
 
 
-def _count_lost(part: PartitionSample, topic_id: str, gaps: Iterable[Gap]) -> int | None:
-    ours = [gap for gap in gaps if gap.partition == part.partition and gap.topic_id == topic_id]
+def _count_lost(part: PartitionSample, sample: Sample, gaps: Iterable[Gap]) -> int | None:
+    place = (sample.group, sample.topic_id, part.partition)
+    ours = [gap for gap in gaps if (gap.group, gap.topic_id, gap.partition) == place]
     settled = (GapState.VERIFIED, GapState.WAIVED)
     recorded = sum(gap.count or 0 for gap in ours if gap.state not in settled)
     if part.committed is None:
@@ -278,14 +280,21 @@ def _count_lost(part: PartitionSample, topic_id: str, gaps: Iterable[Gap]) -> in
     return recorded + fresh + max(0, part.low - cursor)
 
 
-def _total(values: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None where nothing is."""
+def _total(sample: Sample, values: Sequence[int | None]) -> int | None:
+    """The sum of what is known; None where nothing is, or where zero would be only a part.
+
+    With an unknown partition a sum above zero is "at least" that.
+    """
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    unknown = any(
+        value is None and part.high > 0
+        for part, value in zip(sample.partitions, values, strict=True)
+    )
+    return sum(known) if known and (sum(known) or not unknown) else None
 
 
-def _estimate_drain(measured: Sequence[PartitionLag], rates: Rates) -> float | None:
-    lag = _total(entry.lag for entry in measured)
+def _estimate_drain(sample: Sample, measured: Sequence[PartitionLag], rates: Rates) -> float | None:
+    lag = _total(sample, [entry.lag for entry in measured])
     if lag is None or lag == 0:
         return None if lag is None else 0.0
     if rates.consumed is None or rates.produced is None or rates.consumed <= rates.produced:

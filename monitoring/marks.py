@@ -30,8 +30,9 @@ class Jump:
 class PartitionMarks:
     """One partition's past within one life of its topic.
 
-    `highest` is the highest offset ever committed, `committed` the last one seen; `stuck_since` is
-    when it was first seen below the log start at that very offset.
+    `highest` is the highest offset ever committed within the log, `committed` the last one seen;
+    `stuck_since` is when it was first seen below the log start at that very offset, `moved_at` when
+    it was first seen there after an earlier one, None where that is not known.
     """
 
     highest: int
@@ -39,6 +40,7 @@ class PartitionMarks:
     stuck_since: datetime | None = None
     jump: Jump | None = None
     moved: bool = False  # it moved between the last two samples
+    moved_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +143,22 @@ def _advance(
     below = committed < part.low
     if old is None:
         since = sample.taken_at if below else None
-        return PartitionMarks(committed, committed, stuck_since=since)
+        return PartitionMarks(min(committed, part.high), committed, stuck_since=since)
     same = old.committed == committed
     since = (old.stuck_since if same and old.stuck_since else sample.taken_at) if below else None
     jump = old.jump if same and alone else None
     if jump is not None and sample.taken_at - jump.seen_at >= SETTLE_JUMP:
         jump = None  # decided by this sample: a log start that moves later must not say it again
-    if jumped:
+    elif jumped:
         jump = Jump(old.highest, committed, sample.taken_at)
+    moved_at = old.moved_at if same else None
     return replace(
         old,
-        highest=max(old.highest, committed),
+        # One beyond the end was never read up to, and would hide later losses.
+        highest=max(old.highest, committed) if committed <= part.high else old.highest,
         committed=committed,
         stuck_since=since,
         jump=jump,
         moved=not same,
+        moved_at=sample.taken_at if committed > old.committed else moved_at,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +14,10 @@ from backlog.errors import InvalidTransition, UsageError
 from backlog.ledger.counters import take_id
 from backlog.ledger.database import Database
 from backlog.ledger.models import gaps, recoveries, transitions
-from backlog.values import Cause, Certainty, Gap, GapState
+from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
+
+# Who closes a gap that turned out to be none.
+ITSELF = "backlogctl"
 
 
 class Gaps:
@@ -22,13 +26,17 @@ class Gaps:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, gap: Gap) -> Gap:
+    def record(self, gap: Gap, date: DatePiece | None = None) -> Gap:
         """Writes down what was seen; seeing it again changes nothing.
 
         Only what no gap of the same stream, group, topic id and partition has yet is new: it grows
         the open gap of the same cause and certainty that ends there, or becomes a new gap. A gap
         that is planned or later is frozen, and its range is never opened again. One of unknown
         range is the same when its cause and start are. `gap.id` and `gap.state` are not used.
+
+        Args:
+            date: dates a new piece, which may be younger than the range it was seen in; without it
+                a piece has the times of `gap`.
 
         Returns:
             The gap that now has the end of the range.
@@ -55,7 +63,35 @@ class Gaps:
             if gap.end is None:
                 return _record_unknown(connection, gap, list(known), now)
             ranged = [row for row in known if row["end_offset"] is not None]
-            return _record_range(connection, gap, ranged, now)
+            return _record_range(connection, gap, ranged, now, date)
+
+    def close_answered(self, sample: Sample) -> int:
+        """Waives open gaps of unknown range that a commit of the sample answers.
+
+        `never_committed`: the group has committed since. `commit_vanished`: it goes on from where
+        it was, or from before; from further on it may have lost what lies between.
+
+        Returns:
+            How many were closed.
+        """
+        commits = {p.partition: p.committed for p in sample.partitions if p.committed is not None}
+        query = select(gaps).where(
+            gaps.c.stream == sample.stream,
+            gaps.c.group_id == sample.group,
+            gaps.c.topic_id == sample.topic_id,
+            gaps.c.state == GapState.OPEN.value,
+            gaps.c.end_offset.is_(None),
+        )
+        with self._database.read() as connection:
+            found = [to_gap(row) for row in connection.execute(query).mappings()]
+        answered = {gap.id: text for gap in found if (text := _find_answer(gap, commits))}
+        if not answered:
+            return 0
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            for gap_id, text in answered.items():
+                move_gaps(connection, [gap_id], GapState.WAIVED, now, None, text, ITSELF)
+        return len(answered)
 
     def get(self, gap_id: str) -> Gap:
         """One gap.
@@ -224,18 +260,36 @@ def _refuse_claimed(connection: Connection, gap: Gap, owner: str | None) -> None
         )
 
 
+def _find_answer(gap: Gap, commits: Mapping[int, int]) -> str:
+    """Why a gap of unknown range is none any more; empty where it still is."""
+    committed = commits.get(gap.partition)
+    if committed is None:
+        return ""
+    if gap.cause is Cause.NEVER_COMMITTED:
+        return f"the group has committed since, {committed}"
+    if gap.cause is Cause.COMMIT_VANISHED and gap.start is not None and committed <= gap.start:
+        return f"the group has a commit again, {committed}, not above the one that vanished"
+    return ""
+
+
 def _record_unknown(
     connection: Connection, gap: Gap, known: Sequence[RowMapping], now: datetime
 ) -> Gap:
     for row in known:
         same = row["cause"] == gap.cause.value and row["start_offset"] == gap.start
-        if same and row["end_offset"] is None:
+        # What closed by itself says nothing about the next time.
+        over = row["state"] == GapState.WAIVED.value and row["changed_by"] == ITSELF
+        if same and row["end_offset"] is None and not over:
             return to_gap(row)
     return _insert_gap(connection, gap, gap.start, None, now)
 
 
 def _record_range(
-    connection: Connection, gap: Gap, known: Sequence[RowMapping], now: datetime
+    connection: Connection,
+    gap: Gap,
+    known: Sequence[RowMapping],
+    now: datetime,
+    date: DatePiece | None,
 ) -> Gap:
     assert gap.start is not None
     assert gap.end is not None
@@ -245,7 +299,11 @@ def _record_range(
         # `known` is disjoint and sorted: what lies between two of them is new.
         until = gap.end if row is None else min(gap.end, row["start_offset"])
         if cursor < until:
-            last = _add_piece(connection, gap, cursor, until, known, now)
+            piece = gap
+            if date is not None:
+                times = date(cursor, until)
+                piece = replace(gap, first_time=times.lower, last_time=times.upper)
+            last = _add_piece(connection, piece, cursor, until, known, now)
             cursor = until
         if row is not None and row["end_offset"] > cursor:
             if row["start_offset"] < gap.end:

@@ -64,6 +64,22 @@ def test_a_group_that_commits_below_a_moving_log_start_is_not_stuck() -> None:
     assert not find_gaps(past, sample(10, 40, 35, 50, members=1, epoch=0)).gaps
 
 
+@pytest.mark.parametrize("epoch", [None, 0])
+def test_a_reader_that_never_joins_is_given_time_to_commit(epoch: int | None) -> None:
+    """A healthy one reads on above its commit, whether or not its commits carry an epoch."""
+    past = [sample(n, 0, n, 50, epoch=epoch) for n in (1, 2, 3)]
+    passed = sample(4, 20, 10, 50, epoch=epoch)
+    judged = find_gaps(past, passed)
+    assert not judged.gaps
+    assert [finding.kind for finding in judged.findings] == [Suspicion.SUSPECTED_EXPIRED]
+    assert judged.is_undecided
+    again = sample(5, 20, 10, 50, epoch=epoch)
+    assert not find_gaps([*past, passed], again).gaps
+    assert not find_gaps([*past, passed, again], sample(8, 20, 30, 50, epoch=epoch)).gaps
+    stands = sample(10, 20, 10, 50, epoch=epoch)
+    assert spans(find_gaps([*past, passed, again], stands).gaps) == EXPIRED_10_20
+
+
 def test_an_unread_range_that_passed_between_two_samples_is_reported_only() -> None:
     judged = find_gaps([sample(0, 0, 10, 50, members=1)], sample(30, 40, 45, 90, members=1))
     assert not judged.gaps
@@ -166,6 +182,19 @@ def test_fault_22_a_commit_beyond_the_end_is_its_own_alarm() -> None:
     (finding,) = judged.findings
     assert (finding.kind, finding.start, finding.end) == (Suspicion.BEYOND_END, 50, 60)
     assert finding.alarm
+
+
+def test_fault_22_a_commit_beyond_the_end_does_not_hide_what_is_lost_later() -> None:
+    past = [sample(0, 0, 10, 50), sample(30, 0, 60, 50), sample(60, 0, 10, 50)]
+    assert make_marks(past).partitions[0].highest == 10
+    assert spans(find_gaps(past, sample(90, 20, 10, 50)).gaps) == EXPIRED_10_20
+    assert make_marks([sample(0, 0, 60, 50)]).partitions[0].highest == 50
+    # Left there until the log has grown past it: what was written up to it is skipped.
+    for beyond in (1, 2, 3):
+        highs = [50] * (beyond + 1) + [70, 80, 90]
+        past = [sample(n * 30, 0, 60 if n else 10, high) for n, high in enumerate(highs)]
+        told = [gap for n in range(1, len(past)) for gap in find_gaps(past[:n], past[n]).gaps]
+        assert spans(told) == [(Cause.SKIPPED, Certainty.BOUNDED, 10, 60)]
 
 
 def test_fault_27_a_partition_never_written_is_silent() -> None:

@@ -56,6 +56,28 @@ def test_a_recorded_gap_is_counted_once_until_it_is_verified() -> None:
     assert gap.cause is Cause.EXPIRED
 
 
+def test_a_gap_of_another_group_is_not_this_groups_loss() -> None:
+    now = sample(0, 20, 30, 50)
+    (gap,) = find_gaps([], sample(0, 20, 10, 50)).gaps
+    assert build_status(now, "read_committed", gaps=[gap])["lost"] == 10
+    other = replace(gap, group="the-old-name")
+    assert build_status(now, "read_committed", gaps=[other])["lost"] == 0
+
+
+def test_fault_21_a_total_is_unknown_while_a_written_partition_is() -> None:
+    known, unknown = PartitionSample(0, 0, 50, 50, 50), PartitionSample(1, 0, None, 50, 50)
+    now = replace(sample(0, 0, 50, 50), partitions=(known, unknown))
+    status = build_status(now, "read_committed")
+    assert (status["verdict"], status["lag"], status["lost"]) == ("unknown", None, None)
+    assert status["seconds_to_drain"] is None
+    # Above zero it is "at least" that much.
+    behind = replace(now, partitions=(replace(known, low=20, committed=10), unknown))
+    status = build_status(behind, "read_committed")
+    assert (status["lag"], status["lost"]) == (30, 10)
+    idle = replace(now, partitions=(known, replace(unknown, lso=0, high=0)))
+    assert build_status(idle, "read_committed")["lag"] == 0
+
+
 @pytest.mark.parametrize("committed", [None, 0])
 def test_fault_27_an_idle_partition_gives_no_nan_and_no_stall(committed: int | None) -> None:
     history = [sample(n, 0, committed, 0) for n in range(3)]

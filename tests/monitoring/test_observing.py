@@ -18,7 +18,7 @@ from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_producer
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause, Certainty, Gap
+from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
 from monitoring.gaps import Suspicion
 from monitoring.lag import build_status, count_lag, read_tails
 from monitoring.sampler import take_sample
@@ -161,6 +161,8 @@ def test_fault_21_a_commit_that_vanished_and_one_that_never_was(
     ]
     commit(properties, group, name, {0: 30})
     assert observe_stream(ledger, stream, properties).gaps == ()
+    (never,) = ledger.gaps.list("orders")
+    assert (never.state, "committed since" in never.reason) == (GapState.WAIVED, True)
     delete_group(properties, group)
     vanished = observe_stream(ledger, stream, properties)
     assert spans(vanished.gaps) == [(Cause.COMMIT_VANISHED, Certainty.REPORTED, 0, 30, None)]
@@ -197,11 +199,14 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
 
         moved = False
 
-        def record(self, gap: Gap) -> Gap:
+        def record(self, gap: Gap, date: DatePiece | None = None) -> Gap:
             if not self.moved:
                 self.moved = True
                 move_log_start(properties, name, {0: 35})
-            return ledger.gaps.record(gap)
+            return ledger.gaps.record(gap, date)
+
+        def close_answered(self, sample: Sample) -> int:
+            return ledger.gaps.close_answered(sample)
 
     @dataclass
     class MovingLedger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import InvalidTransition, UsageError
 from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause, Certainty, GapState, RecoveryState
+from backlog.values import Cause, Certainty, GapState, RecoveryState, TimeBounds
 from tests.backlog.ledger.conftest import change
-from tests.backlog.ledger.makers import NOON, approve, make_gap, plan
+from tests.backlog.ledger.makers import NOON, approve, make_gap, make_sample, plan
 
 S = GapState
 
@@ -45,6 +46,51 @@ def test_planned_gap_is_frozen_and_growth_is_a_new_gap(ledger: Ledger) -> None:
     assert ledger.gaps.record(make_gap(10, 40)).id == second.id
     assert ledger.gaps.get(first.id).end == 20
     assert [(gap.start, gap.end) for gap in ledger.gaps.list()] == [(10, 20), (20, 40)]
+
+
+def test_a_later_piece_has_its_own_times(ledger: Ledger) -> None:
+    """A range that was waived or planned is seen again with what expired since."""
+
+    def date(start: int, end: int) -> TimeBounds:
+        return TimeBounds(NOON + timedelta(minutes=start), NOON + timedelta(minutes=end))
+
+    first = ledger.gaps.record(make_gap(10, 20), date)
+    assert (first.first_time, first.last_time) == (date(10, 20).lower, date(10, 20).upper)
+    ledger.gaps.advance([first.id], S.WAIVED, reason="test data")
+    second = ledger.gaps.record(make_gap(10, 35), date)
+    assert (second.start, second.first_time, second.last_time) == (
+        20, date(20, 35).lower, date(20, 35).upper,
+    )  # fmt: skip
+    grown = ledger.gaps.record(make_gap(10, 40), date)
+    assert (grown.id, grown.first_time, grown.last_time) == (
+        second.id, date(20, 35).lower, date(35, 40).upper,
+    )  # fmt: skip
+
+
+def test_unknown_gaps_close_when_a_commit_answers_them(ledger: Ledger) -> None:
+    never = make_gap(None, None, cause=Cause.NEVER_COMMITTED, certainty=Certainty.REPORTED)
+    vanished = make_gap(
+        7, None, partition=1, cause=Cause.COMMIT_VANISHED, certainty=Certainty.REPORTED
+    )
+    for gap in (never, vanished, make_gap(5, 10)):
+        ledger.gaps.record(gap)
+    assert ledger.gaps.close_answered(make_sample(NOON, None, None)) == 0
+    assert ledger.gaps.close_answered(make_sample(NOON, 3, 8, topic_id="other")) == 0
+    # One that comes back further on may have lost what lies between.
+    assert ledger.gaps.close_answered(make_sample(NOON, 3, 8)) == 1
+    assert ledger.gaps.close_answered(make_sample(NOON, 3, 7)) == 1
+    assert ledger.gaps.close_answered(make_sample(NOON, 3, 7)) == 0
+    waived = ledger.gaps.list(states=[S.WAIVED])
+    assert {gap.cause: gap.reason for gap in waived} == {
+        Cause.NEVER_COMMITTED: "the group has committed since, 3",
+        Cause.COMMIT_VANISHED: "the group has a commit again, 7, not above the one that vanished",
+    }
+    assert [gap.cause for gap in ledger.gaps.list(states=[S.OPEN])] == [Cause.EXPIRED]
+    # The next time is news; what a person waived is not.
+    again = ledger.gaps.record(vanished)
+    assert again.state is S.OPEN
+    ledger.gaps.advance([again.id], S.WAIVED, reason="known", actor="ada")
+    assert ledger.gaps.record(vanished).id == again.id
 
 
 @pytest.mark.parametrize("state", [S.VERIFIED, S.INJECTED, S.WAIVED])
