@@ -27,13 +27,15 @@ def approve_plan(
 ) -> Recovery:
     """Approves the plan as it is stored; of two who approve at once, one is told (fault 44).
 
+    An approval that expired before the first run is renewed the same way.
+
     Raises:
         Refused: the state does not allow it, the plan may not run at all, or `second_person` is
             asked and the planner's own account approves.
         InvalidTransition: another recovery of the same topic or group is active.
     """
     who, at = identity or find_identity(), now or utc_now()
-    if recovery.state is not RecoveryState.PLANNED:
+    if recovery.state is not RecoveryState.PLANNED and not is_expired(recovery, at):
         raise _refuse_state(recovery, "approved")
     check_hash(recovery)
     check_runnable(recovery)
@@ -97,12 +99,17 @@ def check_approval(recovery: Recovery, now: datetime | None = None) -> None:
     if recovery.approved_hash != recovery.plan_hash:
         raise ApprovalNeeded("the approval is for another plan", subject=subject, hint=hint)
     expires = recovery.approval_expires_at
-    if recovery.state is RecoveryState.APPROVED and expires and expires <= (now or utc_now()):
+    if expires and is_expired(recovery, now):
         raise ApprovalNeeded(
-            f"the approval expired at {format_time(expires)}",
-            subject=subject,
-            hint=f"`backlogctl cancel {recovery.id}`, then plan again",
+            f"the approval expired at {format_time(expires)}", subject=subject, hint=hint
         )
+
+
+def is_expired(recovery: Recovery, now: datetime | None = None) -> bool:
+    """Whether it was approved, and not begun before the approval expired."""
+    expires = recovery.approval_expires_at
+    begun = recovery.state is not RecoveryState.APPROVED
+    return not begun and expires is not None and expires <= (now or utc_now())
 
 
 def check_hash(recovery: Recovery) -> None:

@@ -18,6 +18,7 @@ from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
 from monitoring.timeline import bound_times
 from replay import injection
 from replay.approval import approve_automatically
+from replay.housekeeping import clear_staging
 from replay.identity import find_identity
 from replay.observation import look_at_stream
 from replay.workspace import Workspace
@@ -99,6 +100,7 @@ def plan_rebuild(
         # Staged messages of a plan that is not on record would only lie around.
         shutil.rmtree(directory, ignore_errors=True)
         raise
+    clear_staging(workspace)
     return approve_automatically(workspace.ledger, workspace.config, recovery)
 
 

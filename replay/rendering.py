@@ -46,8 +46,8 @@ def format_count(count: int | None) -> str:
 
 
 def format_plural(count: int, noun: str) -> str:
-    """`1 message`, `2 messages`, `1.2 M messages`."""
-    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+    """`1 message`, `2,000 messages`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -24,6 +24,7 @@ from replay.brakes import (
 )
 from replay.cancellation import finish_cancel
 from replay.context import RunContext
+from replay.housekeeping import clear_staging
 from replay.identity import find_identity
 from replay.interrupts import Interrupts
 from replay.progress import Bar
@@ -70,7 +71,9 @@ class Run:
         check_startable(recovery)
         try:
             with self._workspace.ledger.leases.hold(self._id) as lease:
-                return self._work(lease)
+                done = self._work(lease)
+            clear_staging(self._workspace)
+            return done
         finally:
             self.seconds = time.monotonic() - started
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from backlog.clock import format_time
 from backlog.values import Event, Gap, Recovery, RecoveryState
+from replay.approval import is_expired
+from replay.rendering import format_plural
 
 
 def describe_gap(gap: Gap) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def describe_recovery(recovery: Recovery) -> dict[str, Any]:
         "proof": outcome["proof"],
         "quarantine": outcome["quarantine"],
         "fidelity": outcome["fidelity"],
-        "staging": f"{outcome['chunks']} chunks, {outcome['bytes']:,} bytes",
+        "staging": f"{format_plural(outcome['chunks'], 'chunk')}, "
+        f"{format_plural(outcome['bytes'], 'byte')}",
         "gaps": list(plan["gaps"]),
         "other_groups": list(plan["other_groups"]),
         "topic": recovery.topic,
@@ -101,6 +104,8 @@ def describe_event(event: Event) -> dict[str, Any]:
 def list_next_commands(recovery: Recovery) -> list[str]:
     """What an operator would type next."""
     match recovery.state:
+        case RecoveryState.APPROVED if is_expired(recovery):
+            return [f"backlogctl approve {recovery.id} --by NAME"]
         case RecoveryState.PLANNED:
             return [f"backlogctl approve {recovery.id} --by NAME"]
         case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:

@@ -59,7 +59,8 @@ class Staging(Section):
     )
     keep: Duration = Field(
         default=timedelta(days=30),
-        description="How long staged messages are kept; lists of message ids are kept longer.",
+        description="How long staged messages are kept after their recovery is verified, rejected "
+        "or cancelled; the next plan or run removes them. Manifests and lists of message ids stay.",
     )
 
     @field_validator("dir")
