@@ -18,6 +18,7 @@ from backlog.values import Gap
 from monitoring.gaps import Finding, Suspicion
 from monitoring.lag import build_status, read_retention, read_tails
 from monitoring.watcher import Observation, observe_stream
+from replay.losses import read_history
 from replay.workspace import Workspace
 
 LOOK_SECONDS = 30.0
@@ -46,11 +47,7 @@ def look_at_stream(
     limit = deadline or Deadline(LOOK_SECONDS)
     properties = workspace.properties(stream)
     ledger = workspace.ledger
-    history = [
-        sample
-        for sample in ledger.samples.history(stream.name)
-        if (sample.topic, sample.group) == (stream.topic, stream.group)
-    ]
+    history = read_history(workspace, stream)
     seen = observe_stream(ledger, stream, properties, limit)
     tails: frozenset[int] = frozenset()
     with suppress(BacklogError):  # without it a reader one control record behind shows as lag
@@ -72,7 +69,8 @@ def look_at_stream(
 
 def tell_findings(seen: Observation, known: Iterable[Gap]) -> list[str]:
     """What an observation reports beside gaps, one sentence each; a gap is not told twice."""
-    gaps = [gap for gap in known if gap.topic_id == seen.sample.topic_id]
+    place = (seen.sample.group, seen.sample.topic_id)
+    gaps = [gap for gap in known if (gap.group, gap.topic_id) == place]
     told = (
         f"partition {item.partition}: {item.message}"
         for item in seen.findings

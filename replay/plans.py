@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -11,15 +12,15 @@ from typing import Any
 
 from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import OffPeak, Stream
-from backlog.errors import InvalidTransition, Refused, UsageError
+from backlog.errors import BacklogError, InvalidTransition, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_groups
 from backlog.manifest import hash_value, read_manifest
 from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
-from monitoring.timeline import bound_times
 from replay import injection
 from replay.approval import approve_automatically
 from replay.housekeeping import clear_staging
 from replay.identity import find_identity
+from replay.losses import mark_lost_again, measure_start_spread, read_history, tighten_times
 from replay.observation import look_at_stream
 from replay.workspace import Workspace
 
@@ -97,7 +98,14 @@ def plan_rebuild(
         )
         workspace.ledger.chunks.add_all(recovery_id, chunks)
     except BaseException:
-        # Staged messages of a plan that is not on record would only lie around.
+        # It may be on record by now, and could be approved without its messages.
+        with suppress(BacklogError):
+            workspace.ledger.recoveries.advance(
+                recovery_id,
+                RecoveryState.REJECTED,
+                actor=str(find_identity()),
+                detail={"reason": "planning did not come to its end"},
+            )
         shutil.rmtree(directory, ignore_errors=True)
         raise
     clear_staging(workspace)
@@ -140,7 +148,9 @@ def observe_ground(workspace: Workspace, stream: Stream, options: PlanOptions) -
     elif others:
         warnings.append(f"other groups will get the messages again: {', '.join(others)}")
     ends = list_offsets(properties, stream.topic, range(topic.partitions), "latest", deadline=limit)
-    spread = _measure_start_spread(workspace, stream, gaps)
+    history = read_history(workspace, stream)
+    gaps = tighten_times(gaps, history)
+    spread = measure_start_spread(gaps, history)
     return Ground(topic, gaps, ends, others, spread, warnings)
 
 
@@ -175,7 +185,7 @@ def choose_gaps(
         free = gap.state is GapState.OPEN or (
             gap.state in (GapState.PLANNED, GapState.STAGED) and gap.id in superseded
         )
-        why = _why_not(gap, topic) if free else f"it is {gap.state}"
+        why = _why_not(gap, stream, topic) if free else f"it is {gap.state}"
         if not why and (not wanted or gap.id in wanted):
             chosen.append(gap)
         elif gap.id in wanted:
@@ -191,13 +201,15 @@ def choose_gaps(
     return tuple(chosen), warnings
 
 
-def _why_not(gap: Gap, topic: TopicInfo) -> str:
+def _why_not(gap: Gap, stream: Stream, topic: TopicInfo) -> str:
     if gap.cause not in _REPAIRABLE:
         return f"{gap.cause} is reported only, what was lost is unknown"
     if gap.start is None or gap.end is None:
         return "its range is unknown"
     if gap.topic_id != topic.topic_id:
         return "it is of a topic of this name that was deleted since"
+    if gap.group != stream.group:
+        return f"it is of group {gap.group}, and the stream's group is {stream.group}"
     return ""
 
 
@@ -232,25 +244,6 @@ def _refuse_active(workspace: Workspace, stream: Stream) -> None:
             )
 
 
-def _measure_start_spread(
-    workspace: Workspace, stream: Stream, gaps: Sequence[Gap]
-) -> timedelta | None:
-    """How sharply the samples tell when the losses begin; None where some gap has no bounds."""
-    history = [
-        sample
-        for sample in workspace.ledger.samples.history(stream.name)
-        if (sample.topic, sample.group) == (stream.topic, stream.group)
-    ]
-    spreads: list[timedelta] = []
-    for gap in gaps:
-        assert gap.start is not None
-        bounds = bound_times(history, gap.partition, gap.start, gap.start + 1, gap.topic_id)
-        if bounds.lower is None or bounds.upper is None:
-            return None
-        spreads.append(bounds.upper - bounds.lower)
-    return max(spreads, default=None)
-
-
 def _compute_plan(
     workspace: Workspace,
     stream: Stream,
@@ -261,6 +254,7 @@ def _compute_plan(
 ) -> dict[str, Any]:
     config, properties = workspace.config, workspace.properties(stream)
     ledger_topic, prior = injection.freeze_ledger(workspace, stream, options.allow)
+    prior = mark_lost_again(workspace, prior, ground.gaps)
     tell("starting Spark")
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest

@@ -23,9 +23,11 @@ def plan_rebuild(
     session: Session,
     stream: Annotated[str, typer.Argument(help="The stream that lost messages.")],
     since: Annotated[
-        str | None, typer.Option(help="Read source rows from this time on (ISO 8601).")
+        str | None, typer.Option(help="Read source rows from this time on, and `margin` before it.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Read source rows before this time.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Read source rows up to this time, and `margin` beyond it.")
+    ] = None,
     gap: Annotated[list[str] | None, typer.Option(help="Only this gap; may be said again.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="`surplus`, `proof` or `ledger`: go on in spite of it.")

@@ -30,6 +30,7 @@ streams:
       table: orders
       primary_key: [order_id]
       time_column: updated_at
+      mutable: false   # an order does not change once its message is sent
       message:
         key: order_id
         value: {json: [order_id, user_id, status, amount, updated_at]}

@@ -86,6 +86,7 @@ class Shop:
             "table": "orders",
             "primary_key": ["order_id"],
             "time_column": "updated_at",
+            "mutable": False,
             "message": {"key": "order_id", "value": {"json": FIELDS}},
             "identity": {"row": "order_id", "message": "key"},
             "consumed": {"database": "shop", "table": "processed", "column": "order_id"},
