@@ -14,10 +14,12 @@ from typing import Any
 
 from backlog.config import load_config
 from backlog.kafka.admin import list_offsets
+from backlog.kafka.ledger_topic import CLOSED, read_visible
 from backlog.ledger import upgrade
 from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Recovery
 from replay.approval import approve_plan
+from replay.injection import find_ledger
 from replay.plans import PlanOptions, plan_rebuild
 from replay.workspace import Workspace
 from tests.kafka_tools import commit, move_log_start, read_all
@@ -169,6 +171,14 @@ class Shop:
             if find_header(headers, MESSAGE_ID):
                 found.append((message.partition() or 0, message.key(), message.value()))
         return found
+
+    def read_closed(self, recovery_id: str) -> set[int]:
+        """Slots that the Kafka ledger says are closed for this recovery."""
+        workspace = self.open()
+        ledger = find_ledger(workspace, workspace.ledger.recoveries.get(recovery_id))
+        assert ledger is not None
+        records = read_visible(self.properties, ledger, range(ledger.partitions))
+        return {r.slot for r in records if r.chunk == CLOSED and r.recovery == recovery_id}
 
     def check_same_set(self) -> None:
         """Exactly the lost orders were put back, each once, where they belong."""

@@ -8,7 +8,15 @@ import signal
 import time
 
 from tests.kafka_tools import commit, wait_until
-from tests.replay.shop import DONE, LOST, TOTAL, Shop, count_by_partition, upgrade_ledger
+from tests.replay.shop import (
+    DONE,
+    LOST,
+    PARTITIONS,
+    TOTAL,
+    Shop,
+    count_by_partition,
+    upgrade_ledger,
+)
 
 
 def test_whole_way_on_sqlite(shop: Shop) -> None:
@@ -143,6 +151,7 @@ def test_cancel_of_a_live_runner(shop: Shop) -> None:
     assert 0 < injected < LOST
     assert {gap.state for gap in ledger.gaps.list()} == {"open"}
     assert shop.run("run", recovery, "--json", code=5).error["code"] == "refused"
+    assert shop.read_closed(recovery) == set(range(PARTITIONS)), "a zombie of any slot is told"
 
     shop.write_config(limits={})
     second = shop.plan_approved()

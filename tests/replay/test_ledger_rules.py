@@ -1,0 +1,144 @@
+"""Where a recovery meets its Kafka ledger, and that ledger is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlog.errors import ConfigurationError, PlanStale, Refused
+from backlog.kafka.errors import TopicMissing
+from backlog.kafka.ledger_topic import LedgerSnapshot
+from backlog.values import Chunk, RecoveryState
+from replay import injection
+from replay.injection import LEDGER_MADE, fence_recovery, freeze_ledger
+from replay.workspace import Workspace
+from spark_backfill.request import PriorChunk
+from tests.replay.makers import (
+    LEDGER,
+    find_detail,
+    open_desk,
+    store_approved,
+    store_plan,
+    write_config,
+)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Workspace:
+    return open_desk(tmp_path)
+
+
+def set_ledger(monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None) -> None:
+    """What the cluster has; None for no ledger topic."""
+
+    def snapshot(*_: Any) -> LedgerSnapshot:
+        if now is None:
+            raise TopicMissing("it is not there", subject="topic ledger")
+        return now
+
+    monkeypatch.setattr(injection, "snapshot_ledger", snapshot)
+    monkeypatch.setattr(injection, "read_committed_chunks", lambda *_: [])
+
+
+def put_back_some(desk: Workspace, **changes: Any) -> str:
+    """A recovery that injected one of its two chunks."""
+    recovery = store_approved(desk, **changes).id
+    chunks = [Chunk(0, n, 5, 50, "ab", f"messages/{n}", f"ids/{n}") for n in (0, 1)]
+    desk.ledger.chunks.add_all(recovery, chunks)
+    desk.ledger.chunks.mark_injected(recovery, 0, 0)
+    return recovery
+
+
+def test_first_plan_needs_no_ledger_topic(desk: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_ledger(monkeypatch, None)
+    store_plan(desk, ledger_topic=None)
+    assert freeze_ledger(desk, desk.config.stream("orders")) == (None, ())
+
+
+@pytest.mark.parametrize("now", [None, replace(LEDGER, topic_id="recreated")])
+def test_ledger_that_is_gone_is_not_taken_for_nothing_injected(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None
+) -> None:
+    recovery = put_back_some(desk)
+    stream = desk.config.stream("orders")
+    set_ledger(monkeypatch, LEDGER)
+    assert freeze_ledger(desk, stream) == (LEDGER.to_json(), ())
+    set_ledger(monkeypatch, now)
+    with pytest.raises(Refused, match=f"what {recovery} put into topic orders is") as caught:
+        freeze_ledger(desk, stream)
+    assert "--allow ledger" in caught.value.hint
+    _, prior = freeze_ledger(desk, stream, {"ledger"})
+    assert prior == (PriorChunk(recovery, 0, 0),), "the copy in SQL"
+
+
+def test_ledger_that_a_run_made_is_remembered(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovery = put_back_some(desk, ledger_topic=None)
+    desk.ledger.events.append(recovery, "op", LEDGER_MADE, LEDGER.to_json())
+    set_ledger(monkeypatch, LEDGER)
+    assert freeze_ledger(desk, desk.config.stream("orders"))[1] == ()
+    set_ledger(monkeypatch, None)
+    with pytest.raises(Refused, match="is gone"):
+        freeze_ledger(desk, desk.config.stream("orders"))
+
+
+class Fencing:
+    """What `fence_slots` was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int], LedgerSnapshot | None]] = []
+
+    def __call__(
+        self, _: Any, prefix: str, topic: str, slots: Iterable[int], **settings: Any
+    ) -> None:
+        self.calls.append((prefix, list(slots), settings["ledger"]))
+
+
+@pytest.fixture
+def fencing(monkeypatch: pytest.MonkeyPatch) -> Fencing:
+    fencing = Fencing()
+    monkeypatch.setattr("spark_backfill.transactional.fence_slots", fencing)
+    return fencing
+
+
+def test_fencing_uses_the_prefix_of_the_plan(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, fencing: Fencing
+) -> None:
+    monkeypatch.setattr(injection, "check_ledger", lambda *_: None)
+    assert desk.config.kafka_ledger.transactional_prefix != "frozen"
+    fence_recovery(desk, store_approved(desk))
+    assert fencing.calls == [("frozen", [0, 1], LEDGER)]
+
+
+def test_recovery_whose_ledger_is_gone_is_fenced_without_a_record(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, fencing: Fencing
+) -> None:
+    def check(*_: Any) -> None:
+        raise PlanStale("the ledger was deleted", subject="topic ledger")
+
+    monkeypatch.setattr(injection, "check_ledger", check)
+    recovery = store_approved(desk)
+    fence_recovery(desk, recovery)
+    assert fencing.calls == [("frozen", [0, 1], None)]
+    told = find_detail(desk, recovery.id, "fenced without a record")
+    assert "deleted" in told["message"]
+
+
+def test_cluster_that_was_renamed_is_named(
+    desk: Workspace, tmp_path: Path, fencing: Fencing
+) -> None:
+    recovery = store_approved(desk).id
+    desk.ledger.recoveries.advance(recovery, RecoveryState.RUNNING, "op")
+    cluster = {"bootstrap.servers": "127.0.0.1:1"}
+    stream = {"cluster": "other", "topic": "orders", "group": "service"}
+    write_config(tmp_path, clusters={"other": cluster}, streams={"orders": stream})
+    moved = open_desk(tmp_path, clusters={"other": cluster}, streams={"orders": stream})
+    with pytest.raises(ConfigurationError, match="cluster main") as caught:
+        fence_recovery(moved, moved.ledger.recoveries.get(recovery))
+    assert "under `clusters`" in caught.value.hint
+    assert fencing.calls == []

@@ -1,0 +1,144 @@
+"""The runner's states: what it changes, and what it leaves to another runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from backlog.errors import LeaseHeld, Paused, ProducerFenced
+from backlog.values import Recovery, RecoveryState
+from replay import cancellation, runner
+from replay.brakes import CancelRequested
+from replay.context import RunContext
+from replay.runner import Run
+from replay.workspace import Workspace
+from tests.replay.makers import open_desk, read_actions, store_approved, take_over
+
+S = RecoveryState
+
+
+class Act:
+    """A step that does what the test says."""
+
+    name = "act"
+
+    def __init__(self, part: Callable[[RunContext], None]) -> None:
+        self._part = part
+
+    def validate(self, context: RunContext) -> None:
+        """Nothing to look at."""
+
+    def start(self, context: RunContext) -> None:
+        """The part."""
+        self._part(context)
+
+    def complete(self, context: RunContext) -> None:
+        """Notes that it came so far."""
+        context.record("act closed")
+
+    def rollback(self, context: RunContext) -> None:
+        """Nothing to take back."""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Workspace:
+    return open_desk(tmp_path)
+
+
+@pytest.fixture
+def fenced(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
+    """The recoveries that were fenced, as they were then."""
+    seen: list[Recovery] = []
+    monkeypatch.setattr(cancellation, "fence_recovery", lambda _, recovery: seen.append(recovery))
+    return seen
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch,
+    desk: Workspace,
+    recovery_id: str,
+    part: Callable[[RunContext], None],
+) -> Recovery:
+    monkeypatch.setattr(runner, "REBUILD", (Act(part),))
+    return Run(desk, recovery_id, Console(quiet=True)).carry_out()
+
+
+def test_cancel_during_the_first_run_fences(
+    monkeypatch: pytest.MonkeyPatch, desk: Workspace, fenced: list[Recovery]
+) -> None:
+    recovery = store_approved(desk).id
+
+    def cancel(context: RunContext) -> None:
+        assert context.recovery.state is S.APPROVED, "it was read before the run began"
+        raise CancelRequested("cancelled")
+
+    with pytest.raises(CancelRequested):
+        run_with(monkeypatch, desk, recovery, cancel)
+    assert [one.state for one in fenced] == [S.RUNNING]
+    assert desk.ledger.recoveries.get(recovery).state is S.CANCELLED
+
+
+def test_cancel_of_what_never_ran_fences_nothing(desk: Workspace, fenced: list[Recovery]) -> None:
+    recovery = store_approved(desk).id
+    assert cancellation.cancel_work(desk, recovery, wait=0).state is S.CANCELLED
+    assert fenced == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ProducerFenced("a newer producer"), Paused("outside"), ZeroDivisionError(), None],
+)
+def test_fault_02_runner_without_its_lease_leaves_the_state_alone(
+    monkeypatch: pytest.MonkeyPatch, desk: Workspace, error: Exception | None
+) -> None:
+    recovery = store_approved(desk).id
+
+    def lose(context: RunContext) -> None:
+        take_over(desk, recovery)
+        if error is not None:
+            raise error
+
+    with pytest.raises(LeaseHeld if error is None else type(error)):
+        run_with(monkeypatch, desk, recovery, lose)
+    assert desk.ledger.recoveries.get(recovery).state is S.RUNNING
+    actions = read_actions(desk, recovery)
+    assert actions[-1] == "lease taken over"
+    assert "act closed" not in actions
+    holder = desk.ledger.leases.holder(recovery)
+    assert holder is not None
+    assert not holder.expired
+
+
+def test_fault_02_runner_without_its_lease_cancels_nothing(
+    monkeypatch: pytest.MonkeyPatch, desk: Workspace, fenced: list[Recovery]
+) -> None:
+    recovery = store_approved(desk).id
+
+    def lose(context: RunContext) -> None:
+        take_over(desk, recovery)
+        raise CancelRequested("cancelled")
+
+    with pytest.raises(LeaseHeld):
+        run_with(monkeypatch, desk, recovery, lose)
+    assert fenced == []
+    assert desk.ledger.recoveries.get(recovery).state is S.RUNNING
+
+
+def test_failed_and_paused_runs_go_on(monkeypatch: pytest.MonkeyPatch, desk: Workspace) -> None:
+    recovery = store_approved(desk).id
+
+    def fail(context: RunContext) -> None:
+        raise ProducerFenced("a newer producer")
+
+    def pause(context: RunContext) -> None:
+        raise Paused("outside")
+
+    for part, error, state in ((fail, ProducerFenced, S.FAILED), (pause, Paused, S.PAUSED)):
+        with pytest.raises(error):
+            run_with(monkeypatch, desk, recovery, part)
+        assert desk.ledger.recoveries.get(recovery).state is state
+    done = run_with(monkeypatch, desk, recovery, lambda _: None)
+    assert done.state is S.VERIFIED

@@ -1,0 +1,82 @@
+"""`watch`: rounds, outages told once, and an exit code that says whether anything was seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlog.clock import utc_now
+from backlog.errors import ClusterUnreachable
+from backlog.values import Sample
+from monitoring import watcher
+from monitoring.marks import make_marks
+from monitoring.watcher import Observation
+from replay.cli import main, shared
+from tests.replay.makers import write_config
+
+STREAMS = {
+    name: {"cluster": "main", "topic": name, "group": "service"}
+    for name in ("orders", "invoices", "refunds")
+}
+
+
+def make_observation(stream: str) -> Observation:
+    sample = Sample(stream, "main", stream, "service", "topic-id", utc_now(), ())
+    return Observation(sample, (), (), make_marks(()))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cluster = {"bootstrap.servers": "127.0.0.1:1"}
+    write_config(
+        tmp_path,
+        clusters={"main": cluster},
+        streams=STREAMS,
+        watch={"interval": "1s"},
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shared, "SESSION", shared.Session())
+    monkeypatch.setattr(watcher, "connect", lambda _: None)
+    return tmp_path
+
+
+def observe(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> list[str]:
+    """`answers` says which looks succeed; the last one goes on."""
+    looks: list[str] = []
+
+    def look(_: Any, stream: Any, *__: Any, **___: Any) -> Observation:
+        looks.append(stream.name)
+        if not answers[min(len(looks), len(answers)) - 1]:
+            raise ClusterUnreachable("no broker answered", subject="cluster [/ops] 127.0.0.1:1")
+        return make_observation(stream.name)
+
+    monkeypatch.setattr(watcher, "observe_stream", look)
+    monkeypatch.setattr(watcher, "LOG", None)
+    return looks
+
+
+def test_fault_28_watch_that_saw_nothing_fails(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    looks = observe(monkeypatch, [False])
+    assert main(["watch", "--rounds", "2", "--json"]) == 1
+    said = capfd.readouterr()
+    assert json.loads(said.out)["error"]["code"] == "unreachable"
+    assert said.err.count("no broker answered") == 1, "an outage is told once"
+    assert "cluster [/ops] 127.0.0.1:1" in said.err
+    assert looks == ["orders", "orders"], "one look a round is enough for a cluster that is away"
+
+
+def test_fault_28_watch_tells_when_an_outage_begins_and_ends(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    looks = observe(monkeypatch, [True, True, True, False, False, True])
+    assert main(["watch", "--rounds", "4", "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out) == {"rounds": 4, "looks": 6, "new_gaps": 0}
+    assert len(looks) == 3 + 1 + 1 + 3
+    assert said.err.count("no broker answered") == 1
+    assert said.err.count("cluster main: answers again") == 1
