@@ -148,7 +148,8 @@ def warn_about_rules(
             "sent before"
         )
     column = source.identity.row.column
-    unique = access.table.is_unique(() if column is None else (column,))
+    # NULLs would not share a message: rows with one are in quarantine.
+    unique = column is not None and frozenset({column}) in access.table.unique
     if not source.mutable and source.identity.message == "key" and not unique:
         warnings.append(
             f"nothing in {access.table.label} keeps the identity unique: a surviving message of "

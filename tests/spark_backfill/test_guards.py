@@ -85,7 +85,7 @@ def test_consumed_is_sharp_for_rows_that_do_not_change_only() -> None:
 
 
 def warnings_of(request: RebuildRequest, rules: MessageRules, *, unique: bool = True) -> str:
-    column = SourceColumn("order_id", Kind.INTEGER, nullable=False)
+    column = SourceColumn("order_id", Kind.INTEGER)
     keys = (frozenset({"order_id"}),) if unique else ()
     table = SourceTable("shop", SQLITE, None, "orders", (column,), keys, frozenset())
     access = SourceAccess(cast(Any, None), cast(Any, None), cast(Any, None), table, "UTC", 1)
