@@ -22,12 +22,13 @@ from backlog.kafka.ledger_topic import ensure_ledger_topic, snapshot_ledger
 from backlog.manifest import read_manifest
 from backlog.values import Cause, Certainty, Gap, GapState
 from benchmarks.memory import MemoryWatch
+from spark_backfill.job import InjectionJob
 from spark_backfill.rebuild import plan_rebuild
 from spark_backfill.request import RebuildOutcome, RebuildRequest
 from spark_backfill.session import open_session
 from spark_backfill.targets import record_target_ends
 from spark_backfill.verification import verify
-from spark_backfill.waves import InjectionJob, inject
+from spark_backfill.waves import inject
 
 RECOVERY = "r-20261121-0001"
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from backlog.clock import Deadline, OffPeakWindow, format_time, utc_now
-from backlog.errors import Paused
+from backlog.errors import KafkaFailure, Paused
 from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlog.kafka.calls import Connection, connect
 from backlog.kafka.clients import Admin
@@ -155,18 +155,26 @@ class LiveLagBrake:
         self._last = ""
 
     def look(self, progress: Progress) -> str:
-        """Why to wait: the lag is above the limit."""
+        """Why to wait: the lag is above the limit, or brokers are away and nobody knows it."""
         if progress.slots == self._seen and time.monotonic() < self._next_look:
             return self._last
+        try:
+            self._last = self._measure(progress)
+        except KafkaFailure as error:
+            if not error.retryable:
+                raise
+            self._last = f"the lag of group {self._group} cannot be read ({error.message})"
+        self._next_look = time.monotonic() + _LOOK_AGAIN
+        return self._last
+
+    def _measure(self, progress: Progress) -> str:
         ends = list_offsets(self._admin, self._topic, self._partitions, "latest", "read_committed")
         for slot, count in progress.slots.items():
             fresh = count - self._seen.get(slot, 0)
             if fresh > 0 and slot in self._ends:
                 self._own[slot].append((self._ends[slot], ends[slot], fresh))
         self._ends, self._seen = ends, dict(progress.slots)
-        self._next_look = time.monotonic() + _LOOK_AGAIN
-        self._last = self._judge(ends)
-        return self._last
+        return self._judge(ends)
 
     def _judge(self, ends: Mapping[int, int]) -> str:
         state = read_group_state(self._admin, self._group)

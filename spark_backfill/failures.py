@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
 
+from backlog.config.kafka_properties import SECRET_PROPERTIES
 from backlog.errors import BacklogError, SourceError
 
 _MAX_LENGTH = 600
@@ -39,7 +40,8 @@ def translating(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
             hint=hint,
-            retryable=state[:2] in _TRANSIENT,
+            # Without a state nobody knows; the kind of error says.
+            retryable=state[:2] in _TRANSIENT if state else None,
         )
         # The originals hold URLs, statements and whole stack traces.
         raise failure from None
@@ -58,6 +60,11 @@ def find_first_cause(error: BaseException) -> tuple[str, str]:
         return _find_java_cause(java)
     except (Py4JError, OSError):  # the JVM is gone
         return _shorten(str(error)), ""
+
+
+def list_secrets(properties: Mapping[str, str]) -> list[str]:
+    """The values of client properties that must not be told; a topic's or a user's name may."""
+    return [value for name, value in properties.items() if name in SECRET_PROPERTIES]
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:

@@ -95,12 +95,11 @@ class SlotProducer:
         timeout_ms: int,
         max_message_bytes: int,
     ) -> None:
-        self.session = uuid.uuid4().hex
+        self.session = ""
         self.subject = f"topic {topic}, transactional.id {transactional_id}"
         self.timeout = timeout_ms / 1000.0
-        self.first_offset: int | None = None
-        self.last_offset: int | None = None
         self._topic = topic
+        self._ends: list[int | None] = []
         self._delivered = 0
         self._produced = 0
         self._failure: KafkaError | None = None
@@ -126,7 +125,7 @@ class SlotProducer:
     def begin(self) -> None:
         """Opens the transaction."""
         self._delivered = self._produced = 0
-        self.first_offset = self.last_offset = None
+        self._ends = []
         self._begun = time.monotonic()
         self._call("begin a transaction", self._producer.begin_transaction)
 
@@ -173,8 +172,13 @@ class SlotProducer:
             )
 
     def commit(self) -> float:
-        """Commits; returns seconds since begin."""
+        """Commits; returns seconds since begin.
+
+        Each commit gets a `session` of its own, so that "after the chunk of that session" is
+        true of one moment only: a repeated request to go on after it must not find this producer.
+        """
         self._call("commit the chunk", self._producer.commit_transaction, self.timeout + 5)
+        self.session = uuid.uuid4().hex
         return time.monotonic() - self._begun
 
     def abort(self) -> None:
@@ -228,9 +232,9 @@ class SlotProducer:
     def _on_end(self, error: KafkaError | None, message: Any) -> None:
         self._on_delivery(error, message)
         if error is None:
-            self.last_offset = message.offset()
-            if self.first_offset is None:
-                self.first_offset = self.last_offset
+            offset = message.offset()
+            # A broker that takes a repeated batch for the same may answer without offsets.
+            self._ends.append(offset if offset is not None and offset >= 0 else None)
 
     def _check_reports(self) -> None:
         if self._failure is not None:
@@ -262,8 +266,8 @@ class SlotProducer:
         code = inner.code()
         if is_fenced(inner) and self._begun and self._elapsed >= self.timeout:
             # The coordinator timed this transaction out, or another runner fenced us while we
-            # were stopped: the broker's answer is the same. Step 1 finds out: it sees whatever
-            # the other one committed.
+            # were stopped: the broker's answer is the same. Step 1 finds out, if the driver, who
+            # knows whether the recovery still is ours, lets it be taken.
             return AttemptError(ours, abortable=False)
         if is_fenced(inner):
             return ours
@@ -286,6 +290,16 @@ class SlotProducer:
                 raise
             return unwrap(reason)
         return None
+
+    @property
+    def first_offset(self) -> int | None:
+        """Of the transaction's messages in the topic, where known."""
+        return self._ends[0] if self._ends else None
+
+    @property
+    def last_offset(self) -> int | None:
+        """See `first_offset`."""
+        return self._ends[-1] if self._ends else None
 
     @property
     def _elapsed(self) -> float:

@@ -12,7 +12,7 @@ from backlog.errors import BacklogError, KafkaFailure, Refused
 from backlog.manifest import read_chunk
 from backlog.values import Chunk
 from spark_backfill.transactional import TransactionalWriter, WriterSettings
-from spark_backfill.writer import ChunkResult, ChunkWriter
+from spark_backfill.writer import ChunkResult, ChunkWriter, OutcomeUnknown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,14 +30,23 @@ class ChunkTask:
 
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
-    """What a task came to: one of the two."""
+    """What a task came to: a result or an error.
+
+    With `unknown` the chunk may be committed all the same, and is to be written again from step 1
+    by whoever holds the recovery's lease.
+    """
 
     result: ChunkResult | None = None
     error: BacklogError | None = None
+    unknown: bool = False
 
 
 class ChunkRunner(Protocol):
     """Writes the chunks of one wave, each of another slot."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many chunks are written at once, at most."""
 
     def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
         """One outcome for each task, in any order.
@@ -53,6 +62,8 @@ class ChunkRunner(Protocol):
 
 class LocalChunkRunner:
     """Writes in this process, one chunk after another."""
+
+    parallelism = 1
 
     def __init__(self, settings: WriterSettings, writer: ChunkWriter | None = None) -> None:
         self._writer: ChunkWriter = writer or TransactionalWriter(settings)
@@ -82,9 +93,14 @@ class SparkChunkRunner:
             )
         self._spark, self._settings = spark, settings
 
+    @property
+    def parallelism(self) -> int:
+        """The cores that Spark has."""
+        return int(self._spark.sparkContext.defaultParallelism)
+
     def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
         """See `ChunkRunner.run_wave`."""
-        from spark_backfill.failures import translating
+        from spark_backfill.failures import list_secrets, translating
 
         settings = self._settings
 
@@ -96,7 +112,7 @@ class SparkChunkRunner:
             subject=f"topic {settings.topic}",
             hint="run it again: what is committed is skipped",
             kind=LostWorker,
-            secrets=settings.properties.values(),
+            secrets=list_secrets(settings.properties),
         ):
             # An RDD of descriptors: the messages go from the staged file to Kafka inside the
             # worker, and never through the JVM.
@@ -139,6 +155,8 @@ def _run_task(writer: ChunkWriter, task: ChunkTask) -> ChunkOutcome:
         return ChunkOutcome(
             result=writer.write(task.chunk, table, after=task.after, pace=task.pace)
         )
+    except OutcomeUnknown as unknown:
+        return ChunkOutcome(error=unknown.error, unknown=True)
     except BacklogError as error:
         # As a value: Spark would turn a raised error into a text with a traceback.
         return ChunkOutcome(error=error)

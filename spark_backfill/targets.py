@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+
 from backlog.clock import Deadline
 from backlog.errors import Paused, PlanStale
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets
-from backlog.kafka.calls import Connection, connect
+from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
+from backlog.kafka.calls import Connection, connect, outlast
 from backlog.kafka.errors import TopicMissing
+
+# Brokers that restart are waited for this long.
+PATIENCE = 60.0
+# The time limit of a live producer's transaction is a minute by default; the coordinator looks
+# for such every 10 s.
+HIDDEN_SECONDS = 90.0
 
 
 def check_target(
@@ -53,6 +62,51 @@ def record_target_ends(connection: Connection, topic: str, partitions: int) -> d
     return list_offsets(connection, topic, range(partitions), "latest", "read_uncommitted")
 
 
+def await_visible(
+    connection: Connection,
+    topic: str,
+    needed: Mapping[int, int],
+    seconds: float = HIDDEN_SECONDS,
+    *,
+    patience: float = PATIENCE,
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Waits until a read_committed reader gets to the offsets `needed`, by partition.
+
+    A live producer's open transaction hides what we committed above it, and for a moment after a
+    commit its own markers are not written yet: neither says that a message is missing.
+
+    Args:
+        seconds: for which an open transaction is waited for.
+        patience: seconds for which brokers that are away are waited for.
+        look: called while waiting; may raise.
+
+    Raises:
+        Paused: an open transaction still hides them.
+    """
+    admin, limit = connect(connection), Deadline(seconds)
+
+    def find_hidden() -> dict[int, int]:
+        stable = list_offsets(admin, topic, needed, "latest", "read_committed")
+        return {p: stable[p] for p, end in needed.items() if stable[p] < end}
+
+    while hidden := outlast(Deadline(patience), find_hidden):
+        if limit.expired:
+            places = ", ".join(
+                f"[{p}] readable to {at}, needed to {needed[p]}" for p, at in sorted(hidden.items())
+            )
+            raise Paused(
+                f"somebody's open transaction hides injected messages for more than {seconds:g} s "
+                f"({places}); they cannot be read back yet",
+                subject=f"topic {topic}",
+                hint="run it again when that transaction has ended; one that never ends is found "
+                "with `kafka-transactions.sh find-hanging`",
+            )
+        if look is not None:
+            look()
+        time.sleep(limit.remaining(0.3))
+
+
 def require_replicas(connection: Connection, topics: list[str], deadline: Deadline) -> None:
     """Enough replicas are in sync for a write to be acknowledged.
 
@@ -63,7 +117,7 @@ def require_replicas(connection: Connection, topics: list[str], deadline: Deadli
     for topic in topics:
         config = describe_topic(admin, topic, deadline).config
         needed = int(config.get("min.insync.replicas", "1"))
-        described = admin.list_topics(topic, timeout=max(0.1, deadline.remaining(10.0)))
+        described = read_metadata(admin, topic, deadline)
         weak = sorted(
             number
             for number, partition in described.topics[topic].partitions.items()

@@ -25,23 +25,17 @@ from backlog.kafka.ledger_topic import (
 from backlog.values import Chunk
 from spark_backfill.crashpoints import reach
 from spark_backfill.producing import AttemptError, SlotProducer
-from spark_backfill.writer import ChunkResult, Outcome
+from spark_backfill.writer import ChunkResult, Outcome, OutcomeUnknown
 
 TRANSACTION_TIMEOUT_MS = 15_000
 DEFAULT_PREFIX = "backlog"
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
-PATIENCE = 60.0
-_ATTEMPTS = 4
 _KEPT_PRODUCERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """What a writer needs; travels to Spark executors. `properties` hold secrets.
-
-    A chunk is tried `attempts` times at least, and for `patience` seconds at least: a broker that
-    restarts refuses many attempts within a second.
-    """
+    """What a writer needs; travels to Spark executors. `properties` hold secrets."""
 
     properties: Mapping[str, str] = field(repr=False)
     topic: str
@@ -51,8 +45,6 @@ class WriterSettings:
     prefix: str = DEFAULT_PREFIX
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    attempts: int = _ATTEMPTS
-    patience: float = PATIENCE
 
     @property
     def hanging_wait(self) -> float:
@@ -80,9 +72,13 @@ class TransactionalWriter:
     def write(
         self, chunk: Chunk, table: pa.Table, *, after: str = "", pace: float | None = None
     ) -> ChunkResult:
-        """See `ChunkWriter.write`; an attempt whose outcome is unknown starts from step 1."""
+        """See `ChunkWriter.write`; an attempt whose outcome is unknown starts from step 1.
+
+        But only within the transaction's timeout. Step 1 takes the slot from whoever has it, and a
+        process that was stopped for longer may take it from a runner that has replaced it.
+        """
         _check_table(chunk, table)
-        attempt, limit = 1, Deadline(self.settings.patience)
+        attempt, limit = 1, Deadline(self.settings.transaction_timeout_ms / 1000.0)
         while True:
             try:
                 return self._write_once(chunk, table, after if attempt == 1 else "", pace, attempt)
@@ -93,10 +89,10 @@ class TransactionalWriter:
                 if not failed.retryable:
                     raise
                 error = failed
-            if attempt >= self.settings.attempts and limit.expired:
-                raise error
             # A broker that just failed is not asked again at once.
-            time.sleep(min(3.0, 0.1 * 2**attempt))
+            time.sleep(limit.remaining(min(3.0, 0.1 * 2**attempt)))
+            if limit.expired:
+                raise OutcomeUnknown(error) from error
             attempt += 1
 
     def _write_once(

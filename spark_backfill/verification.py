@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from backlog.kafka.clients import make_admin
 from backlog.manifest import Manifest, read_chunk
 from backlog.stamps import MESSAGE_ID, RECOVERY_ID
 from backlog.values import Chunk
-from spark_backfill.failures import translating
+from spark_backfill.failures import list_secrets, translating
 from spark_backfill.kafka_options import make_java_options
-from spark_backfill.targets import check_target
+from spark_backfill.targets import HIDDEN_SECONDS, await_visible, check_target
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,9 +32,10 @@ _KINDS = ("missing", "doubled", "different", "unexpected")
 class VerificationResult:
     """Counts of messages; `ids` has at most 100 ids of each kind of mismatch.
 
-    `missing`: staged, not in the topic. `doubled`: there more than once. `different`: there once,
-    with another key, value, header or partition. `unexpected`: there under this recovery's id, and
-    not staged.
+    `missing`: staged, not in the topic. `doubled`: there more than once, whichever recovery sent
+    it. `different`: there once, with another key, value, header or partition. `unexpected`: there
+    under this recovery's id, and not staged. `removed`: offsets `[start, end)` by partition that
+    retention removed before they could be read.
     """
 
     staged: int
@@ -47,11 +48,12 @@ class VerificationResult:
     ids: Mapping[str, tuple[str, ...]]
     start_offsets: Mapping[int, int]
     end_offsets: Mapping[int, int]
+    removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
-        """Every staged message is there once, as staged, and nothing else of this recovery."""
-        return self.matched == self.staged and not (
+        """Something was staged, all of it is there once, as staged, and nothing else of ours."""
+        return 0 < self.staged == self.matched and not (
             self.missing or self.doubled or self.different or self.unexpected
         )
 
@@ -75,6 +77,9 @@ class VerificationResult:
             for kind in _KINDS
             if getattr(self, kind)
         ]
+        if self.missing and self.removed:
+            places = ", ".join(f"[{p}] {a} to {b}" for p, (a, b) in sorted(self.removed.items()))
+            parts.append(f"retention has removed offsets that may have held them ({places})")
         raise VerificationFailed(
             f"{self.matched} of {self.staged} staged messages read back as staged; "
             f"{'; '.join(parts) or 'nothing was staged'}",
@@ -93,9 +98,14 @@ def verify(
     manifest: Manifest,
     directory: Path,
     start_offsets: Mapping[int, int],
+    known_ends: Mapping[int, int] | None = None,
+    hidden_wait: float = HIDDEN_SECONDS,
     deadline: Deadline | None = None,
 ) -> VerificationResult:
     """Reads the topic from `start_offsets` to its last stable offsets and compares.
+
+    Those must lie above what was injected: open transactions of others that hide some of it are
+    waited for.
 
     Every staged file is hashed again first, so that what is compared with is what was approved.
     Nothing but counts and at most 100 ids of each kind comes to the driver.
@@ -103,32 +113,44 @@ def verify(
     Args:
         directory: the recovery's staging directory.
         start_offsets: of before the injection; see `record_target_ends`.
+        known_ends: the offset after the last injected message, by partition; where it is not
+            known, all that is in the partition now is waited for.
+        hidden_wait: seconds for open transactions.
 
     Returns:
         The result, good or bad; `require_exact` raises for a bad one.
 
     Raises:
-        VerificationFailed: retention has removed offsets that would have to be read.
+        Paused: somebody's open transaction hides what was injected.
+        VerificationFailed: the messages could not be read.
         PlanStale, StagingError, KafkaFailure, ClusterUnreachable.
     """
     admin = make_admin(properties)
     limit = deadline or Deadline(60.0)
     check_target(admin, topic, topic_id, partitions, limit)
     lows = list_offsets(admin, topic, range(partitions), "earliest", deadline=limit)
-    ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed", limit)
-    starts = {p: max(lows[p], start_offsets.get(p, 0)) for p in range(partitions)}
+    highs = list_offsets(admin, topic, range(partitions), "latest", "read_uncommitted", limit)
+    needed = {
+        slot: min(highs[slot], (known_ends or {}).get(slot, highs[slot]))
+        for slot in manifest.list_slots()
+    }
+    await_visible(admin, topic, needed, hidden_wait)
+    ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed")
+    wanted = {p: start_offsets.get(p, 0) for p in range(partitions)}
+    starts = {p: max(lows[p], wanted[p]) for p in range(partitions)}
+    removed = {p: (wanted[p], lows[p]) for p in needed if lows[p] > wanted[p]}
     subject = f"topic {topic}"
     with translating(
         "read the injected messages back",
         subject=subject,
         hint="run it again",
         kind=VerificationFailed,
-        secrets=properties.values(),
+        secrets=list_secrets(properties),
     ):
         _check_staged(spark, directory, manifest)
         staged = _read_staged(spark, directory, manifest)
         found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
-        return _compare(staged, found, starts, ends)
+        return replace(_compare(staged, found, starts, ends), removed=removed)
 
 
 def _check_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> None:
@@ -168,6 +190,7 @@ def _read_topic(
     starts: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> DataFrame:
+    """What has our headers, of other recoveries too: they may hold a copy of a staged message."""
     reader = (
         spark.read.format("kafka")
         .options(**make_java_options(properties))
@@ -187,11 +210,11 @@ def _read_topic(
     raw = reader.load().select("key", "value", "partition", "headers")
     named = raw.select(
         _last_header(MESSAGE_ID).alias("message_id"),
-        _last_header(RECOVERY_ID).alias("recovery_id"),
+        F.coalesce(_last_header(RECOVERY_ID) == recovery_id, F.lit(False)).alias("is_ours"),
         _fingerprint("key").alias("found"),
     )
-    return named.where(F.col("recovery_id") == recovery_id).select(
-        F.coalesce("message_id", F.lit("(no message id)")).alias("message_id"), "found"
+    return named.where(F.col("is_ours") | F.col("message_id").isNotNull()).withColumn(
+        "message_id", F.coalesce("message_id", F.lit("(no message id)"))
     )
 
 
@@ -227,7 +250,9 @@ def _compare(
         F.count("*").alias("staged_times"), F.first("staged").alias("staged")
     )
     right = found.groupBy("message_id").agg(
-        F.count("*").alias("found_times"), F.first("found").alias("found")
+        F.count("*").alias("found_times"),
+        F.first("found").alias("found"),
+        F.max("is_ours").alias("is_ours"),
     )
     kind = (
         F.when(F.col("staged_times").isNull(), "unexpected")
@@ -237,7 +262,13 @@ def _compare(
         .when(F.col("staged") != F.col("found"), "different")
         .otherwise("matched")
     )
-    judged = left.join(right, "message_id", "full").withColumn("kind", kind).cache()
+    judged = (
+        left.join(right, "message_id", "full")
+        # Another recovery's own messages are no concern of ours.
+        .where(F.col("staged_times").isNotNull() | F.col("is_ours"))
+        .withColumn("kind", kind)
+        .cache()
+    )
     try:
         totals = {
             row["kind"]: row

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlog.clock import Deadline
@@ -22,28 +21,31 @@ from backlog.errors import (
     ProducerFenced,
     Refused,
 )
+from backlog.kafka.calls import outlast
 from backlog.kafka.clients import make_admin
 from backlog.kafka.ledger_topic import (
     COORDINATOR_SECONDS,
     CommittedChunk,
-    LedgerSnapshot,
     check_ledger,
     find_strangers,
     read_committed_chunks,
 )
-from backlog.manifest import Manifest
 from backlog.values import Chunk
 from spark_backfill.brakes import Brakes, NoBrakes, Progress
 from spark_backfill.canary import await_group_past, read_canary_back
 from spark_backfill.crashpoints import reach
-from spark_backfill.runners import ChunkRunner, ChunkTask, LostWorker, SparkChunkRunner
+from spark_backfill.job import InjectionJob, InjectionResult
+from spark_backfill.pacing import choose_pace, choose_slots
+from spark_backfill.runners import (
+    ChunkOutcome,
+    ChunkRunner,
+    ChunkTask,
+    LostWorker,
+    SparkChunkRunner,
+)
 from spark_backfill.targets import check_target, require_replicas
 from spark_backfill.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
-    DEFAULT_PREFIX,
-    PATIENCE,
-    TRANSACTION_TIMEOUT_MS,
-    WriterSettings,
     fence_slots,
     require_same_hash,
 )
@@ -55,66 +57,8 @@ if TYPE_CHECKING:
 OnChunk = Callable[[ChunkResult], None]
 OnProgress = Callable[[Progress], None]
 
-# An open transaction holds back every read_committed reader: a slow pace ends here.
-MAX_TRANSACTION_SECONDS = 4.0
 _LOST_WORKERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class InjectionJob:
-    """One approved and staged recovery; `properties` hold secrets and are not in its repr.
-
-    Attributes:
-        topic_id, partitions: of the target topic when the plan was made.
-        directory: the recovery's staging directory, `<staging>/<recovery id>`.
-        ledger: the Kafka ledger when the plan was made.
-        start_offsets: the target topic's ends when the plan was made (`record_target_ends`).
-        group: of the stream; where it has members it must commit past the canary.
-        messages_per_second: over all slots; None for as fast as it goes.
-        canary_wait: seconds for the group to commit past the canary.
-        patience: seconds for which a chunk is tried again while brokers are away.
-    """
-
-    recovery_id: str
-    topic: str
-    topic_id: str
-    partitions: int
-    plan_hash: str
-    manifest: Manifest
-    directory: Path
-    properties: Mapping[str, str] = field(repr=False)
-    ledger: LedgerSnapshot
-    start_offsets: Mapping[int, int]
-    group: str | None = None
-    messages_per_second: int | None = None
-    prefix: str = DEFAULT_PREFIX
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
-    canary_wait: float = 60.0
-    patience: float = PATIENCE
-
-    def writer_settings(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> WriterSettings:
-        """What the executors need of it."""
-        return WriterSettings(
-            properties=dict(self.properties),
-            topic=self.topic,
-            recovery_id=self.recovery_id,
-            plan_hash=self.plan_hash,
-            ledger=self.ledger,
-            prefix=self.prefix,
-            transaction_timeout_ms=self.transaction_timeout_ms,
-            max_message_bytes=max_message_bytes,
-            patience=self.patience,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class InjectionResult:
-    """Every staged message is committed; `skipped` ones were so before this run."""
-
-    injected: int
-    skipped: int
-    waves: int
-    seconds: float
+_ROUNDS = 3
 
 
 def inject(
@@ -182,6 +126,8 @@ class _Injection:
         }
         self._sessions: dict[int, str] = {}
         self._slots: dict[int, int] = {}
+        self._last_offsets: dict[int, int | None] = {}
+        self._is_canary_proved = False
         self._injected = self._skipped = self._waves = 0
         self._began = time.monotonic()
 
@@ -189,9 +135,9 @@ class _Injection:
         self._check_ground()
         self._skip_committed()
         self._send_canary()
-        while pending := [slot for slot, chunks in self._left.items() if chunks]:
-            self._brakes.check(self._progress())
-            self._send_wave(self._choose(pending))
+        while any(self._left.values()):
+            self._look()
+            self._send_wave(choose_slots(self._left, self._job.messages_per_second))
         return InjectionResult(
             self._injected, self._skipped, self._waves, time.monotonic() - self._began
         )
@@ -220,13 +166,15 @@ class _Injection:
                 hint="cancel this recovery and plan again",
             )
         own = {(r.slot, r.chunk): r for r in records if r.recovery == job.recovery_id}
+        # Nothing else is sent before the canary was read back.
+        self._is_canary_proved = any(
+            not chunk.canary for chunk in job.manifest.chunks if (chunk.slot, chunk.number) in own
+        )
         for slot, chunks in self._left.items():
             while chunks and (record := own.get((slot, chunks[0].number))):
                 chunk = chunks.popleft()
                 require_same_hash(record, chunk, f"topic {job.topic}[{slot}]")
-                self._note(
-                    ChunkResult(slot, chunk.number, chunk.count, Outcome.SKIPPED), count=True
-                )
+                self._note(ChunkResult(slot, chunk.number, chunk.count, Outcome.SKIPPED))
         if self._skipped:
             self._report()
 
@@ -250,16 +198,24 @@ class _Injection:
     def _send_canary(self) -> None:
         job = self._job
         canary = [chunk for chunk in job.manifest.chunks if chunk.canary]
-        if not canary or not any(self._left.values()):
+        if not canary or self._is_canary_proved or not any(self._left.values()):
             return
         slot = canary[0].slot
         canary = sorted((c for c in canary if c.slot == slot), key=lambda c: c.number)
         while self._left[slot] and self._left[slot][0].canary:
-            self._brakes.check(self._progress())
+            self._look()
             self._send_wave([slot])
-        start = job.start_offsets.get(slot, 0)
+        last = self._last_offsets.get(slot)
         end = read_canary_back(
-            job.properties, job.topic, job.recovery_id, job.directory, canary, start
+            job.properties,
+            job.topic,
+            job.directory,
+            canary,
+            start=job.start_offsets.get(slot, 0),
+            end=None if last is None else last + 1,
+            wait=job.hidden_wait,
+            patience=job.patience,
+            look=self._look,
         )
         if job.group:
             await_group_past(
@@ -269,26 +225,12 @@ class _Injection:
                 slot,
                 end,
                 job.canary_wait,
-                lambda: self._brakes.check(self._progress()),
+                self._look,
+                patience=job.patience,
             )
-
-    def _choose(self, pending: list[int]) -> list[int]:
-        """Slots of the next wave. With a rate only as many as fit into one transaction's time."""
-        rate = self._job.messages_per_second
-        if rate is None:
-            return pending
-        budget, chosen = rate * MAX_TRANSACTION_SECONDS, list[int]()
-        # The slots with the most left go first, so that none of them is late at the end.
-        for slot in sorted(pending, key=lambda s: -len(self._left[s])):
-            budget -= self._left[slot][0].count
-            if chosen and budget < 0:
-                break
-            chosen.append(slot)
-        return chosen
 
     def _send_wave(self, slots: list[int]) -> None:
         started = time.monotonic()
-        self._check_target()
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
         before = self._injected
         self._run_tasks(tasks)
@@ -303,43 +245,55 @@ class _Injection:
 
         In mid-run a broker that restarts is waited for.
         """
-        job, limit = self._job, Deadline(self._job.patience)
-        while True:
-            try:
-                check_target(self._admin, job.topic, job.topic_id, job.partitions)
-                return
-            except KafkaFailure as error:
-                if not error.retryable or limit.expired:
-                    raise
-            time.sleep(0.5)
+        job = self._job
+        outlast(
+            Deadline(job.patience),
+            lambda: check_target(self._admin, job.topic, job.topic_id, job.partitions),
+        )
 
     def _make_task(self, slot: int, width: int) -> ChunkTask:
         chunk, rate = self._left[slot][0], self._job.messages_per_second
-        pace = None
-        if rate is not None:
-            # Evenly inside the wave, but never so slowly that the transaction stays open for
-            # long; what is missing to the rate is waited for between the waves.
-            pace = max(rate / width, chunk.count / MAX_TRANSACTION_SECONDS)
+        pace = choose_pace(chunk.count, rate, width, self._runner.parallelism)
         return ChunkTask(self._job.directory, chunk, self._sessions.get(slot, ""), pace)
 
-    def _run_tasks(self, tasks: list[ChunkTask]) -> None:
-        for attempt in range(_LOST_WORKERS + 1):
+    def _run_tasks(self, tasks: Sequence[ChunkTask]) -> None:
+        """Until every chunk of the wave is committed, for certain.
+
+        A chunk whose outcome is unknown starts from step 1, which takes the slot from whoever has
+        it: hence only if the brakes, which look at the lease, let it go on.
+        """
+        lost, rounds, limit = 0, 0, Deadline(self._job.patience)
+        while tasks:
+            if rounds:
+                self._look()
+                tasks = [replace(task, after="") for task in tasks]
+            rounds += 1
+            self._check_target()
             try:
                 outcomes = self._runner.run_wave(tasks)
-                break
             except LostWorker:
-                if attempt == _LOST_WORKERS:
+                lost += 1
+                if lost > _LOST_WORKERS:
                     raise
-                # The outcome of its chunks is unknown: all of the wave starts from step 1.
-                tasks = [ChunkTask(t.directory, t.chunk, "", t.pace) for t in tasks]
+            else:
+                tasks = self._take(tasks, outcomes, again=rounds < _ROUNDS or not limit.expired)
+
+    def _take(
+        self, tasks: Sequence[ChunkTask], outcomes: Sequence[ChunkOutcome], *, again: bool
+    ) -> list[ChunkTask]:
+        """Writes down what is committed; returns the tasks to try `again`, where that helps."""
+        done: set[int] = set()
         for outcome in outcomes:
             if outcome.result is not None:
+                done.add(outcome.result.slot)
                 self._left[outcome.result.slot].popleft()
                 self._sessions[outcome.result.slot] = outcome.result.session
-                self._note(outcome.result, count=True)
+                self._note(outcome.result)
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        if errors:
-            raise self._explain(min(errors, key=_rank))
+        known = [o.error for o in outcomes if o.error is not None and not o.unknown]
+        if errors and (known or not again):
+            raise self._explain(min(known or errors, key=_rank))
+        return [task for task in tasks if task.chunk.slot not in done]
 
     def _explain(self, error: BacklogError) -> BacklogError:
         """A write that timed out may have a reason that only the cluster's metadata tells."""
@@ -351,12 +305,13 @@ class _Injection:
                 return reason if not isinstance(reason, KafkaFailure) else error
         return error
 
-    def _note(self, result: ChunkResult, *, count: bool) -> None:
+    def _note(self, result: ChunkResult) -> None:
         if result.outcome is Outcome.SKIPPED:
             self._skipped += result.count
         else:
             self._injected += result.count
         self._slots[result.slot] = self._slots.get(result.slot, 0) + result.count
+        self._last_offsets[result.slot] = result.last_offset
         if self._on_chunk is not None:
             reach("p3.7.copy.before")
             self._on_chunk(result)
@@ -384,7 +339,10 @@ class _Injection:
     def _wait_until(self, due: float) -> None:
         while (early := due - time.monotonic()) > 0 and any(self._left.values()):
             time.sleep(min(early, 0.5))
-            self._brakes.check(self._progress())
+            self._look()
+
+    def _look(self) -> None:
+        self._brakes.check(self._progress())
 
 
 def _rank(error: BacklogError) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from backlog.errors import BacklogError
 from backlog.values import Chunk
 
 
@@ -18,13 +19,25 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"  # it was committed before
 
 
+class OutcomeUnknown(Exception):
+    """The chunk may be committed or not, and the writer must not find out by itself.
+
+    It has been at it for so long that the recovery may be another runner's by now. Whoever knows
+    that it is not (the driver, which holds the lease) writes the chunk again, from step 1.
+    """
+
+    def __init__(self, error: BacklogError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
     """One chunk is in the topic.
 
     Attributes:
-        session: names the producer that committed it; the next chunk of the slot may go on with
-            that producer, and with no other. Empty where there is none to go on with.
+        session: names this commit of its producer; the next chunk of the slot may go on with the
+            producer whose last commit it is, and with no other. Empty where there is none.
         first_offset, last_offset: of its messages in the target partition, where known.
         seconds: of the last attempt, from begin to committed.
     """
@@ -54,6 +67,7 @@ class ChunkWriter(Protocol):
             pace: messages per second at most; None for as fast as it goes.
 
         Raises:
+            OutcomeUnknown: ask whether the recovery still is ours, then write it again.
             PlanStale: another recovery wrote to this slot, or the ledger is not the plan's.
             ProducerFenced: another runner took the slot over.
             HangingTransaction, KafkaFailure, Refused: nothing of the chunk was committed, or it

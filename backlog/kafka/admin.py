@@ -24,6 +24,7 @@ from backlog.kafka.topics import (
     create_topic,
     describe_topic,
     list_offsets,
+    read_metadata,
     read_topic_id,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "list_topic_groups",
     "read_commits",
     "read_group_state",
+    "read_metadata",
     "read_topic_id",
     "set_group_offsets",
 ]

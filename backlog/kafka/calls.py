@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ Connection = Admin | Properties
 Result = TypeVar("Result")
 
 _PAUSE = 0.05
+_ABSENCE_PAUSE = 0.5
 
 
 def connect(connection: Connection) -> Admin:
@@ -73,3 +75,17 @@ def retry_passing(admin: Admin, limit: Deadline, call: Callable[[], Result]) -> 
             if not error.retryable or isinstance(error, ClusterUnreachable) or limit.expired:
                 raise
             admin.poll(min(_PAUSE, limit.remaining()))
+
+
+def outlast(limit: Deadline, call: Callable[[], Result]) -> Result:
+    """Calls again while brokers are away, until the deadline; for work that is under way.
+
+    The call's own time limits are its own affair.
+    """
+    while True:
+        try:
+            return call()
+        except KafkaFailure as error:
+            if not error.retryable or limit.expired:
+                raise
+        time.sleep(limit.remaining(_ABSENCE_PAUSE))

@@ -18,7 +18,13 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
 from backlog.clock import Deadline, format_time, utc_now
 from backlog.errors import ClusterUnreachable, HangingTransaction, KafkaFailure, PlanStale, Refused
-from backlog.kafka.admin import create_topic, describe_topic, list_offsets, read_topic_id
+from backlog.kafka.admin import (
+    create_topic,
+    describe_topic,
+    list_offsets,
+    read_metadata,
+    read_topic_id,
+)
 from backlog.kafka.calls import Connection, connect
 from backlog.kafka.clients import Admin, Properties, find_addresses, make_admin, make_consumer
 from backlog.kafka.errors import TopicMissing, translate
@@ -108,7 +114,7 @@ def ensure_ledger_topic(
     try:
         info = describe_topic(admin, topic, limit)
     except TopicMissing:
-        brokers = len(admin.list_topics(timeout=max(0.01, limit.remaining())).brokers)
+        brokers = len(read_metadata(admin, deadline=limit).brokers)
         copies = replication or min(3, max(1, brokers))
         config = {"cleanup.policy": "compact"}
         if copies >= 3:

@@ -78,6 +78,24 @@ def describe_topic(
     )
 
 
+def read_metadata(
+    connection: Connection, topic: str | None = None, deadline: Deadline | None = None
+) -> Any:
+    """Brokers, leaders and replicas in sync, as any broker knows them; of one topic or of all.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject = "the cluster" if topic is None else f"topic {topic}"
+    try:
+        if topic is None:
+            return admin.list_topics(timeout=seconds_left(limit))
+        return admin.list_topics(topic, timeout=seconds_left(limit))
+    except KafkaException as error:
+        raise admin.translate(error, subject, "read the metadata", limit.seconds) from error
+
+
 def list_offsets(
     connection: Connection,
     topic: str,

@@ -36,6 +36,7 @@ class Verify:
                 manifest=job.manifest,
                 directory=job.directory,
                 start_offsets=job.start_offsets,
+                known_ends=_find_ends(context),
             )
         context.found["verified"] = result.to_json()
         context.record("read back", **result.to_json())
@@ -48,3 +49,16 @@ class Verify:
 
     def rollback(self, context: RunContext) -> None:
         """It only reads."""
+
+
+def _find_ends(context: RunContext) -> dict[int, int]:
+    """The offset after the last injected message of each slot whose chunks' offsets are known."""
+    chunks = context.workspace.ledger.chunks.list(context.recovery.id)
+    ends: dict[int, list[int | None]] = {}
+    for record in chunks:
+        ends.setdefault(record.chunk.slot, []).append(record.last_offset)
+    return {
+        slot: max(known) + 1
+        for slot, offsets in ends.items()
+        if len(known := [at for at in offsets if at is not None]) == len(offsets)
+    }

@@ -25,8 +25,8 @@ from backlog.manifest import (
     write_manifest,
 )
 from backlog.stamps import make_message_id, stamp
+from spark_backfill.job import InjectionJob
 from spark_backfill.targets import record_target_ends
-from spark_backfill.waves import InjectionJob
 
 Headers = tuple[tuple[str, bytes | None], ...]
 Seen = Counter[tuple[int, bytes | None, bytes | None, Headers]]

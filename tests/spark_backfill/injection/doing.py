@@ -13,9 +13,10 @@ from confluent_kafka import KafkaException, Producer
 
 from backlog.kafka.clients import make_producer
 from spark_backfill.brakes import Brakes
+from spark_backfill.job import InjectionJob, InjectionResult
 from spark_backfill.runners import LocalChunkRunner
 from spark_backfill.transactional import TransactionalWriter, WriterSettings
-from spark_backfill.waves import InjectionJob, InjectionResult, inject_with
+from spark_backfill.waves import inject_with
 from tests.crash.scenario import judge
 
 WriterKind = Callable[[WriterSettings], TransactionalWriter]

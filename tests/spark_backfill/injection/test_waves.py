@@ -32,8 +32,14 @@ from spark_backfill.brakes import (
 from spark_backfill.canary import read_canary_back
 from spark_backfill.writer import ChunkResult, Outcome
 from tests.crash.scenario import judge
+from tests.kafka_tools import move_log_start
 from tests.spark_backfill.injection.conftest import MakeScenario
-from tests.spark_backfill.injection.doing import assert_same_set, await_condition, inject_here
+from tests.spark_backfill.injection.doing import (
+    assert_same_set,
+    await_condition,
+    inject_here,
+    open_transaction,
+)
 
 SHANGHAI = ZoneInfo("Asia/Shanghai")
 START = Progress(injected=0, skipped=0, total=10)
@@ -130,21 +136,60 @@ def test_the_canary_goes_first_alone_and_is_read_back(scenario: MakeScenario) ->
 def test_a_canary_that_reads_back_wrong_stops_the_run(scenario: MakeScenario) -> None:
     job = scenario(canary=True).job
     canary = [chunk for chunk in job.manifest.chunks if chunk.canary]
-    arguments = (job.properties, job.topic, job.recovery_id, job.directory, canary, 0)
+
+    def read_back(end: int | None = None) -> int:
+        return read_canary_back(job.properties, job.topic, job.directory, canary, start=0, end=end)
+
     with pytest.raises(VerificationFailed, match="15 missing"):
-        read_canary_back(*arguments)
+        read_back()
     with pytest.raises(Paused):
-        inject_here(job, CombinedBrakes([Stop(3)]))
-    assert read_canary_back(*arguments) > 0
+        inject_here(job, CombinedBrakes([Stop(2)]))
     rows = read_chunk(job.directory, canary[1]).to_pylist()
     producer = make_producer(job.properties)
     headers: Any = [(h["name"], h["value"]) for h in rows[0]["headers"]]
+    # A copy counts whichever recovery sent it.
+    headers[-1] = ("backlog-recovery-id", b"r-20261121-0009")
     producer.produce(job.topic, b"changed", rows[0]["key"], 0, headers=headers)
     producer.flush(10)
-    with pytest.raises(VerificationFailed, match=r"1 twice.*1 different"):
-        read_canary_back(*arguments)
-    with pytest.raises(VerificationFailed, match="the rest was not sent"):
+    with pytest.raises(VerificationFailed, match=r"1 twice.*1 different.*the rest was not sent"):
         inject_here(job)
+    with pytest.raises(VerificationFailed, match=r"1 twice.*1 different"):
+        read_back()
+
+
+def test_the_canary_is_read_back_until_the_rest_was_sent_and_never_again(
+    scenario: MakeScenario,
+) -> None:
+    job = scenario(slots=1, canary=True, chunks=2).job
+    with pytest.raises(Paused):
+        inject_here(job, CombinedBrakes([Stop(2)]))
+    ends = list_offsets(job.properties, job.topic, [0], "latest")
+    move_log_start(job.properties, job.topic, ends)
+    with pytest.raises(VerificationFailed, match="retention has removed the offsets 0 to"):
+        inject_here(job)
+    # What was read back before the rest went may expire.
+    after = scenario(slots=1, canary=True, chunks=2, recovery_id="r-20261121-0002").job
+    with pytest.raises(Paused):
+        inject_here(after, CombinedBrakes([Stop(4)]))
+    ends = list_offsets(after.properties, after.topic, [0], "latest")
+    move_log_start(after.properties, after.topic, ends)
+    result = inject_here(after)
+    assert (result.injected, result.skipped) == (50, 65)
+
+
+def test_fault_07_an_open_transaction_that_hides_the_canary_is_waited_for_then_pauses(
+    scenario: MakeScenario,
+) -> None:
+    job = replace(scenario(slots=1, canary=True, chunks=1).job, hidden_wait=0.5)
+    with (
+        open_transaction(job.properties, job.topic, 0),
+        pytest.raises(Paused, match=r"somebody's open transaction hides.*\[0\] readable to 0"),
+    ):
+        inject_here(job)
+    with open_transaction(job.properties, job.topic, 0) as stranger:
+        threading.Timer(1.0, stranger.abort_transaction, [10]).start()
+        inject_here(replace(job, hidden_wait=30.0))
+    assert_same_set(job)
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.errors import PlanStale, Refused, StagingError, VerificationFailed
+from backlog.errors import Paused, PlanStale, Refused, StagingError, VerificationFailed
 from backlog.kafka.clients import make_producer
 from backlog.manifest import read_chunk, write_chunk
+from spark_backfill.job import InjectionJob
 from spark_backfill.runners import SparkChunkRunner
 from spark_backfill.verification import VerificationResult, verify
-from spark_backfill.waves import InjectionJob, inject, inject_with
+from spark_backfill.waves import inject, inject_with
 from spark_backfill.writer import ChunkResult, Outcome
 from tests.crash.scenario import make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -130,13 +131,18 @@ def test_fault_37_verification_finds_what_is_missing_doubled_different_or_unexpe
     rows = read_chunk(job.directory, job.manifest.chunks[0]).to_pylist()
     producer = make_producer(job.properties)
 
-    def send(row: dict[str, Any], value: bytes) -> None:
-        headers: Any = [(h["name"], h["value"]) for h in row["headers"]]
-        producer.produce(job.topic, value, row["key"], 0, headers=headers)
+    def send(row: dict[str, Any], **changes: bytes) -> None:
+        headers: Any = {h["name"]: h["value"] for h in row["headers"]}
+        producer.produce(
+            job.topic, row["value"], row["key"], 0, headers=list({**headers, **changes}.items())
+        )
 
-    send(rows[0], rows[0]["value"])
-    # Messages of nobody, and of another recovery, are not looked at.
+    # A second copy counts, whichever recovery sent it.
+    foreign = {"backlog-recovery-id": b"r-20261121-0009"}
+    send(rows[0], **foreign)
+    # Messages of nobody, and another recovery's own, are not looked at.
     producer.produce(job.topic, b"live", b"key", 0)
+    send(rows[0], **foreign, **{"backlog-message-id": b"another"})
     producer.flush(10)
     # Aborted ones neither, of this recovery even.
     with open_transaction(job.properties, job.topic, 1) as stranger:
@@ -164,6 +170,21 @@ def test_fault_37_verification_finds_what_is_missing_doubled_different_or_unexpe
         VerificationFailed, match=r"1 missing.*1 doubled.*3 different.*1 unexpected"
     ):
         result.require_exact(f"topic {job.topic}")
+
+
+def test_fault_07_an_open_transaction_over_injected_messages_pauses_verification(
+    spark: SparkSession, scenario: MakeScenario
+) -> None:
+    job = scenario(slots=1, chunks=1).job
+    assert SparkChunkRunner(spark, job.writer_settings()).parallelism == 2
+    with open_transaction(job.properties, job.topic, 0):
+        inject_here(job)
+        with pytest.raises(Paused, match="somebody's open transaction hides"):
+            verify_job(spark, job, hidden_wait=0.5)
+    with open_transaction(job.properties, job.topic, 0):
+        # It lies above ours, which are at 1 to 50.
+        assert verify_job(spark, job, known_ends={0: 51}, hidden_wait=0.5).is_exact
+    assert verify_job(spark, job).is_exact
 
 
 def test_fault_37_nothing_injected_is_not_a_success(

@@ -1,0 +1,29 @@
+"""Clients and admin calls, without a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from backlog.clock import Deadline
+from backlog.errors import ClusterUnreachable
+from backlog.kafka.admin import read_metadata
+from backlog.kafka.clients import PRODUCER, make_producer
+from spark_backfill.targets import require_replicas
+
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def test_a_producer_never_has_a_topic_made() -> None:
+    assert PRODUCER["allow.auto.create.topics"] is False
+    make_producer(NOWHERE)
+
+
+@pytest.mark.parametrize("topic", [None, "orders"])
+def test_fault_28_metadata_of_an_unreachable_cluster_is_a_clear_error(topic: str | None) -> None:
+    with pytest.raises(ClusterUnreachable, match=r"127\.0\.0\.1:1"):
+        read_metadata(NOWHERE, topic, Deadline(0.5))
+
+
+def test_fault_28_replicas_of_an_unreachable_cluster_are_a_clear_error() -> None:
+    with pytest.raises(ClusterUnreachable):
+        require_replicas(NOWHERE, ["orders"], Deadline(0.5))

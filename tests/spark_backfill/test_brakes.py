@@ -1,0 +1,97 @@
+"""Brakes and waiting while brokers are away, without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
+from backlog.kafka.calls import outlast
+from backlog.kafka.clients import make_admin
+from spark_backfill import brakes, canary, targets
+from spark_backfill.brakes import CombinedBrakes, LiveLagBrake, Progress
+from spark_backfill.canary import await_group_past
+from spark_backfill.targets import await_visible
+
+START = Progress(injected=0, skipped=0, total=10)
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
+AWAY = ClusterUnreachable("no broker answered")
+
+
+def answers(*items: Any) -> Callable[..., Any]:
+    """A call that gives or raises one item after another, the last one for ever."""
+    left = list(items)
+
+    def call(*_: Any, **__: Any) -> Any:
+        item = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    return call
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> LiveLagBrake:
+    """A lag brake that looks again at once."""
+    monkeypatch.setattr(brakes, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(brakes, "read_group_state", answers(SimpleNamespace(is_active=False)))
+    return LiveLagBrake(make_admin(NOWHERE), "g", "orders", 1, max_lag=5)
+
+
+def test_fault_11_brokers_that_are_away_hold_the_injection_and_do_not_fail_it(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "list_offsets", answers(AWAY, AWAY, {0: 7}))
+    CombinedBrakes([brake], patience=20).check(START)
+
+
+def test_fault_11_brokers_that_stay_away_pause_it(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "list_offsets", answers(AWAY))
+    with pytest.raises(Paused, match="the lag of group g cannot be read"):
+        CombinedBrakes([brake], patience=0.05).check(START)
+
+
+def test_an_answer_that_does_not_pass_by_itself_fails_it(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "list_offsets", answers(KafkaFailure("access denied")))
+    with pytest.raises(KafkaFailure, match="access denied"):
+        CombinedBrakes([brake]).check(START)
+
+
+def test_fault_11_the_canary_waits_for_brokers_that_are_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(canary, "read_group_state", answers(AWAY, SimpleNamespace(is_active=True)))
+    monkeypatch.setattr(canary, "committed_offsets", answers(AWAY, {0: 3}, {0: 4}))
+    looks: list[int] = []
+    await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: looks.append(1), patience=30.0)
+    assert looks
+    monkeypatch.setattr(canary, "read_group_state", answers(AWAY))
+    with pytest.raises(ClusterUnreachable):
+        await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: None, patience=0.0)
+
+
+def test_fault_07_what_an_open_transaction_hides_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "list_offsets", answers({0: 4, 1: 9}, AWAY, {0: 7, 1: 9}))
+    await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 30.0)
+    monkeypatch.setattr(targets, "list_offsets", answers({0: 4, 1: 9}))
+    with pytest.raises(Paused, match=r"\(\[0\] readable to 4, needed to 7\)"):
+        await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 0.1)
+
+
+def test_only_errors_that_pass_are_outlasted() -> None:
+    assert outlast(Deadline(30), answers(AWAY, 5)) == 5
+    with pytest.raises(ClusterUnreachable):
+        outlast(Deadline(0), answers(AWAY, 5))
+    with pytest.raises(BacklogError, match="denied"):
+        outlast(Deadline(30), answers(KafkaFailure("denied"), 5))
