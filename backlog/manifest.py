@@ -98,11 +98,22 @@ def _hash_array(sink: _HashSink, array: Any) -> None:
         for index in range(array.type.num_fields):
             _hash_array(sink, array.field(index))
     elif pa.types.is_string(array.type) or pa.types.is_binary(array.type):
-        raw = array.cast(pa.binary()).fill_null(b"")
+        raw = array.cast(pa.binary())
+        if raw.null_count:
+            raw = raw.fill_null(b"")
         sink.add(_lengths(pa.compute.binary_length(raw)))
-        sink.add(memoryview(b"".join(raw.to_pylist())))
+        sink.add(_content(raw))
     else:
         sink.add(memoryview(array.fill_null(0).to_numpy(zero_copy_only=False)).cast("B"))
+
+
+def _content(raw: Any) -> memoryview:
+    """The bytes of all values, one after another, without a copy."""
+    _, offsets, data = raw.buffers()
+    if data is None or len(raw) == 0:
+        return memoryview(b"")
+    ends = memoryview(offsets).cast("B").cast("i")
+    return memoryview(data).cast("B")[ends[raw.offset] : ends[raw.offset + len(raw)]]
 
 
 def _lengths(lengths: Any) -> memoryview:

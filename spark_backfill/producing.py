@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -55,17 +56,38 @@ class AttemptError(Exception):
 def list_messages(table: pa.Table) -> list[tuple[Any, Any, list[tuple[str, bytes | None]]]]:
     """(value, key, headers) of each row, as fast as Python objects can be made.
 
-    Columns become lists as a whole, and the headers of all rows one list of pairs that is cut by
-    the list's lengths: no dictionary, no scalar object for each row.
+    Columns become lists as a whole: no dictionary, no scalar object for each row.
     """
     if table.num_rows == 0:
         return []
-    headers = table["headers"].combine_chunks()
+    headers = _list_headers(table["headers"].combine_chunks())
+    return list(zip(table["value"].to_pylist(), table["key"].to_pylist(), headers, strict=True))
+
+
+def _list_headers(headers: Any) -> list[list[tuple[str, bytes | None]]]:
+    """The header lists of all rows.
+
+    Rows of one chunk have the same header names, and most stamps the same value: those pairs are
+    made once. Otherwise one list of pairs is cut by the lengths.
+    """
+    rows = len(headers)
     flat = headers.flatten()
-    pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
-    ends = list(accumulate(headers.value_lengths().to_pylist(), initial=0))
-    cut = [pairs[start:end] for start, end in pairwise(ends)]
-    return list(zip(table["value"].to_pylist(), table["key"].to_pylist(), cut, strict=True))
+    names, values = flat.field(0), flat.field(1)
+    width, rest = divmod(len(flat), rows)
+    if rest or not headers.value_lengths().equals(pa.array([width] * rows, pa.int32())):
+        pairs = list(zip(names.to_pylist(), values.to_pylist(), strict=True))
+        ends = list(accumulate(headers.value_lengths().to_pylist(), initial=0))
+        return [pairs[start:end] for start, end in pairwise(ends)]
+    first = np.arange(rows, dtype=np.int64) * width
+    columns: list[list[tuple[str, bytes | None]]] = []
+    for at in range(width):
+        index = pa.array(first + at)
+        name, value = names.take(index), values.take(index)
+        if len(name.unique()) == 1 and len(value.unique()) == 1:
+            columns.append([(name[0].as_py(), value[0].as_py())] * rows)
+        else:
+            columns.append(list(zip(name.to_pylist(), value.to_pylist(), strict=True)))
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[]] * rows
 
 
 @contextlib.contextmanager
