@@ -12,6 +12,7 @@ from backlog.ledger import Ledger
 from backlog.manifest import hash_value
 from backlog.values import Recovery, RecoveryState
 from replay.identity import Identity, find_identity
+from replay.rendering import format_plural
 
 AUTOMATIC = "automatic"
 
@@ -137,7 +138,7 @@ def check_runnable(recovery: Recovery) -> None:
     if plan["outcome"]["verdict"] == "surplus" and "surplus" not in plan["options"]["allow"]:
         surplus = plan["outcome"]["counts"]["surplus"]
         raise Refused(
-            f"the plan would send {surplus:,} messages that are not known to be lost",
+            f"the plan would send {format_plural(surplus, 'message')} not known to be lost",
             subject=subject,
             hint=f"mend the configuration, or `backlogctl plan rebuild {recovery.stream} "
             "--allow surplus`",

@@ -41,28 +41,18 @@ def spin(console: Console) -> Iterator[Tell]:
         yield lambda text: progress.update(task, description=text)
 
 
-class _RateColumn(ProgressColumn):
-    """`480/s`, over the whole of this run."""
+class _PaceColumn(ProgressColumn):
+    """`480/s, 3 min left`; how long it has been at it where there is no rate."""
 
     def render(self, task: Task) -> Text:
         """Draws the cell."""
-        if not task.elapsed or not task.completed:
-            return Text("")
-        done = task.completed - float(task.fields.get("before", 0))
-        return Text(f"{format_count(round(done / task.elapsed))}/s", style="cyan")
-
-
-class _EtaColumn(ProgressColumn):
-    """`3 min left`."""
-
-    def render(self, task: Task) -> Text:
-        """Draws the cell."""
-        done = task.completed - float(task.fields.get("before", 0))
-        if not task.elapsed or done <= 0 or task.remaining is None:
-            return Text("")
-        if not task.remaining:
-            return Text("")
-        return Text(f"{format_duration(task.remaining * task.elapsed / done)} left", style="dim")
+        rate, eta = task.fields["rate"], task.fields["eta"]
+        if not rate:
+            return Text(format_duration(time.monotonic() - task.fields["since"]), style="dim")
+        told = Text(f"{format_count(round(rate))}/s", style="cyan")
+        if eta:
+            told.append(f", {format_duration(eta)} left", style="dim")
+        return told
 
 
 class Bar:
@@ -75,14 +65,16 @@ class Bar:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            _RateColumn(),
-            _EtaColumn(),
+            _PaceColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=total, before=0)
+        self._what = ""
+        self._task = self._progress.add_task(
+            "", total=total, rate=0.0, eta=None, since=time.monotonic()
+        )
 
     def start(self) -> None:
         """Shows the bar."""
@@ -93,12 +85,16 @@ class Bar:
         self._progress.stop()
 
     def tell(self, text: str) -> None:
-        """Says what is being done."""
-        self._progress.update(self._task, description=text)
+        """Says what is being done; something new has no rate yet, only a time."""
+        if text != self._what:
+            self._what = text
+            self._progress.update(
+                self._task, description=text, rate=0.0, eta=None, since=time.monotonic()
+            )
 
-    def move(self, done: int, skipped: int = 0) -> None:
-        """Sets how many messages are done; `skipped` of them do not count for the rate."""
-        self._progress.update(self._task, completed=done, before=skipped)
+    def move(self, done: int, *, rate: float = 0.0, eta: float | None = None) -> None:
+        """Sets how many messages are done, how many a second, and the seconds left."""
+        self._progress.update(self._task, completed=done, rate=rate, eta=eta)
         if not self._console.is_terminal and time.monotonic() - self._told_at > 5:
             self._told_at = time.monotonic()
             self._console.print(f"{done:,} of {self._total:,} messages", highlight=False)

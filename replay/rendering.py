@@ -89,7 +89,12 @@ def make_table(*columns: str, title: str | None = None) -> Table:
     A column named with a leading `#` is aligned right; one with `=` holds ids, never broken.
     """
     table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
     )
     for column in columns:
         if column.startswith("#"):
@@ -102,8 +107,12 @@ def make_table(*columns: str, title: str | None = None) -> Table:
 
 
 def add_row(table: Table, *cells: str | Text) -> None:
-    """Adds a row; a text in it is printed as it is."""
-    table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in cells])
+    """Adds a row; a text in it is printed as it is, and ids and numbers are never cut."""
+    texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+    for column, text in zip(table.columns, texts, strict=True):
+        if column.no_wrap:
+            column.min_width = max(column.min_width or 0, text.cell_len)
+    table.add_row(*texts)
 
 
 def draw_status(document: Document) -> RenderableType:
@@ -152,30 +161,36 @@ def draw_gaps(document: Document) -> RenderableType:
     gaps: Sequence[Document] = document["gaps"]
     if not gaps:
         return Text("no gaps: nothing is known to be lost", style="green")
-    streams = {gap["stream"] for gap in gaps}
-    several = ["stream"] if len(streams) > 1 else []
-    table = make_table(
-        "=gap", *several, "#part.", "#offsets", "#messages", "cause", "offsets are", "state"
-    )
+    by_stream: dict[str, list[Document]] = {}
     for gap in gaps:
-        known = gap["start"] is not None and gap["end"] is not None
-        add_row(
-            table,
-            str(gap["id"]),
-            *([str(gap["stream"])] if several else []),
-            str(gap["partition"]),
-            f"{gap['start']:,} … {gap['end'] - 1:,}" if known else "unknown",
-            f"≤ {format_count(gap['count'])}" if known else "unknown",
-            str(gap["cause"]),
-            str(gap["certainty"]),
-            style_word(str(gap["state"])),
-        )
+        by_stream.setdefault(str(gap["stream"]), []).append(gap)
+    blocks: list[RenderableType] = []
+    for stream, found in by_stream.items():
+        head = Text(stream, style="bold")
+        head.append(f"  read by {found[0]['group']}", style="dim")
+        blocks += [head, _draw_gaps_of(found)]
     live = [gap for gap in gaps if gap["state"] == "open"]
     total = sum(gap["count"] or 0 for gap in live)
     summary = Text(f"{len(live)} open, at most ")
     summary.append(format_count(total), style="bold red" if total else "bold")
     summary.append(f" {'message' if total == 1 else 'messages'} lost")
-    return Group(table, summary)
+    return Group(*blocks, summary)
+
+
+def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
+    table = make_table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
+    for gap in gaps:
+        known = gap["start"] is not None and gap["end"] is not None
+        add_row(
+            table,
+            str(gap["id"]),
+            str(gap["partition"]),
+            f"{gap['start']:,}–{gap['end'] - 1:,}" if known else "unknown",
+            f"≤ {format_count(gap['count'])}" if known else "unknown",
+            f"{gap['cause']}, {gap['certainty']}".replace("_", " "),
+            style_word(str(gap["state"])),
+        )
+    return table
 
 
 def draw_recoveries(document: Document) -> RenderableType:
@@ -183,20 +198,29 @@ def draw_recoveries(document: Document) -> RenderableType:
     rows: Sequence[Document] = document["recoveries"]
     if not rows:
         return Text("no recoveries yet", style="dim")
+    several = ["kind"] if len({row["kind"] for row in rows}) > 1 else []
     table = make_table(
-        "=recovery", "kind", "stream", "=state", "=verdict", "#messages", "#injected", "planned"
+        "=recovery",
+        *several,
+        "stream",
+        "=state",
+        "=verdict",
+        "#messages",
+        "#injected",
+        "=planned",
     )
     for row in rows:
         add_row(
             table,
             row["id"],
-            row["kind"],
+            *([row["kind"]] if several else []),
             row["stream"],
             style_word(row["state"]),
             style_word(row["verdict"]),
             format_count(row["counts"].get("rebuilt")),
             format_count(row["injected"]),
-            format_moment(row["created_at"]),
+            # The id holds the year.
+            f"{format_moment(row['created_at'])[5:16]}Z",
         )
     return table
 
@@ -304,7 +328,7 @@ def draw_events(events: Sequence[Document]) -> RenderableType:
             continue
         add_row(
             table,
-            format_moment(event["at"]),
+            format_moment(event["at"])[5:],
             event["actor"],
             action,
             _tell_detail(event["detail"]),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from replay.cli import shared
 from replay.cli.approve import approve_recovery
@@ -37,8 +38,21 @@ _EPILOG = (
     "4 paused or outside the window (will go on), 5 refused by a guard."
 )
 
+
+class _InOrder(TyperGroup):
+    """Verbs in the order in which people need them; a typer of its own would come last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names for `--help`."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)
+
+
+_ORDER = ("status", "watch", "gaps", "waive", "plan")
+
 app = typer.Typer(
     name="backlogctl",
+    cls=_InOrder,
     help="Find the messages a Kafka consumer group lost, rebuild exactly those from the source "
     "tables, and put them back once.",
     epilog=_EPILOG,

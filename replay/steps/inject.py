@@ -101,4 +101,5 @@ class _Tracker:
         """Called after each wave."""
         bar = self._context.bar
         bar.tell("injecting")
-        bar.move(progress.injected + progress.skipped, skipped=progress.skipped)
+        done = progress.injected + progress.skipped
+        bar.move(done, rate=progress.rate, eta=progress.eta_seconds)
