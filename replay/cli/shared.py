@@ -188,6 +188,16 @@ def verb(
     return call
 
 
+def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """An error's document without secrets."""
+    from backlog.config import mask_secrets
+
+    return {
+        key: mask_secrets(value) if isinstance(value, str) else value
+        for key, value in document.items()
+    }
+
+
 def show_error(error: BaseException, *, as_json: bool) -> int:
     """Prints an error as the caller wants it; returns the exit code."""
     from backlog.config import mask_secrets
@@ -204,10 +214,7 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
             "retryable": False,
         }
         code = 1
-    document = {
-        key: mask_secrets(value) if isinstance(value, str) else value
-        for key, value in document.items()
-    }
+    document = mask_document(document)
     if as_json:
         SESSION.note(None, True)
         SESSION.write_document({"error": document})

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, verb
+from replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
     from backlog.config import Stream
+    from backlog.errors import BacklogError
     from replay.workspace import Workspace
 
 Bootstrap = Annotated[
@@ -101,7 +102,7 @@ def open_for_looking(
     return Workspace.open_passing(Config.for_bootstrap(bootstrap, group, found))
 
 
-def _describe_unseen(stream: Stream, error: Any) -> dict[str, Any]:
+def _describe_unseen(stream: Stream, error: BacklogError) -> dict[str, Any]:
     return {
         "stream": stream.name,
         "group": stream.group,
@@ -111,7 +112,7 @@ def _describe_unseen(stream: Stream, error: Any) -> dict[str, Any]:
         "lost": None,
         "seconds_to_drain": None,
         "seconds_to_loss": None,
-        "error": error.to_json(),
+        "error": mask_document(error.to_json()),
     }
 
 

@@ -140,5 +140,8 @@ def test_failed_and_paused_runs_go_on(monkeypatch: pytest.MonkeyPatch, desk: Wor
         with pytest.raises(error):
             run_with(monkeypatch, desk, recovery, part)
         assert desk.ledger.recoveries.get(recovery).state is state
+    cleared: list[Workspace] = []
+    monkeypatch.setattr(runner, "clear_staging", cleared.append)
     done = run_with(monkeypatch, desk, recovery, lambda _: None)
     assert done.state is S.VERIFIED
+    assert cleared == [desk], "the end of a run is when old staged messages go"
