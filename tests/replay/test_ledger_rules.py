@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from backlog.embedded import EmbeddedKafka
 from backlog.errors import ConfigurationError, PlanStale, Refused
+from backlog.kafka.admin import describe_topic
 from backlog.kafka.errors import TopicMissing
 from backlog.kafka.ledger_topic import LedgerSnapshot
 from backlog.values import Chunk, RecoveryState
 from replay import injection
+from replay.cancellation import cancel_work
 from replay.injection import LEDGER_MADE, fence_recovery, freeze_ledger
 from replay.workspace import Workspace
 from spark_backfill.request import PriorChunk
@@ -142,3 +145,19 @@ def test_cluster_that_was_renamed_is_named(
         fence_recovery(moved, moved.ledger.recoveries.get(recovery))
     assert "under `clusters`" in caught.value.hint
     assert fencing.calls == []
+
+
+def test_recovery_whose_ledger_was_deleted_can_be_cancelled(
+    kafka: EmbeddedKafka, tmp_path: Path, unique: str
+) -> None:
+    """On a real broker; the ledger is not made again by the way."""
+    clusters = {"main": {"bootstrap.servers": kafka.bootstrap}}
+    desk = open_desk(tmp_path, clusters=clusters)
+    gone = replace(LEDGER, topic=f"gone-{unique}")
+    recovery = store_approved(desk, ledger_topic=gone.to_json()).id
+    desk.ledger.recoveries.advance(recovery, RecoveryState.RUNNING, "op")
+    cancelled = cancel_work(desk, recovery, wait=0)
+    assert cancelled.state is RecoveryState.CANCELLED
+    assert "deleted" in find_detail(desk, recovery, "fenced without a record")["message"]
+    with pytest.raises(TopicMissing):
+        describe_topic(clusters["main"], gone.topic)
