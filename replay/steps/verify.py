@@ -22,7 +22,7 @@ class Verify:
             VerificationFailed: names the ids that are missing, doubled or different.
         """
         spark = context.spark
-        context.bar.tell("reading everything back")
+        context.bar.tell("reading back")
         from spark_backfill.verification import verify
 
         job = make_job(context)
