@@ -259,7 +259,9 @@ class EmbeddedKafka:
     def _cluster_id(self) -> str:
         path = self.data_dir / "cluster.id"
         if not path.exists():
-            path.write_text(urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
+            # Kafka's tool takes a leading dash for an option.
+            raw = b"\x0f" + uuid.uuid4().bytes[1:]
+            path.write_text(urlsafe_b64encode(raw).decode().rstrip("="))
         return path.read_text().strip()
 
     def _settings(self, node: _Node) -> dict[str, str]:

@@ -15,7 +15,7 @@ from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable, Paused, VerificationFailed
 from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlog.kafka.calls import outlast
-from backlog.kafka.clients import Properties, make_admin, make_consumer
+from backlog.kafka.clients import Properties, assign_partitions, make_admin, make_consumer
 from backlog.kafka.errors import translate
 from backlog.manifest import read_chunk
 from backlog.stamps import MESSAGE_ID, find_header
@@ -180,7 +180,7 @@ def _read_messages(
         },
     )
     try:
-        consumer.assign([TopicPartition(topic, partition, begin)])
+        assign_partitions(consumer, [TopicPartition(topic, partition, begin)])
         limit = Deadline(_READ_SECONDS)
         at = begin
         while at < stop and not (until_seen and len(seen) == len(wanted)):

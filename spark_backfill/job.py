@@ -8,6 +8,7 @@ from pathlib import Path
 
 from backlog.kafka.ledger_topic import LedgerSnapshot
 from backlog.manifest import Manifest
+from spark_backfill.pacing import MAX_CHUNKS
 from spark_backfill.targets import HIDDEN_SECONDS, PATIENCE
 from spark_backfill.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -31,6 +32,7 @@ class InjectionJob:
         canary_wait: seconds for the group to commit past the canary.
         hidden_wait: seconds for which an open transaction of somebody else that hides the canary is
             waited for.
+        wave_chunks: at most so many chunks of one slot in one wave.
         patience: seconds for which a chunk is tried again while brokers are away.
     """
 
@@ -50,6 +52,7 @@ class InjectionJob:
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     canary_wait: float = 60.0
     hidden_wait: float = HIDDEN_SECONDS
+    wave_chunks: int = MAX_CHUNKS
     patience: float = PATIENCE
 
     def writer_settings(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> WriterSettings:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from backlog.values import Chunk
 
 # An open transaction holds back every read_committed reader: a slow pace ends here.
 MAX_TRANSACTION_SECONDS = 4.0
+# Of one slot in one wave; its task stops earlier when its time is over.
+MAX_CHUNKS = 20
 
 
 def choose_slots(left: Mapping[int, Sequence[Chunk]], rate: float | None) -> list[int]:
@@ -31,6 +34,20 @@ def choose_slots(left: Mapping[int, Sequence[Chunk]], rate: float | None) -> lis
             break
         chosen.append(slot)
     return chosen
+
+
+def choose_chunks(left: Sequence[Chunk], rate: float | None, most: int) -> tuple[Chunk, ...]:
+    """The next chunks of a slot in a wave: one with a rate or of the canary, else some seconds'
+    worth, since a task that goes on with its producer does not have to take the slot over again.
+
+    Args:
+        left: the chunks that are left of the slot, at least one.
+        rate: messages per second over all slots.
+        most: so many at most.
+    """
+    if rate is not None or left[0].canary:
+        return (left[0],)
+    return tuple(islice(left, most))
 
 
 def choose_pace(count: int, rate: float | None, width: int, parallelism: int) -> float | None:

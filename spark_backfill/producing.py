@@ -142,6 +142,9 @@ class SlotProducer:
 
     def init(self) -> None:
         """Fences older producers of the id; their open transaction is aborted or has ended."""
+        # Connected first: asked for the coordinator without a broker, the client waits for half a
+        # second before it asks again (tried).
+        self._call("reach the cluster", self._producer.list_topics, self._topic, self.timeout)
         self._call("take the slot over", self._producer.init_transactions, 2 * self.timeout + 15)
 
     def begin(self) -> None:
@@ -262,7 +265,7 @@ class SlotProducer:
         if self._failure is not None:
             raise self._failed("deliver a message", self._failure)
 
-    def _call(self, doing: str, call: Callable[..., Any], *arguments: float) -> Any:
+    def _call(self, doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """Calls the client; whatever it raises becomes AttemptError or an error of ours."""
         try:
             return call(*arguments)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure, Refused
 from backlog.manifest import read_chunk
 from backlog.values import Chunk
@@ -20,39 +21,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """One chunk of a wave; see `ChunkWriter.write` for `after` and `pace`."""
+    """Chunks of one slot in a wave, one after another; see `ChunkWriter.write` for `after`, `pace`.
+
+    No further chunk is begun after `seconds`: pause, cancel and the window are looked at between
+    two waves.
+    """
 
     directory: Path
-    chunk: Chunk
+    chunks: tuple[Chunk, ...]
     after: str = ""
     pace: float | None = None
+    seconds: float = 5.0
+
+    @property
+    def slot(self) -> int:
+        """The target partition."""
+        return self.chunks[0].slot
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
-    """What a task came to: a result or an error.
+    """What one chunk of a task came to: a result or an error, which ends the task.
 
     With `unknown` the chunk may be committed all the same, and is to be written again from step 1
     by whoever holds the recovery's lease.
     """
 
+    slot: int
     result: ChunkResult | None = None
     error: BacklogError | None = None
     unknown: bool = False
 
 
 class ChunkRunner(Protocol):
-    """Writes the chunks of one wave, each of another slot."""
+    """Writes the chunks of one wave, each task's of another slot."""
 
     @property
     def parallelism(self) -> int:
-        """How many chunks are written at once, at most."""
+        """How many tasks run at once, at most."""
 
     def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
-        """One outcome for each task, in any order.
+        """An outcome for each chunk that was begun; those of a slot in their order.
 
         Raises:
-            BacklogError: a worker was lost, so the outcome of its chunk is unknown. The wave may
+            BacklogError: a worker was lost, so the outcome of its chunks is unknown. The wave may
                 be run again: what is committed is skipped.
         """
 
@@ -70,7 +82,7 @@ class LocalChunkRunner:
 
     def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
         """See `ChunkRunner.run_wave`."""
-        return [_run_task(self._writer, task) for task in tasks]
+        return [outcome for task in tasks for outcome in _run_task(self._writer, task)]
 
     def close(self) -> None:
         """Lets go of the producers."""
@@ -105,7 +117,11 @@ class SparkChunkRunner:
         settings = self._settings
 
         def run_tasks(part: object) -> list[ChunkOutcome]:
-            return [run_in_worker(settings, task) for task in part]  # type: ignore[attr-defined]
+            return [
+                outcome
+                for task in part  # type: ignore[attr-defined]
+                for outcome in run_in_worker(settings, task)
+            ]
 
         with translating(
             "write a wave of chunks",
@@ -138,8 +154,8 @@ class LostWorker(KafkaFailure):
 _writers: dict[tuple[int, str, str], TransactionalWriter] = {}
 
 
-def run_in_worker(settings: WriterSettings, task: ChunkTask) -> ChunkOutcome:
-    """Writes one chunk with this worker's writer, which may still hold the slot's producer."""
+def run_in_worker(settings: WriterSettings, task: ChunkTask) -> list[ChunkOutcome]:
+    """Writes a task with this worker's writer, which may still hold the slot's producer."""
     key = (os.getpid(), settings.recovery_id, settings.plan_hash)
     writer = _writers.get(key)
     if writer is None or writer.settings != settings:
@@ -149,14 +165,27 @@ def run_in_worker(settings: WriterSettings, task: ChunkTask) -> ChunkOutcome:
     return _run_task(writer, task)
 
 
-def _run_task(writer: ChunkWriter, task: ChunkTask) -> ChunkOutcome:
+def _run_task(writer: ChunkWriter, task: ChunkTask) -> list[ChunkOutcome]:
+    outcomes: list[ChunkOutcome] = []
+    after, limit = task.after, Deadline(task.seconds)
+    for chunk in task.chunks:
+        if outcomes and limit.expired:
+            break
+        outcome = _run_chunk(writer, task, chunk, after)
+        outcomes.append(outcome)
+        if outcome.result is None:
+            break
+        after = outcome.result.session
+    return outcomes
+
+
+def _run_chunk(writer: ChunkWriter, task: ChunkTask, chunk: Chunk, after: str) -> ChunkOutcome:
     try:
-        table = read_chunk(task.directory, task.chunk)
-        return ChunkOutcome(
-            result=writer.write(task.chunk, table, after=task.after, pace=task.pace)
-        )
+        table = read_chunk(task.directory, chunk)
+        result = writer.write(chunk, table, after=after, pace=task.pace)
+        return ChunkOutcome(chunk.slot, result=result)
     except OutcomeUnknown as unknown:
-        return ChunkOutcome(error=unknown.error, unknown=True)
+        return ChunkOutcome(chunk.slot, error=unknown.error, unknown=True)
     except BacklogError as error:
         # As a value: Spark would turn a raised error into a text with a traceback.
-        return ChunkOutcome(error=error)
+        return ChunkOutcome(chunk.slot, error=error)

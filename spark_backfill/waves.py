@@ -1,4 +1,4 @@
-"""Injects a staged recovery in waves of at most one chunk per slot (protocol P3).
+"""Injects a staged recovery in waves: some seconds of chunks of every slot (protocol P3).
 
 The driver's side: which chunk goes when, the canary, the rate and the brakes. What makes a chunk
 commit exactly once is in `transactional.py`; nothing here has to be right for that.
@@ -7,7 +7,7 @@ commit exactly once is in `transactional.py`; nothing here has to be right for t
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from spark_backfill.brakes import Brakes, NoBrakes, Progress
 from spark_backfill.canary import await_group_past, read_canary_back
 from spark_backfill.crashpoints import reach
 from spark_backfill.job import InjectionJob, InjectionResult
-from spark_backfill.pacing import choose_pace, choose_slots
+from spark_backfill.pacing import choose_chunks, choose_pace, choose_slots
 from spark_backfill.runners import (
     ChunkOutcome,
     ChunkRunner,
@@ -252,9 +252,10 @@ class _Injection:
         )
 
     def _make_task(self, slot: int, width: int) -> ChunkTask:
-        chunk, rate = self._left[slot][0], self._job.messages_per_second
-        pace = choose_pace(chunk.count, rate, width, self._runner.parallelism)
-        return ChunkTask(self._job.directory, chunk, self._sessions.get(slot, ""), pace)
+        rate = self._job.messages_per_second
+        chunks = choose_chunks(self._left[slot], rate, self._job.wave_chunks)
+        pace = choose_pace(chunks[0].count, rate, width, self._runner.parallelism)
+        return ChunkTask(self._job.directory, chunks, self._sessions.get(slot, ""), pace)
 
     def _run_tasks(self, tasks: Sequence[ChunkTask]) -> None:
         """Until every chunk of the wave is committed, for certain.
@@ -282,10 +283,10 @@ class _Injection:
         self, tasks: Sequence[ChunkTask], outcomes: Sequence[ChunkOutcome], *, again: bool
     ) -> list[ChunkTask]:
         """Writes down what is committed; returns the tasks to try `again`, where that helps."""
-        done: set[int] = set()
+        done: Counter[int] = Counter()
         for outcome in outcomes:
             if outcome.result is not None:
-                done.add(outcome.result.slot)
+                done[outcome.slot] += 1
                 self._left[outcome.result.slot].popleft()
                 self._sessions[outcome.result.slot] = outcome.result.session
                 self._note(outcome.result)
@@ -293,7 +294,12 @@ class _Injection:
         known = [o.error for o in outcomes if o.error is not None and not o.unknown]
         if errors and (known or not again):
             raise self._explain(min(known or errors, key=_rank))
-        return [task for task in tasks if task.chunk.slot not in done]
+        failed = {outcome.slot for outcome in outcomes if outcome.error is not None}
+        return [
+            replace(task, chunks=task.chunks[done[task.slot] :])
+            for task in tasks
+            if task.slot in failed
+        ]
 
     def _explain(self, error: BacklogError) -> BacklogError:
         """A write that timed out may have a reason that only the cluster's metadata tells."""

@@ -7,10 +7,10 @@ own log goes to the logger `backlog.kafka.client`, never to stderr.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from backlog.errors import BacklogError
@@ -141,6 +141,24 @@ def make_consumer(
         return Consumer(merged, logger=CLIENT_LOG)
     except (KafkaException, TypeError, ValueError) as error:
         raise _refuse(error, properties, "make a consumer") from error
+
+
+def assign_partitions(
+    consumer: Consumer, starts: Sequence[TopicPartition], seconds: float = 30.0
+) -> None:
+    """Assigns partitions of one topic, of which the leaders are asked for first.
+
+    Without a leader librdkafka waits for half a second before it looks again (tried, 2.16.1).
+
+    Raises:
+        KafkaFailure, ClusterUnreachable: nobody answered.
+    """
+    try:
+        consumer.list_topics(starts[0].topic, seconds)
+        consumer.assign(list(starts))
+    except KafkaException as error:
+        subject = f"topic {starts[0].topic}"
+        raise translate(error, subject, "find its leaders", seconds=seconds) from error
 
 
 def make_producer(

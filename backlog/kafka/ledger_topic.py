@@ -26,7 +26,14 @@ from backlog.kafka.admin import (
     read_topic_id,
 )
 from backlog.kafka.calls import Connection, connect
-from backlog.kafka.clients import Admin, Properties, find_addresses, make_admin, make_consumer
+from backlog.kafka.clients import (
+    Admin,
+    Properties,
+    assign_partitions,
+    find_addresses,
+    make_admin,
+    make_consumer,
+)
 from backlog.kafka.errors import TopicMissing, translate
 from backlog.values import Chunk
 
@@ -243,7 +250,8 @@ def read_visible(
     )
     hidden: dict[int, int] = {}
     try:
-        consumer.assign([TopicPartition(ledger.topic, p, OFFSET_BEGINNING) for p in pending])
+        starts = [TopicPartition(ledger.topic, p, OFFSET_BEGINNING) for p in pending]
+        assign_partitions(consumer, starts, ANSWER_SECONDS)
         patience, answer = Deadline(wait), Deadline(max(wait, ANSWER_SECONDS))
         while pending:
             if (patience.expired and len(hidden) == len(pending)) or answer.expired:

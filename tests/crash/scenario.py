@@ -151,7 +151,7 @@ def make_scenario(
         ledger=snapshot or snapshot_ledger(admin, ledger),
         start_offsets=record_target_ends(admin, topic, slots),
     )
-    scenario = Scenario(replace(job, **settings), directory)
+    scenario = Scenario(replace(job, **{"wave_chunks": 1, **settings}), directory)
     scenario.save()
     return scenario
 

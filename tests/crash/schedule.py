@@ -78,7 +78,11 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
     """Runs one schedule on a topic of its own."""
     chance = random.Random(schedule.seed)
     scenario = make_scenario(
-        bootstrap, directory, canary=chance.random() < 0.3, transaction_timeout_ms=10_000
+        bootstrap,
+        directory,
+        canary=chance.random() < 0.3,
+        transaction_timeout_ms=10_000,
+        wave_chunks=chance.choice((1, 20)),
     )
     killed = 0
     for kill in schedule.kills:
