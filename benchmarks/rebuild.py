@@ -1,8 +1,8 @@
 """A million rows in PostgreSQL, a tenth of their messages left in the topic: rebuild the others.
 
 `python -m benchmarks.rebuild [--rows 1000000]` prints a table and writes `benchmarks/results/
-rebuild.json`. Each size runs in a process of its own with a broker and a database of its own, so
-that memory can be compared. Beside the injection, in the same run and on the same staged files,
+rebuild.json`. Each size runs in a process of its own with a broker and a database of its own: first
+for speed in one JVM, then with the executor in a JVM of its own, for memory. Beside the injection, in the same run and on the same staged files,
 stands Spark's own Kafka sink, which is at-least-once.
 """
 
@@ -29,6 +29,8 @@ from tests.services import EmbeddedPostgres
 
 RESULTS = Path(__file__).parent / "results" / "rebuild.json"
 PARTITIONS = 4
+# One executor of two cores beside the driver: with local[*] both are one JVM.
+APART = "local-cluster[1,2,1536]"
 CONFIG = """
 ledger: sqlite:///backlog.db
 staging: {{dir: ./staging}}
@@ -129,28 +131,39 @@ def render(results: list[dict[str, Any]]) -> Table:
             for result in results
         ),
     )
+    return table
+
+
+def render_memory(results: list[dict[str, Any]]) -> Table:
+    """Peak memory; driver and executors are JVMs of their own here."""
+    table = Table(title="Peak memory, Spark's executors apart from the driver, MiB")
+    table.add_column("")
+    for result in results:
+        table.add_column(f"{result['rows']:,} rows", justify="right")
     for kind in sorted({kind for result in results for kind in result["peak_mib"]}):
-        label = f"peak memory, {kind.replace('_', ' ')}, MiB"
-        table.add_row(label, *(f"{result['peak_mib'].get(kind, 0):,.0f}" for result in results))
+        peaks = (f"{result['peak_mib'].get(kind, 0):,.0f}" for result in results)
+        table.add_row(kind.replace("_", " ").replace("jvm", "JVM"), *peaks)
     return table
 
 
 def main() -> None:
-    """Measures a tenth and the whole; prints the table and keeps the JSON."""
+    """Measures a tenth and the whole, for speed and for memory; prints tables, keeps the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--master", default="local[*]", help="local-cluster[1,2,1536] splits JVMs")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     sizes = (options.rows // 10, options.rows)
-    results = [measure(rows, master=options.master, sink=True) for rows in sizes]
-    Console(width=100).print(render(results))
+    results = [measure(rows, master="local[*]", sink=True) for rows in sizes]
+    apart = [measure(rows, master=APART, sink=False) for rows in sizes]
+    console = Console(width=100)
+    console.print(render(results))
+    console.print(render_memory(apart))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
-        "master": options.master,
-        "results": results,
+        "speed": {"master": "local[*]", "results": results},
+        "memory": {"master": APART, "results": apart},
     }
     options.output.write_text(json.dumps(document, indent=1) + "\n")
 
