@@ -169,10 +169,15 @@ class LiveLagBrake:
 
     def _measure(self, progress: Progress) -> str:
         ends = list_offsets(self._admin, self._topic, self._partitions, "latest", "read_committed")
-        for slot, count in progress.slots.items():
-            fresh = count - self._seen.get(slot, 0)
-            if fresh > 0 and slot in self._ends:
-                self._own[slot].append((self._ends[slot], ends[slot], fresh))
+        fresh = {
+            slot: count - self._seen.get(slot, 0)
+            for slot, count in progress.slots.items()
+            if count > self._seen.get(slot, 0) and slot in self._ends
+        }
+        # Our last chunk may be above the last stable offset still: its markers are being written.
+        highs = list_offsets(self._admin, self._topic, fresh, "latest")
+        for slot, count in fresh.items():
+            self._own[slot].append((self._ends[slot], highs[slot], count))
         self._ends, self._seen = ends, dict(progress.slots)
         return self._judge(ends)
 

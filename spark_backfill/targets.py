@@ -121,7 +121,8 @@ def require_replicas(connection: Connection, topics: list[str], deadline: Deadli
         weak = sorted(
             number
             for number, partition in described.topics[topic].partitions.items()
-            if len(partition.isrs) < needed or partition.leader < 0
+            # A broker asks for no more than there are.
+            if len(partition.isrs) < min(needed, len(partition.replicas)) or partition.leader < 0
         )
         if weak:
             raise Paused(

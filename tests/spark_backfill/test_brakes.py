@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,27 @@ def test_fault_11_brokers_that_stay_away_pause_it(
     monkeypatch.setattr(brakes, "list_offsets", answers(AWAY))
     with pytest.raises(Paused, match="the lag of group g cannot be read"):
         CombinedBrakes([brake], patience=0.05).check(START)
+
+
+def test_our_own_messages_are_no_lag_while_their_markers_are_being_written(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "read_group_state", answers(SimpleNamespace(is_active=True)))
+    monkeypatch.setattr(brakes, "committed_offsets", answers({0: 0}))
+    # (last stable offset, high watermark) before, with a chunk's end hidden, and with all of it.
+    stable, high = [0, 51, 102], 102
+
+    def list_offsets(_: Any, __: str, partitions: Any, ___: str, level: str = "") -> Any:
+        return dict.fromkeys(partitions, stable[0] if level == "read_committed" else high)
+
+    monkeypatch.setattr(brakes, "list_offsets", list_offsets)
+    assert brake.look(START) == ""
+    after = Progress(injected=100, skipped=0, total=100, slots={0: 100})
+    stable.pop(0)
+    assert brake.look(after) == ""
+    stable.pop(0)
+    time.sleep(0.02)
+    assert brake.look(after) == ""
 
 
 def test_an_answer_that_does_not_pass_by_itself_fails_it(

@@ -17,10 +17,19 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from backlog.clock import OffPeakWindow
-from backlog.errors import Paused, PlanStale, Refused, StagingError, VerificationFailed
-from backlog.kafka.admin import create_topic, describe_topic, list_offsets
+from backlog.errors import (
+    KafkaFailure,
+    Paused,
+    PlanStale,
+    Refused,
+    StagingError,
+    VerificationFailed,
+)
+from backlog.kafka.admin import create_topic, describe_topic, list_offsets, read_metadata
 from backlog.kafka.clients import make_consumer, make_producer
 from backlog.manifest import read_chunk
+from backlog.values import Chunk
+from spark_backfill import targets
 from spark_backfill.brakes import (
     Brake,
     CombinedBrakes,
@@ -30,6 +39,8 @@ from spark_backfill.brakes import (
     WindowBrake,
 )
 from spark_backfill.canary import read_canary_back
+from spark_backfill.producing import AttemptError, SlotProducer
+from spark_backfill.transactional import TransactionalWriter
 from spark_backfill.writer import ChunkResult, Outcome
 from tests.crash.scenario import judge
 from tests.kafka_tools import move_log_start
@@ -197,18 +208,21 @@ def live_group(properties: Any, topic: str, group: str, *, commits: bool) -> Ite
     """A consumer with members; reads and commits everything, or nothing."""
     consumer = make_consumer(properties, {"group.id": group, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
-    stop = threading.Event()
+    stop, joined = threading.Event(), threading.Event()
 
     def consume() -> None:
         while not stop.is_set():
             message = consumer.poll(0.1)
+            # Asked here: beside a poll in another thread it has hung.
+            if not joined.is_set() and consumer.assignment():
+                joined.set()
             if message is not None and message.error() is None and commits:
                 consumer.commit(message=message, asynchronous=False)
 
     thread = threading.Thread(target=consume)
     thread.start()
     try:
-        await_condition(lambda: len(consumer.assignment()) > 0)
+        assert joined.wait(30), "no partitions were assigned"
         yield
     finally:
         stop.set()
@@ -268,14 +282,30 @@ def _look(job: Any, group: str, max_lag: int) -> str:
 
 
 def test_fault_12_below_min_insync_replicas_pauses_with_no_partial_chunk(
-    scenario: MakeScenario,
+    scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = scenario(
-        slots=1, config={"min.insync.replicas": "2"}, transaction_timeout_ms=1500, patience=1.0
-    ).job
+    # A single broker asks for no more replicas than there are: its refusal is played.
+    job = scenario(slots=1, config={"min.insync.replicas": "2"}, patience=0.5).job
+
+    class Refusing(TransactionalWriter):
+        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+            error = KafkaFailure("NOT_ENOUGH_REPLICAS", retryable=True)
+            raise AttemptError(error, abortable=True)
+
+    def lose_a_replica(*arguments: Any) -> Any:
+        metadata = read_metadata(*arguments)
+        for topic in metadata.topics.values():
+            for partition in topic.partitions.values():
+                partition.replicas = [1, 2]
+        return metadata
+
+    monkeypatch.setattr(targets, "read_metadata", lose_a_replica)
+    quick = replace(job, transaction_timeout_ms=1500)
     with pytest.raises(Paused, match=r"min\.insync\.replicas=2"):
-        inject_here(job)
+        inject_here(quick, writer=Refusing)
     assert judge(job).missing == 100
+    inject_here(job)
+    assert_same_set(job)
 
 
 def test_fault_15_a_topic_that_was_deleted_or_recreated_is_refused(
