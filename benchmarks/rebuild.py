@@ -1,9 +1,9 @@
 """A million rows in PostgreSQL, a tenth of their messages left in the topic: rebuild the others.
 
-`python -m benchmarks.rebuild [--rows 1000000]` prints a table and writes `benchmarks/results/
-rebuild.json`. Each size runs in a process of its own with a broker and a database of its own: first
-for speed in one JVM, then with the executor in a JVM of its own, for memory. Beside the injection, in the same run and on the same staged files,
-stands Spark's own Kafka sink, which is at-least-once.
+`python -m benchmarks.rebuild [--rows 1000000]` prints tables and keeps `results/rebuild.json`.
+Each size runs in a process of its own with a broker and a database of its own: first for speed in
+one JVM, then with the executor in a JVM of its own, for memory. Beside the injection, in the same
+run and on the same staged files, stands Spark's own Kafka sink, which is at-least-once.
 """
 
 from __future__ import annotations
