@@ -46,13 +46,30 @@ def settle(text: str) -> str:
     return "\n".join(lines).strip("\n")
 
 
+def choose_scenes(text: Text) -> Text:
+    """The loss, the plan, the repair and the end; the rest would make the picture too long."""
+    scenes, chosen = (" status", " plan rebuild", " approve", " run "), list[Text]()
+    keep = False
+    for line in text.split("\n", allow_blank=True):
+        if line.plain.lstrip().startswith("$ backlogctl"):
+            keep = any(scene in line.plain for scene in scenes)
+            if keep and chosen and chosen[-1].plain.strip():
+                chosen.append(Text())
+        elif re.match(r"\d  \S", line.plain):
+            keep = False
+        if keep or line.plain.startswith(("✔", "✘")):
+            if line.plain.strip() or (chosen and chosen[-1].plain.strip()):
+                chosen.append(line)
+    return Text("\n").join(chosen)
+
+
 def main() -> None:
     """Writes the picture."""
     with Path(os.devnull).open("w") as nowhere:
         console = Console(
             record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor"
         )
-        console.print(Text.from_ansi(settle(capture_demo())))
+        console.print(choose_scenes(Text.from_ansi(settle(capture_demo()))))
         console.save_svg(str(ROOT / "docs" / "demo.svg"), title="make demo")
 
 
