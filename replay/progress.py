@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -41,6 +40,14 @@ def spin(console: Console) -> Iterator[Tell]:
         yield lambda text: progress.update(task, description=text)
 
 
+class _CountColumn(ProgressColumn):
+    """`480 of 1,000`."""
+
+    def render(self, task: Task) -> Text:
+        """Draws the cell."""
+        return Text(f"{int(task.completed):,} of {int(task.total or 0):,}", style="green")
+
+
 class _PaceColumn(ProgressColumn):
     """`480/s, 3 min left`; how long it has been at it where there is no rate."""
 
@@ -66,7 +73,7 @@ class Bar:
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            _CountColumn(),
             _PaceColumn(),
             console=console,
             disable=not console.is_terminal,

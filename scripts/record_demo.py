@@ -57,9 +57,9 @@ def choose_scenes(text: Text) -> Text:
                 chosen.append(Text())
         elif re.match(r"\d  \S", line.plain):
             keep = False
-        if keep or line.plain.startswith(("✔", "✘")):
-            if line.plain.strip() or (chosen and chosen[-1].plain.strip()):
-                chosen.append(line)
+        wanted = keep or line.plain.startswith(("✔", "✘"))
+        if wanted and (line.plain.strip() or (chosen and chosen[-1].plain.strip())):
+            chosen.append(line)
     return Text("\n").join(chosen)
 
 
