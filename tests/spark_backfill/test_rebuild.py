@@ -15,15 +15,14 @@ from confluent_kafka import Producer
 
 from backlog.clock import format_time
 from backlog.embedded import EmbeddedKafka
-from backlog.errors import Refused, StagingError, UsageError
+from backlog.errors import Refused
 from backlog.manifest import read_manifest
 from backlog.stamps import make_message_id
-from backlog.values import Cause, Certainty
 from spark_backfill import rebuild
 from spark_backfill.candidates import count_rows
 from spark_backfill.evidence.offsets import LogOffsets, read_offsets
 from spark_backfill.rebuild import plan_rebuild
-from spark_backfill.request import Counts, PriorChunk, RebuildOutcome, RebuildRequest
+from spark_backfill.request import Counts, PriorChunk
 from spark_backfill.staging import ChunkLimits
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
@@ -74,20 +73,6 @@ def test_finds_exactly_the_lost_orders(
     json.dumps(outcome.to_json())
 
 
-def plan(spark: SparkSession, request: RebuildRequest, *, messages: int = 50_000) -> RebuildOutcome:
-    return plan_rebuild(spark, request, limits=ChunkLimits(messages=messages))
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> str:
-    """A SQLite database of the test's own: the quickest."""
-    return f"sqlite:///{tmp_path}/shop.db"
-
-
-def keys_of(request: RebuildRequest) -> list[int]:
-    return sorted(int(key) for key in world.read_staged(request)["key"].to_pylist())
-
-
 def test_consumed_evidence_makes_a_plan_exact(
     spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, pg_url: str, tmp_path: Path
 ) -> None:
@@ -111,14 +96,14 @@ def test_consumed_evidence_makes_a_plan_exact(
         consumed={"database": "shop", "table": "processed", "column": "order_id"},
     )
     request = world.make_request(kafka.bootstrap, stream, pg_url, gaps, tmp_path / "staging")
-    outcome = plan(spark, request)
+    outcome = world.plan(spark, request)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
     assert outcome.counts == Counts(
         expected=100, candidates=600, surviving=300, consumed=200, rebuilt=100
     )
     last = rows[299]["updated_at"] + timedelta(minutes=10)
     assert outcome.bounds == (None, format_time(last))
-    assert keys_of(request) == list(range(201, 301))
+    assert world.keys_of(request) == list(range(201, 301))
     assert outcome.warnings == ()
     assert request.directory.stat().st_mode & 0o077 == 0
     assert not (request.directory / "work").exists()
@@ -136,21 +121,21 @@ def test_earlier_recoveries_are_subtracted_and_a_missing_list_is_refused(
         kafka.bootstrap, world.make_stream(lost.topic, margin="1ms"), shop, lost.gaps, staging,
         until=rows[29]["updated_at"], since=world.START,
     )  # fmt: skip
-    assert plan(spark, first, messages=8).counts.rebuilt == 30
+    assert world.plan(spark, first, messages=8).counts.rebuilt == 30
     second = world.make_request(
         kafka.bootstrap, stream, shop, lost.gaps, staging,
         recovery_id="r-20261121-0002", prior=world.list_prior(first),
     )  # fmt: skip
-    outcome = plan(spark, second)
+    outcome = world.plan(spark, second)
     assert outcome.counts.already_injected == 30
-    assert keys_of(second) == list(range(31, 61))
+    assert world.keys_of(second) == list(range(31, 61))
     assert outcome.verdict == "short"
     assert any("earlier recovery" in reason for reason in outcome.reasons)
     third = replace(
         second, recovery_id="r-3", prior=(*second.prior, PriorChunk("r-20261121-0001", 9, 0))
     )
     with pytest.raises(Refused, match="id lists"):
-        plan(spark, third)
+        world.plan(spark, third)
 
 
 def test_faults_14_18_and_34_bad_rows_are_listed_and_chunks_deterministic(
@@ -173,11 +158,11 @@ def test_faults_14_18_and_34_bad_rows_are_listed_and_chunks_deterministic(
         )
         for name in ("one", "two")
     ]  # fmt: skip
-    outcomes = [plan(spark, request, messages=15) for request in requests]
+    outcomes = [world.plan(spark, request, messages=15) for request in requests]
     assert outcomes[0].manifest_sha256 == outcomes[1].manifest_sha256
     assert outcomes[0].to_json() == {**outcomes[1].to_json(), "quarantine": ANY}
     outcome = outcomes[0]
-    assert keys_of(requests[0]) == [n for n in range(1, 101) if n not in (7, 8)]
+    assert world.keys_of(requests[0]) == [n for n in range(1, 101) if n not in (7, 8)]
     quarantine = outcome.quarantine
     # Row 150 is poison too, but its message survives.
     assert [(item.primary_key, item.reason) for item in quarantine.sample] == [
@@ -212,7 +197,7 @@ def test_messages_are_in_order_within_a_slot(
             kafka.bootstrap, stream, pg_url, lost.gaps, tmp_path / f"staging-{bool(order)}",
             since=world.START,
         )  # fmt: skip
-        outcome = plan(spark, request, messages=30)
+        outcome = world.plan(spark, request, messages=30)
         assert outcome.proof.compared == 0
         assert "no survivor" in " ".join(outcome.warnings)
         staged = world.read_staged(request)
@@ -235,8 +220,8 @@ def test_fault_31_a_row_committed_late_is_caught_by_the_margin(
         kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging",
         since=world.START, until=world.START + timedelta(minutes=20),
     )  # fmt: skip
-    outcome = plan(spark, request)
-    assert keys_of(request) == [1, *range(3, 22)]
+    outcome = world.plan(spark, request)
+    assert world.keys_of(request) == [1, *range(3, 22)]
     assert (outcome.verdict, outcome.counts.shortfall) == ("short", 1)
 
 
@@ -267,7 +252,7 @@ def test_fault_30_rows_that_change_meanwhile_are_frozen_and_reported(
     monkeypatch.setattr(rebuild, "count_rows", count_and_change)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
-    outcome = plan(spark, request)
+    outcome = world.plan(spark, request)
     assert counted == [100, 97]
     assert any("100 before, 97 after" in warning for warning in outcome.warnings)
     staged = world.read_staged(request)
@@ -303,7 +288,7 @@ def test_fault_23_retention_that_moves_while_planning_is_read_again(
     monkeypatch.setattr(rebuild, "read_offsets", read_then_expire)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
-    outcome = plan(spark, request)
+    outcome = world.plan(spark, request)
     moved = f"partition {partition} from {start} to {start + 4}"
     assert any(moved in warning for warning in outcome.warnings)
     assert outcome.log_start[partition] == start + 4
@@ -338,9 +323,9 @@ def test_faults_19_and_20_holes_are_not_losses(
     request = world.make_request(
         kafka.bootstrap, stream, shop, gaps, tmp_path / "staging", partitions=1
     )
-    outcome = plan(spark, request)
+    outcome = world.plan(spark, request)
     # 33 offsets: 30 messages and 3 markers.
-    assert keys_of(request) == list(range(1, 31))
+    assert world.keys_of(request) == list(range(1, 31))
     assert outcome.verdict == "short"
     assert "at most 3, control records included" in outcome.reasons[0]
     compacted = replace(
@@ -349,161 +334,6 @@ def test_faults_19_and_20_holes_are_not_losses(
         topic_config={"cleanup.policy": "compact"},
         start_spread=timedelta(0),
     )
-    again = plan(spark, compacted)
+    again = world.plan(spark, compacted)
     assert again.verdict == "short"
     assert "compacted" in again.reasons[0]
-
-
-def test_fault_37_no_lost_row_is_no_success(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, 21)]
-    world.fill_table(shop, world.ORDERS, rows)
-    lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 10)
-    stream = world.make_stream(lost.topic)
-    request = world.make_request(
-        kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging",
-        since=world.START + timedelta(days=2),
-    )  # fmt: skip
-    with pytest.raises(Refused, match="no row was lost among 0 candidates, but 10 offsets"):
-        plan(spark, request)
-    # What a refused plan leaves does not hinder the next, and a staged one is not staged twice.
-    good = replace(request, since=None)
-    assert plan(spark, good).counts.rebuilt == 10
-    with pytest.raises(StagingError, match="staged already"):
-        plan(spark, good)
-    limited = replace(
-        good, recovery_id="r-2", stream=world.make_stream(lost.topic, limits={"max_messages": 9})
-    )
-    with pytest.raises(Refused, match="max_messages"):
-        plan(spark, limited)
-
-
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ({"message": {"key": "order_id", "value": {"json": ["order_id", "amount"]}}}, "value"),
-        ({"message": {"key": "order_id", "value": {"json": world.FIELDS},
-                      "headers": {"type": "'x'"}}}, "headers"),
-        ({"partitioner": "crc32", "mutable": True}, "partition"),
-    ],
-)  # fmt: skip
-def test_the_proof_catches_wrong_rules(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path,
-    change: dict[str, Any], kind: str,
-) -> None:  # fmt: skip
-    rows = [world.make_order(number) for number in range(1, 121)]
-    world.fill_table(shop, world.ORDERS, rows)
-    lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 60)
-    stream = world.make_stream(lost.topic, **{"mutable": False, **change})
-    request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
-    with pytest.raises(Refused, match=f"{kind}") as caught:
-        plan(spark, request)
-    assert "--allow proof" in caught.value.hint
-    assert not (request.directory / "manifest.json").exists()
-    if kind == "headers":
-        # The wrong header identifies nothing: that compares nothing, and proves nothing.
-        wrong = world.make_stream(lost.topic, identity={"row": "order_id", "message": "header:id"})
-        with pytest.raises(Refused, match="60 messages survive, 0 of them"):
-            plan(spark, replace(request, stream=wrong, allow=frozenset({"surplus"})))
-    if kind == "value":
-        allowed = replace(request, allow=frozenset({"proof"}))
-        outcome = plan(spark, allowed)
-        assert outcome.proof.matched == 0
-        assert "user_id is only in the log" in outcome.proof.differences[0].detail
-
-
-def test_an_ambiguous_identity_is_refused(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, 31)]
-    world.fill_table(shop, world.ORDERS, rows)
-    lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 10)
-    stream = world.make_stream(lost.topic, identity={"row": "status", "message": "key"})
-    request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
-    with pytest.raises(Refused, match="identities stand for several rows"):
-        plan(spark, request)
-    undecided = replace(request, stream=world.make_stream(lost.topic, stale="refuse"))
-    with pytest.raises(Refused, match="stale"):
-        plan(spark, undecided)
-    gaps = tuple(replace(gap, first_time=None) for gap in lost.gaps)
-    with pytest.raises(UsageError, match="--since"):
-        plan(spark, replace(request, stream=world.make_stream(lost.topic), gaps=gaps))
-
-
-def test_events_are_identified_by_a_header_and_skipped_ones_are_lost(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, pg_url: str, tmp_path: Path
-) -> None:
-    """An append-only table; a group that skipped messages that are still in the log."""
-    world.run_sql(
-        pg_url,
-        "CREATE TABLE events (event uuid PRIMARY KEY, customer text, kind text, payload bytea, "
-        "at timestamptz)",
-        "INSERT INTO events SELECT md5(i::text)::uuid, 'c' || i % 5, CASE i % 2 WHEN 0 THEN 'A' END, "
-        "decode(lpad(to_hex(i), 8, '0'), 'hex'), "
-        "timestamptz '2026-11-20 12:00+00' + i * interval '1 s' FROM generate_series(1, 90) i",
-    )
-    engine = world.open_database(pg_url)
-    with engine.connect() as connection:
-        events = connection.exec_driver_sql(
-            "SELECT event::text, customer, kind, payload FROM events ORDER BY at"
-        ).all()
-    engine.dispose()
-    name = topic(partitions=3)
-    world.publish(
-        kafka.bootstrap,
-        name,
-        [
-            world.Published(
-                event.customer.encode(), bytes(event.payload),
-                world.place_key(event.customer.encode(), 3),
-                (("id", event.event.encode()), ("kind", event.kind and event.kind.encode())),
-            )
-            for event in events
-        ],
-    )  # fmt: skip
-    stream = world.make_stream(
-        name, table="events", primary_key="event", time_column="at", stale="events",
-        message={"key": "customer", "value": {"column": "payload"},
-                 "headers": {"id": "event", "kind": "kind"}},
-        identity={"row": "event", "message": "header:id"},
-    )  # fmt: skip
-    by_partition: dict[int, list[str]] = {}
-    for event in events:
-        partition = world.place_key(event.customer.encode(), 3)
-        by_partition.setdefault(partition, []).append(event.event)
-    partition, ids = max(by_partition.items(), key=lambda item: len(item[1]))
-    gap = world.make_gap(name, partition, 5, 9, cause=Cause.SKIPPED, certainty=Certainty.BOUNDED)
-    request = world.make_request(kafka.bootstrap, stream, pg_url, (gap,), tmp_path / "staging")
-    outcome = plan(spark, request)
-    staged = world.read_staged(request).to_pylist()
-    assert [m["headers"][0]["value"].decode() for m in staged] == ids[5:9]
-    assert all(m["headers"][1]["name"] == "kind" for m in staged)
-    assert [m["message_id"] for m in staged] == [
-        make_message_id(name, [event], event) for event in ids[5:9]
-    ]
-    assert outcome.fidelity == "original"
-    assert outcome.proof.rate == 1.0
-    assert outcome.proof.compared == 90
-    assert outcome.verdict == "short"
-    assert any("upper bound" in reason for reason in outcome.reasons)
-
-
-def test_messages_without_a_key_are_spread_and_never_exact(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, 61)]
-    world.fill_table(shop, world.ORDERS, rows)
-    name = topic(partitions=3)
-    stream = world.make_stream(
-        name, stale="refuse", message={"value": {"json": world.FIELDS},
-        "headers": {"order": "order_id"}}, identity={"row": "order_id", "message": "header:order"},
-    )  # fmt: skip
-    gaps = (world.make_gap(name, 0, 0, 30), world.make_gap(name, 2, 0, 30))
-    request = world.make_request(kafka.bootstrap, stream, shop, gaps, tmp_path / "staging")
-    outcome = plan(spark, request)
-    assert outcome.counts.rebuilt == 60
-    assert {item.partition for item in outcome.partitions if item.rebuilt} == {0, 2}
-    assert outcome.verdict != "exact"
-    assert any("spread" in reason for reason in outcome.reasons)
-    assert any("have no key" in warning for warning in outcome.warnings)

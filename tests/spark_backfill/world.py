@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -19,7 +19,12 @@ from backlog.config import Source, Stream
 from backlog.manifest import read_chunk, read_manifest
 from backlog.values import Cause, Certainty, Gap, GapState
 from spark_backfill.partitioners import hash_murmur2
-from spark_backfill.request import PriorChunk, RebuildRequest
+from spark_backfill.rebuild import plan_rebuild
+from spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
+from spark_backfill.staging import ChunkLimits
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 Row = Mapping[str, Any]
@@ -274,3 +279,13 @@ def list_prior(request: RebuildRequest) -> tuple[PriorChunk, ...]:
     """The chunks of a plan, as if they had been injected."""
     manifest = read_manifest(request.directory)
     return tuple(PriorChunk(manifest.recovery_id, c.slot, c.number) for c in manifest.chunks)
+
+
+def plan(spark: SparkSession, request: RebuildRequest, *, messages: int = 50_000) -> RebuildOutcome:
+    """Plans with chunks of so many messages."""
+    return plan_rebuild(spark, request, limits=ChunkLimits(messages=messages))
+
+
+def keys_of(request: RebuildRequest) -> list[int]:
+    """The keys that were staged, as numbers."""
+    return sorted(int(key) for key in read_staged(request)["key"].to_pylist())
