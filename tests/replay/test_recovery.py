@@ -174,3 +174,22 @@ def test_events_tell_who_and_when(shop: Shop) -> None:
     assert shop.run("approve", recovery, "--by", "x", "--json", code=5).error["code"] == "refused"
     assert time.monotonic() - started < 60
     assert sum(count_by_partition(range(DONE, DONE + LOST)).values()) == LOST
+
+
+def test_fault_64_other_readers_are_named_and_must_be_allowed(shop: Shop) -> None:
+    """A group that commits on the topic would get the messages again: not without a word."""
+    audit = f"audit-{shop.group}"
+    commit(shop.properties, audit, shop.topic, {0: shop.read_ends()[0]})
+    planned = shop.plan()
+    assert planned.plan["other_groups"] == [audit]
+    assert audit in shop.run("show", planned.id).out
+    refused = shop.run("approve", planned.id, "--by", "Ada", "--json", code=5).error
+    assert audit in refused["message"]
+    assert "deliver: topic" in refused["hint"]
+    assert shop.run("run", planned.id, "--json", code=3).error["code"] == "approval_needed"
+    assert shop.read_injected() == []
+
+    shop.write_config(deliver="topic")
+    again = shop.plan()
+    assert any(audit in warning for warning in again.plan["warnings"])
+    assert shop.run("approve", again.id, "--by", "Ada", "--json").document["state"] == "approved"
