@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,11 @@ settings.register_profile(
 settings.register_profile("ci", parent=settings.get_profile("quick"), derandomize=True)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "quick"))
+
+
+def pytest_configure() -> None:
+    """SIGTERM ends the run as Ctrl-C does, so that no service stays."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
