@@ -238,6 +238,7 @@ _COUNT_WORDS = {
     "surplus": "surplus",
     "shortfall": "shortfall",
 }
+_SHOWN_DIFFERENCES = 2
 _SUBTRACTED = {"surviving", "consumed", "already_injected"}
 
 
@@ -272,6 +273,8 @@ def _draw_facts(document: Document) -> RenderableType:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     add_row(facts, "proof", _tell_proof(document["proof"]))
+    for item in document["proof"].get("differences", ())[:_SHOWN_DIFFERENCES]:
+        add_row(facts, "differs", f"{item['identity']}: {item['what']} {item['detail']}")
     if quarantine := document["quarantine"]["reasons"]:
         told = ", ".join(f"{format_count(n)} × {why}" for why, n in quarantine.items())
         add_row(facts, "quarantine", told)

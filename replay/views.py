@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from backlog.clock import format_time
+from backlog.errors import Refused
 from backlog.values import Event, Gap, Recovery, RecoveryState
-from replay.approval import is_expired
+from replay.approval import check_runnable, is_expired
 from replay.rendering import format_plural
 
 
@@ -107,6 +108,8 @@ def list_next_commands(recovery: Recovery) -> list[str]:
         case RecoveryState.APPROVED if is_expired(recovery):
             return [f"backlogctl approve {recovery.id} --by NAME"]
         case RecoveryState.PLANNED:
+            if _is_refused(recovery):
+                return []  # what stands against it is on the plan
             return [f"backlogctl approve {recovery.id} --by NAME"]
         case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:
             return [f"backlogctl run {recovery.id}"]
@@ -114,6 +117,15 @@ def list_next_commands(recovery: Recovery) -> list[str]:
             word = "resume" if recovery.detail.get("why") == "operator" else "run"
             return [f"backlogctl {word} {recovery.id}"]
     return []
+
+
+def _is_refused(recovery: Recovery) -> bool:
+    """Whether the plan cannot be approved as it is."""
+    try:
+        check_runnable(recovery)
+    except Refused:
+        return True
+    return False
 
 
 def _at(moment: datetime | None) -> str | None:

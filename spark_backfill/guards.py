@@ -172,7 +172,7 @@ def warn_about_rows(
         )
     if counts.young:
         warnings.append(
-            f"{counts.young} lost rows changed within the last {rules.source.margin}: their "
+            f"{counts.young} lost rows changed less than `margin` ago: their "
             "message may still be on its way"
         )
     if counts.duplicates:

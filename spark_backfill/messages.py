@@ -303,11 +303,12 @@ def _check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) 
         cause, _ = find_first_cause(error)
         unknown = _UNKNOWN.search(cause)
         if unknown:
-            check_columns(table, [unknown.group(1).replace("`.`", ".")], subject)
+            name = unknown.group(1).replace("`.`", ".")
+            check_columns(table, [name], subject, more=f"; a fixed text is written \"'{name}'\"")
         raise ConfigurationError(
             f"is not an SQL expression that Spark takes: {cause.split(' SQLSTATE')[0]}",
             subject=subject,
-            hint="times and decimals are text here; see the configuration reference",
+            hint="times and decimals are text here, see docs/messages.md",
         ) from None
     text = analysed.toString()
     if _CALLS_CODE.search(text):

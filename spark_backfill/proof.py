@@ -102,7 +102,7 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
         f"the rules rebuild only {proof.matched} of {proof.compared} surviving messages as they "
         f"are in the log ({proof.rate:.1%}): {shown}",
         subject=subject,
-        hint="correct `message` or `partitioner`, or say --allow proof",
+        hint="correct `message` (docs/messages.md) or `partitioner`, or say --allow proof",
     )
 
 

@@ -210,15 +210,21 @@ def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:
     )
 
 
-def check_columns(table: SourceTable, names: Iterable[str], subject: str) -> None:
-    """Raises ConfigurationError for the first name that is no column of the table."""
+def check_columns(
+    table: SourceTable, names: Iterable[str], subject: str, *, more: str = ""
+) -> None:
+    """Raises ConfigurationError for the first name that is no column of the table.
+
+    Args:
+        more: what the hint ends with.
+    """
     known = [column.name for column in table.columns]
     for name in names:
         if name not in known:
             raise ConfigurationError(
                 f"the table {table.label} has no column {name!r}",
                 subject=subject,
-                hint=_suggest(name, known, "its columns are"),
+                hint=_suggest(name, known, "its columns are") + more,
             )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pyspark import SparkContext
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from backlog.errors import BacklogError
@@ -52,12 +53,14 @@ _REQUIRED: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.legacy.jsonGenerator.ignoreNullFields": "false",
+    "spark.sql.jsonGenerator.ignoreNullFields": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|sasl|jaas|ssl|credential",
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|sasl|jaas|ssl|user",
 }
+# They print a stack trace for each refused expression; we tell its first cause.
+_SPARK_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _UTC = "-Duser.timezone=UTC"
 
 
@@ -95,6 +98,8 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
     ):
         session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    for logger in _SPARK_LOGGERS:
+        PySparkLogger.getLogger(logger).disabled = True
     if not local:
         _ship_rooms(session)
     return session

@@ -125,7 +125,10 @@ class _Resolution:
         if kind == "env":
             value = self._env.get(name, "")
             if not value:
-                self._refuse(path, f"the environment variable {name} is not set or empty")
+                self._refuse(
+                    path,
+                    f"the environment variable {name} is not set or empty: export it",
+                )
             return value or None
         file = self._base_dir / name
         try:

@@ -52,7 +52,7 @@ clusters:
 sources:
   shop:
     # The database that lost messages are rebuilt from: PostgreSQL or SQLite. A user that may
-    # only read is enough.
+    # only read is enough. `export SHOP_PASSWORD=...` before each command.
     url: postgresql+psycopg://backlog_reader:${env:SHOP_PASSWORD}@localhost/shop
     timezone: UTC              # of time columns without a zone
     # limits:
@@ -78,6 +78,7 @@ streams:
       margin: 10m              # rows may be committed that much later than their time says
       message:
         key: order_id          # a column, or {sql: "..."}
+        # As the producers write it: docs/messages.md. Decimals and times are text here.
         value:                 # or {column: payload}, or {sql: "..."}
           json: [order_id, user_id, status, amount, updated_at]
         # headers:
@@ -85,8 +86,8 @@ streams:
       identity:                # how a row and its message are known to belong together
         row: order_id
         message: key           # key | header:NAME
-      # What the consumer says it handled, where it keeps a table of that; it does not tell whether
-      # a row changed afterwards:
+      # What the consumer says it handled, where it keeps a table of that; without it, rows handled
+      # shortly before the loss are taken for lost too. It does not tell of later changes.
       # consumed:
       #   database: shop
       #   table: processed_orders

@@ -1,4 +1,4 @@
-"""The demo's backlog.yaml; examples/01-lost-orders holds the same text (a test keeps it so)."""
+"""The demo's backlog.yaml; examples/01-lost-orders says the same (a test keeps it so)."""
 
 from __future__ import annotations
 

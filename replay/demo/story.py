@@ -138,7 +138,7 @@ def _print_end(console: Console, audit: Audit, seconds: float) -> None:
         Text.from_markup(
             "  Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
             "[bold green]backlogctl status[/] looks;\n"
-            "  docs/runbook.md goes through a rebuild step by step, examples/01-lost-orders is "
+            "  docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
             "this shop."
         )
     )

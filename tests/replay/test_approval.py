@@ -13,7 +13,14 @@ from backlog.values import RecoveryState
 from replay.approval import approve_plan, check_approval
 from replay.views import list_next_commands
 from replay.workspace import Workspace
-from tests.replay.makers import PAST, change_ledger, open_desk, store_approved
+from tests.replay.makers import (
+    PAST,
+    change_ledger,
+    make_plan,
+    open_desk,
+    store_approved,
+    store_plan,
+)
 
 
 @pytest.fixture
@@ -54,3 +61,12 @@ def test_fault_63_work_that_began_in_time_goes_on(desk: Workspace) -> None:
     check_approval(running, later)
     with pytest.raises(Refused, match="it is running"):
         approve_plan(desk.ledger, desk.config, running, by="bob", now=later)
+
+
+def test_a_plan_that_cannot_be_approved_has_no_next_command(desk: Workspace) -> None:
+    outcome = make_plan()["outcome"]
+    surplus = {**outcome, "verdict": "surplus", "counts": {**outcome["counts"], "surplus": 3}}
+    refused = store_plan(desk, outcome=surplus)
+    assert list_next_commands(refused) == []
+    allowed = store_plan(desk, outcome=surplus, options={"allow": ["surplus"]})
+    assert list_next_commands(allowed) == [f"backlogctl approve {allowed.id} --by NAME"]

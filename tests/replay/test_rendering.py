@@ -26,7 +26,7 @@ from replay.rendering import (
 from replay.views import describe_event, describe_gap, describe_recovery
 from replay.workspace import Workspace
 from tests.backlog.ledger.makers import NOON
-from tests.replay.makers import open_desk, store_approved, store_plan
+from tests.replay.makers import make_plan, open_desk, store_approved, store_plan
 
 ODD = "ann [/ops] [red] :smile:"
 
@@ -137,7 +137,7 @@ def test_bar_tells_rate_and_time_left_and_how_long_a_phase_takes() -> None:
     bar.move(34_567, rate=4999.6, eta=245.0)
     bar.stop()
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
-    assert "34567/1234567 5,000/s, 4 min 5 s left" in text
+    assert "34,567 of 1,234,567 5,000/s, 4 min 5 s left" in text
     bar = Bar(console, 1_234_567)
     bar.start()
     bar.tell("injecting")
@@ -167,3 +167,13 @@ def test_commands_and_results_are_one_line() -> None:
     told = ": 5 messages are in a topic with a long name, each once"
     done = write(lambda console: say_done(console, "r-1", str(RecoveryState.VERIFIED), told))
     assert done == f"r-1 verified{told}\n"
+
+
+def test_a_plan_says_what_its_rules_rebuilt_differently(desk: Workspace) -> None:
+    outcome = make_plan()["outcome"]
+    difference = {"identity": "'7'", "what": "value", "detail": "differs in [spacing] only"}
+    proof = {**outcome["proof"], "rate": 0.5, "differences": [difference] * 3}
+    drawn = draw(
+        draw_plan(describe_recovery(store_plan(desk, outcome={**outcome, "proof": proof})))
+    )
+    assert drawn.count("'7': value differs in [spacing] only") == 2

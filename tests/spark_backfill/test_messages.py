@@ -363,12 +363,17 @@ def test_fault_57_names_are_quoted_and_checked(
         ({"message": {"key": {"sql": "reflect('java.lang.Runtime','getRuntime')"},
                       "value": {"column": "status"}}}, "message.key", "reflection"),
         ({"message": {"key": "order_id", "value": {"column": "status"},
-                      "headers": {"type": "kind"}}}, "headers.type", "'kind'"),
+                      "headers": {"type": "kind"}}}, "headers.type", "\"'kind'\""),
         ({"identity": {"row": "oder_id", "message": "key"}}, "identity.row", "'order_id'"),
     ],
 )  # fmt: skip
 def test_fault_33_a_wrong_column_is_named_before_a_row_is_read(
-    spark: SparkSession, tmp_path: Path, change: dict[str, Any], where: str, words: str
+    spark: SparkSession,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    where: str,
+    words: str,
 ) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     world.fill_table(url, world.ORDERS, [])
@@ -378,7 +383,36 @@ def test_fault_33_a_wrong_column_is_named_before_a_row_is_read(
     with pytest.raises(ConfigurationError) as caught:
         open_stream(spark, url, stream)
     assert where in caught.value.subject
-    assert words in str(caught.value)
+    assert words in str(caught.value) + caught.value.hint
+    assert "stacktrace" not in capfd.readouterr().err
+
+
+def test_sql_writes_what_the_page_about_messages_says(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    world.fill_table(url, world.ORDERS, [{**world.make_order(10), "status": 'ü "x"'}])
+    fields = (
+        "named_struct('id', order_id, 'amount', CAST(amount AS DECIMAL(12, 2)), 'text', amount, "
+        "'user', user_id, 'status', status, 'at', replace(updated_at, 'Z', '+00:00'), "
+        "'millis', unix_millis(to_timestamp(updated_at)))"
+    )
+    at = world.make_order(10)["updated_at"]
+    want = (
+        '{"id":10,"amount":10.10,"text":"10.10","user":null,"status":"ü \\"x\\"","at":"'
+        f'{at:%Y-%m-%dT%H:%M:%S.%f}+00:00","millis":{int(at.timestamp() * 1000)}}}'
+    )
+    for sql, value in (
+        (f"to_json({fields})", want),
+        (f"to_json({fields}, map('ignoreNullFields', 'true'))", want.replace('"user":null,', "")),
+    ):
+        message = {
+            "key": "order_id",
+            "value": {"sql": sql},
+            "headers": {"kind": "'invoice'", "user": "CAST(user_id AS STRING)"},
+        }
+        made = read_messages(spark, url, world.make_stream("orders", message=message))[0]
+        assert made["reason"] is None
+        assert bytes(made["value"]).decode() == value
+        assert list(made["header_values"]) == [b"invoice", None]
 
 
 def test_fault_59_no_password_in_errors_plans_or_settings(spark: SparkSession) -> None:

@@ -1,0 +1,39 @@
+"""Every example is a configuration that loads; the first is the demo's."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backlog.config import load_config
+from replay.demo.configuration import render_configuration
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9][0-9]-*"))
+ENV = {"SHOP_KAFKA": "127.0.0.1:9092"}
+
+
+def read(text: str) -> Any:
+    return yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("directory", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_loads_and_is_explained(directory: Path) -> None:
+    config = load_config(directory / "backlog.yaml", ENV)
+    assert all(stream.source is not None for stream in config.streams.values())
+    assert (directory / "README.md").read_text().startswith(f"# {directory.name[:2]}: ")
+
+
+def test_there_are_examples() -> None:
+    assert [path.name for path in EXAMPLES][:1] == ["01-lost-orders"]
+
+
+def test_the_first_example_is_the_demos_shop() -> None:
+    assert read((EXAMPLES[0] / "backlog.yaml").read_text()) == read(render_configuration())
+
+
+def test_what_the_first_example_runs_can_be_imported() -> None:
+    assert callable(runpy.run_path(str(EXAMPLES[0] / "lose_orders.py"))["main"])
