@@ -33,6 +33,12 @@ def check_brakes(context: RunContext) -> None:
         CancelRequested: an operator cancelled.
         LeaseHeld: another runner took over.
     """
+    check_requests(context)
+    check_window(context)
+
+
+def check_requests(context: RunContext) -> None:
+    """`check_brakes` without the window, for work that only reads."""
     context.lease.check()
     recovery = context.workspace.ledger.recoveries.get(context.recovery.id)
     if recovery.requested == "cancel":
@@ -46,7 +52,6 @@ def check_brakes(context: RunContext) -> None:
             subject=f"recovery {recovery.id}",
             hint=f"`backlogctl run {recovery.id}` goes on where it stopped",
         )
-    check_window(context)
 
 
 def check_window(context: RunContext) -> None:

@@ -30,18 +30,32 @@ def clear_staging(workspace: Workspace) -> tuple[str, ...]:
     """
     cleared: list[str] = []
     try:
-        ledger, now = workspace.ledger, workspace.ledger.now()
-        for recovery in ledger.recoveries.list(states=_ENDED):
-            directory = workspace.staging_of(recovery.id) / _MESSAGES
-            if not directory.is_dir():
-                continue
-            ended = _find_end(workspace, recovery)
-            if ended is not None and now - ended > workspace.config.staging.keep:
-                _remove(workspace, recovery, directory)
+        now, ended = workspace.ledger.now(), workspace.ledger.recoveries.list(states=_ENDED)
+    except BacklogError as error:
+        _warn(error)
+        return ()
+    for recovery in ended:
+        try:
+            if _clear_one(workspace, recovery, now):
                 cleared.append(recovery.id)
-    except (BacklogError, OSError) as error:
-        LOG.warning("old staged messages are not removed: %s", mask_secrets(str(error)))
+        except (BacklogError, OSError) as error:
+            _warn(error)
     return tuple(cleared)
+
+
+def _warn(error: Exception) -> None:
+    LOG.warning("old staged messages are not removed: %s", mask_secrets(str(error)))
+
+
+def _clear_one(workspace: Workspace, recovery: Recovery, now: datetime) -> bool:
+    directory = workspace.staging_of(recovery.id) / _MESSAGES
+    if not directory.is_dir():
+        return False
+    ended = _find_end(workspace, recovery)
+    if ended is None or now - ended <= workspace.config.staging.keep:
+        return False
+    _remove(workspace, recovery, directory)
+    return True
 
 
 def _find_end(workspace: Workspace, recovery: Recovery) -> datetime | None:

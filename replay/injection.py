@@ -16,7 +16,7 @@ from backlog.kafka.ledger_topic import (
     read_committed_chunks,
     snapshot_ledger,
 )
-from backlog.values import ChunkState, Recovery
+from backlog.values import ChunkState, Recovery, RecoveryState
 from replay.identity import find_identity
 from replay.workspace import Workspace
 
@@ -57,8 +57,9 @@ def freeze_ledger(
         committed = read_committed_chunks(properties, snapshot, stream.topic)
         prior.update((chunk.recovery, chunk.slot, chunk.chunk) for chunk in committed)
     orphans = find_orphans(workspace, stream, snapshot)
-    if orphans and ALLOW_LEDGER not in allow:
-        raise _refuse_lost_ledger(stream, name, orphans, exists=snapshot is not None)
+    unsure = [one for one in orphans if one > _find_accepted(workspace, stream)]
+    if unsure and ALLOW_LEDGER not in allow:
+        raise _refuse_lost_ledger(stream, name, unsure, exists=snapshot is not None)
     for recovery_id in orphans:
         prior.update(
             (recovery_id, record.chunk.slot, record.chunk.number)
@@ -77,12 +78,32 @@ def find_orphans(
     for recovery in workspace.ledger.recoveries.list():
         if (recovery.cluster, recovery.topic) != (stream.cluster, stream.topic):
             continue
-        if not recovery.injected:
-            continue
         used = find_ledger(workspace, recovery)
+        # The count is a copy: a run that was killed may have sent what it does not say.
+        if not recovery.injected and (used is None or not _has_run(workspace, recovery)):
+            continue
         if snapshot is None or used is None or used.topic_id != snapshot.topic_id:
             orphans.append(recovery.id)
     return tuple(orphans)
+
+
+def _has_run(workspace: Workspace, recovery: Recovery) -> bool:
+    events = workspace.ledger.events.list(recovery.id)
+    return any(event.action == RecoveryState.RUNNING.value for event in events)
+
+
+def _find_accepted(workspace: Workspace, stream: Stream) -> str:
+    """The newest verified recovery of the topic that was planned on the copy in SQL; its loss of
+    the Kafka ledger is known. Ids are in the order of planning."""
+    return max(
+        (
+            recovery.id
+            for recovery in workspace.ledger.recoveries.list(states=[RecoveryState.VERIFIED])
+            if (recovery.cluster, recovery.topic) == (stream.cluster, stream.topic)
+            and ALLOW_LEDGER in recovery.plan.get("options", {}).get("allow", ())
+        ),
+        default="",
+    )
 
 
 def _refuse_lost_ledger(

@@ -64,7 +64,12 @@ def mark_lost_again(
     ledger = workspace.ledger
     ids = {chunk.recovery_id for chunk in prior}
     for recovery in ledger.recoveries.list() if ids else ():
-        ours = [gap for gap in gaps if gap.topic_id == recovery.plan.get("topic_id")]
+        # Put back for another group, this one may have read the messages that they are copies of.
+        ours = [
+            gap
+            for gap in gaps
+            if (gap.topic_id, gap.group) == (recovery.plan.get("topic_id"), recovery.group)
+        ]
         if recovery.id not in ids or not ours:
             continue
         lost = {

@@ -98,18 +98,29 @@ def plan_rebuild(
         )
         workspace.ledger.chunks.add_all(recovery_id, chunks)
     except BaseException:
-        # It may be on record by now, and could be approved without its messages.
+        # It may be on record by now, and could be approved: then its messages must stay.
         with suppress(BacklogError):
-            workspace.ledger.recoveries.advance(
-                recovery_id,
-                RecoveryState.REJECTED,
-                actor=str(find_identity()),
-                detail={"reason": "planning did not come to its end"},
-            )
-        shutil.rmtree(directory, ignore_errors=True)
+            _withdraw(workspace, recovery_id)
+            shutil.rmtree(directory, ignore_errors=True)
         raise
     clear_staging(workspace)
     return approve_automatically(workspace.ledger, workspace.config, recovery)
+
+
+def _withdraw(workspace: Workspace, recovery_id: str) -> None:
+    """Rejects a plan that did not come to its end, if it is on record.
+
+    Raises:
+        BacklogError: it may be on record still.
+    """
+    with suppress(UsageError):
+        workspace.ledger.recoveries.get(recovery_id)
+        workspace.ledger.recoveries.advance(
+            recovery_id,
+            RecoveryState.REJECTED,
+            actor=str(find_identity()),
+            detail={"reason": "planning did not come to its end"},
+        )
 
 
 def fingerprint_stream(stream: Stream) -> dict[str, Any]:

@@ -22,8 +22,8 @@ _LOOK_AGAIN = 0.5
 class Progress:
     """How far an injection is; messages, and messages per second.
 
-    `slots` holds the messages of each slot that are committed, skipped ones too; `eta_seconds` is
-    None until there is a rate.
+    `slots` holds the messages of each slot that are committed, skipped ones too, and `chunks` how
+    many chunks they are; `eta_seconds` is None until there is a rate.
     """
 
     injected: int
@@ -33,6 +33,7 @@ class Progress:
     rate: float = 0.0
     eta_seconds: float | None = None
     slots: Mapping[int, int] = field(default_factory=dict)
+    chunks: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
@@ -147,10 +148,11 @@ class LiveLagBrake:
         self._admin: Admin = connect(connection)
         self._group, self._topic, self._max_lag = group, topic, max_lag
         self._partitions = range(partitions)
-        # (end before our messages, end after them, how many) per partition
+        # (end before our messages, end after them, how many offsets) per partition
         self._own: dict[int, list[tuple[int, int, int]]] = {p: [] for p in self._partitions}
         self._ends: dict[int, int] = {}
         self._seen: dict[int, int] = {}
+        self._chunks: dict[int, int] = {}
         self._next_look = 0.0
         self._last = ""
 
@@ -177,8 +179,12 @@ class LiveLagBrake:
         # Our last chunk may be above the last stable offset still: its markers are being written.
         highs = list_offsets(self._admin, self._topic, fresh, "latest")
         for slot, count in fresh.items():
-            self._own[slot].append((self._ends[slot], highs[slot], count))
+            # Each chunk has a control record, too.
+            offsets = count + progress.chunks.get(slot, 0) - self._chunks.get(slot, 0)
+            before = self._ends[slot]
+            self._own[slot].append((before, max(highs[slot], before + offsets), offsets))
         self._ends, self._seen = ends, dict(progress.slots)
+        self._chunks = dict(progress.chunks)
         return self._judge(ends)
 
     def _judge(self, ends: Mapping[int, int]) -> str:
@@ -195,7 +201,7 @@ class LiveLagBrake:
         own = 0
         for before, after, count in self._own[partition]:
             # Live messages may lie between ours; at most `count` of what is unread is ours.
-            own += min(count + 1, max(0, after - max(committed, before)))
+            own += min(count, max(0, after - max(committed, before)))
         return max(0, end - committed - own)
 
 

@@ -9,6 +9,8 @@ from backlog.values import Chunk
 
 # An open transaction holds back every read_committed reader: a slow pace ends here.
 MAX_TRANSACTION_SECONDS = 4.0
+# How long a wave goes on beginning chunks where there is no rate.
+WAVE_SECONDS = 5.0
 # Of one slot in one wave; its task stops earlier when its time is over.
 MAX_CHUNKS = 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,7 @@ from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure, Refused
 from backlog.manifest import read_chunk
 from backlog.values import Chunk
+from spark_backfill.pacing import WAVE_SECONDS
 from spark_backfill.transactional import TransactionalWriter, WriterSettings
 from spark_backfill.writer import ChunkResult, ChunkWriter, OutcomeUnknown
 
@@ -31,7 +32,7 @@ class ChunkTask:
     chunks: tuple[Chunk, ...]
     after: str = ""
     pace: float | None = None
-    seconds: float = 5.0
+    seconds: float = WAVE_SECONDS
 
     @property
     def slot(self) -> int:
@@ -157,12 +158,22 @@ _writers: dict[tuple[int, str, str], TransactionalWriter] = {}
 def run_in_worker(settings: WriterSettings, task: ChunkTask) -> list[ChunkOutcome]:
     """Writes a task with this worker's writer, which may still hold the slot's producer."""
     key = (os.getpid(), settings.recovery_id, settings.plan_hash)
+    if _is_retry():
+        # Another worker may have taken the slot over meanwhile: a kept producer is of no use.
+        task = replace(task, after="")
     writer = _writers.get(key)
     if writer is None or writer.settings != settings:
         while _writers:
             _writers.popitem()[1].close()
         writer = _writers[key] = TransactionalWriter(settings)
     return _run_task(writer, task)
+
+
+def _is_retry() -> bool:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def _run_task(writer: ChunkWriter, task: ChunkTask) -> list[ChunkOutcome]:

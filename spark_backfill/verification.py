@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,7 @@ def verify(
     known_ends: Mapping[int, int] | None = None,
     hidden_wait: float = HIDDEN_SECONDS,
     deadline: Deadline | None = None,
+    look: Callable[[], None] | None = None,
 ) -> VerificationResult:
     """Reads the topic from `start_offsets` to its last stable offsets and compares.
 
@@ -116,6 +117,7 @@ def verify(
         known_ends: the offset after the last injected message, by partition; where it is not
             known, all that is in the partition now is waited for.
         hidden_wait: seconds for open transactions.
+        look: called while waiting for them; may raise.
 
     Returns:
         The result, good or bad; `require_exact` raises for a bad one.
@@ -134,7 +136,7 @@ def verify(
         slot: min(highs[slot], (known_ends or {}).get(slot, highs[slot]))
         for slot in manifest.list_slots()
     }
-    await_visible(admin, topic, needed, hidden_wait)
+    await_visible(admin, topic, needed, hidden_wait, look=look)
     ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed")
     wanted = {p: start_offsets.get(p, 0) for p in range(partitions)}
     starts = {p: max(lows[p], wanted[p]) for p in range(partitions)}

@@ -35,7 +35,7 @@ from spark_backfill.brakes import Brakes, NoBrakes, Progress
 from spark_backfill.canary import await_group_past, read_canary_back
 from spark_backfill.crashpoints import reach
 from spark_backfill.job import InjectionJob, InjectionResult
-from spark_backfill.pacing import choose_chunks, choose_pace, choose_slots
+from spark_backfill.pacing import WAVE_SECONDS, choose_chunks, choose_pace, choose_slots
 from spark_backfill.runners import (
     ChunkOutcome,
     ChunkRunner,
@@ -126,6 +126,7 @@ class _Injection:
         }
         self._sessions: dict[int, str] = {}
         self._slots: dict[int, int] = {}
+        self._chunks: dict[int, int] = {}
         self._last_offsets: dict[int, int | None] = {}
         self._is_canary_proved = False
         self._injected = self._skipped = self._waves = 0
@@ -255,7 +256,9 @@ class _Injection:
         rate = self._job.messages_per_second
         chunks = choose_chunks(self._left[slot], rate, self._job.wave_chunks)
         pace = choose_pace(chunks[0].count, rate, width, self._runner.parallelism)
-        return ChunkTask(self._job.directory, chunks, self._sessions.get(slot, ""), pace)
+        # Tasks wait for cores: the wave as a whole keeps to its time, but each writes one chunk.
+        seconds = WAVE_SECONDS * min(1.0, self._runner.parallelism / width)
+        return ChunkTask(self._job.directory, chunks, self._sessions.get(slot, ""), pace, seconds)
 
     def _run_tasks(self, tasks: Sequence[ChunkTask]) -> None:
         """Until every chunk of the wave is committed, for certain.
@@ -317,6 +320,7 @@ class _Injection:
         else:
             self._injected += result.count
         self._slots[result.slot] = self._slots.get(result.slot, 0) + result.count
+        self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
         self._last_offsets[result.slot] = result.last_offset
         if self._on_chunk is not None:
             reach("p3.7.copy.before")
@@ -336,6 +340,7 @@ class _Injection:
             rate=rate,
             eta_seconds=left / rate if rate > 0 else None,
             slots=dict(self._slots),
+            chunks=dict(self._chunks),
         )
 
     def _report(self) -> None:

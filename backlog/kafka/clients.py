@@ -69,7 +69,13 @@ class Admin(AdminClient):
     def __init__(self, properties: Properties) -> None:
         self.addresses = find_addresses(properties)
         self.reports = ConnectionReports()
-        settings = {**COMMON, **properties, "error_cb": self.reports}
+        # To ask for a topic's metadata must not make the topic.
+        settings = {
+            **COMMON,
+            "allow.auto.create.topics": False,
+            **properties,
+            "error_cb": self.reports,
+        }
         super().__init__(settings, logger=CLIENT_LOG)
         self._properties = dict(properties)
         self._readers: dict[tuple[str, bool], Consumer] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backlog.values import GapState
+from replay.brakes import check_requests
 from replay.context import RunContext
 from replay.injection import make_job
 
@@ -37,6 +38,7 @@ class Verify:
                 directory=job.directory,
                 start_offsets=job.start_offsets,
                 known_ends=_find_ends(context),
+                look=lambda: check_requests(context),
             )
         context.found["verified"] = result.to_json()
         context.record("read back", **result.to_json())

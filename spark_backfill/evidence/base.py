@@ -13,6 +13,9 @@ CONSUMED = "consumed"
 INJECTED = "already_injected"
 QUARANTINED = "quarantined"
 LOST = "lost"
+# The row's time is of the database's clock, the message's of its producer's: by so much the same
+# change may seem later in the row. A second change within it stays unsent.
+CLOCKS_MS = 1000
 LABELS = (SURVIVING, CONSUMED, INJECTED, QUARANTINED, LOST)
 
 
@@ -61,7 +64,8 @@ def label_candidates(candidates: DataFrame, evidence: Sequence[Evidence]) -> Dat
         if "until" in keys.columns:
             keys = keys.withColumnRenamed("until", f"{mark}_until")
             changed = F.unix_millis(F.col("time").try_cast("timestamp"))
-            matches &= ~F.coalesce(changed > F.col(f"{mark}_until"), F.lit(False))
+            late = changed > F.col(f"{mark}_until") + CLOCKS_MS
+            matches &= ~F.coalesce(late, F.lit(False))
         labelled = labelled.join(keys.withColumn(mark, F.lit(True)), matches, "left")
         label = F.when(F.col(mark).isNotNull(), item.label).otherwise(label)
     ends = ("", "_key", "_until")

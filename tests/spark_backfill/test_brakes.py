@@ -72,7 +72,7 @@ def test_our_own_messages_are_no_lag_while_their_markers_are_being_written(
 
     monkeypatch.setattr(brakes, "list_offsets", list_offsets)
     assert brake.look(START) == ""
-    after = Progress(injected=100, skipped=0, total=100, slots={0: 100})
+    after = Progress(injected=100, skipped=0, total=100, slots={0: 100}, chunks={0: 1})
     stable.pop(0)
     assert brake.look(after) == ""
     stable.pop(0)

@@ -296,7 +296,7 @@ def test_a_message_read_before_a_skip_does_not_hide_a_later_version(
         [(key, partition, offset, noon, False) for key, partition, offset in frozen],
         "identity binary, partition int, offset long, timestamp long, ours boolean",
     ).write.parquet(work)
-    rows = [(key, "2025-11-21T12:00:00.000999Z" if key == b"same" else "2025-11-21T12:00:01.000000Z")
+    rows = [(key, "2025-11-21T12:00:01.000999Z" if key == b"same" else "2025-11-21T12:00:01.001000Z")
             for key in {item[0] for item in frozen}]  # fmt: skip
     candidates = spark.createDataFrame(
         [(key, at, None) for key, at in [*rows, (b"changed", None)]],
