@@ -63,7 +63,7 @@ def encode_order(row: Row) -> bytes:
 
 def open_database(url: str) -> sa.Engine:
     """A writable engine."""
-    return sa.create_engine(url)
+    return sa.create_engine(url, poolclass=sa.NullPool)
 
 
 def fill_table(url: str, create: str, rows: Sequence[Row], table: str = "orders") -> None:
