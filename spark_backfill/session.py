@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +98,7 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
             "start Spark", subject=settings.master, hint=f"its log is {log}", kind=SparkFailure
         ),
         _quiet(log),
+        _own_interrupts(),
     ):
         session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -128,6 +132,23 @@ def _ship_rooms(session: SparkSession) -> None:
             str(Path(tempfile.mkdtemp()) / "rooms"), "zip", Path(scratch) / "rooms"
         )
     session.sparkContext.addPyFile(archive)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("KeyboardInterrupt while")
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keeps the handler of Ctrl-C: PySpark's own first asks the JVM to cancel, which, in the
+    middle of another call, fails with an error that hides the interrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    # py4j logs an interrupt with its traceback, on the root logger, and then that the JVM is gone.
+    logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -90,6 +90,9 @@ app.add_typer(db, name="db", rich_help_panel=_HELP)
 app.command("demo", rich_help_panel=_HELP)(run_demo)
 
 
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code and prints every error itself."""
     from backlog.errors import UsageError
@@ -98,10 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in words
     try:
         code: Any = app(words, prog_name="backlogctl", standalone_mode=False)
+        if code == _INTERRUPTED:
+            shared.SESSION.say("\ninterrupted; the same command begins again")
         return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
-        shared.SESSION.say("\ninterrupted")
-        return 130
     except BrokenPipeError:
         # Somebody's `head` closed our stdout; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
