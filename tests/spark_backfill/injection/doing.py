@@ -11,8 +11,9 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from backlog.errors import Paused
 from backlog.kafka.clients import make_producer
-from spark_backfill.brakes import Brakes
+from spark_backfill.brakes import Brake, Brakes, Progress
 from spark_backfill.job import InjectionJob, InjectionResult
 from spark_backfill.runners import LocalChunkRunner
 from spark_backfill.transactional import TransactionalWriter, WriterSettings
@@ -68,3 +69,15 @@ def open_transaction(
         # The coordinator may have ended it meanwhile.
         with contextlib.suppress(KafkaException):
             producer.abort_transaction(10)
+
+
+class Stop(Brake):
+    """Stops before the n-th wave."""
+
+    def __init__(self, wave: int) -> None:
+        self.wave = wave
+
+    def look(self, progress: Progress) -> str:
+        if progress.wave >= self.wave:
+            raise Paused("stop")
+        return ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from backlog.errors import Refused
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -73,8 +75,16 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused."""
-    raise NotImplementedError("the ledger is never taken back: its events are append-only")
+    """Never: the events are append-only.
+
+    Raises:
+        Refused: always.
+    """
+    raise Refused(
+        "a ledger is never taken back: its events are append-only",
+        subject="ledger",
+        hint="restore a backup into a database of its own",
+    )
 
 
 def _make_history_tables() -> None:

@@ -1,0 +1,56 @@
+"""Reads the messages that a stream's rules make of a table."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from backlog.config import Stream
+from spark_backfill.candidates import (
+    SourceAccess,
+    count_rows,
+    drop_duplicates,
+    read_rows,
+)
+from spark_backfill.jdbc import make_access
+from spark_backfill.messages import MessageRules, build_messages, check_rules
+from spark_backfill.reflection import open_engine, reflect_table
+from tests.spark_backfill import world
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def open_stream(
+    spark: SparkSession, url: str, stream: Stream, **settings: Any
+) -> tuple[SourceAccess, MessageRules]:
+    assert stream.source is not None
+    source = world.make_source(url, **settings)
+    engine = open_engine(source, "shop")
+    table = reflect_table(engine, "shop", stream.source.table)
+    access = SourceAccess(spark, engine, make_access(source, "shop"), table, source.timezone, 3)
+    rules = check_rules(
+        spark,
+        stream,
+        table,
+        partitions=3,
+        targets=(0, 2),
+        max_bytes=2000,
+        timezone=source.timezone,
+    )
+    return access, rules
+
+
+def read_messages(
+    spark: SparkSession, url: str, stream: Stream, where: str = "", **settings: Any
+) -> list[dict[str, Any]]:
+    access, rules = open_stream(spark, url, stream, **settings)
+    rows = read_rows(access, rules, where, rows=count_rows(access, where), min_rows=1)
+    unique = access.table.is_unique(rules.source.primary_key)
+    built = drop_duplicates(build_messages(rows, rules), rules, unique=unique)
+    access.engine.dispose()
+    return [row.asDict() for row in built.orderBy("p0", "value").collect()]
+
+
+def values_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return {m["p0"]: m["reason"] or json.loads(bytes(m["value"])) for m in messages}
