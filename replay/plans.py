@@ -29,7 +29,7 @@ ALLOWED = ("surplus", "proof", injection.ALLOW_LEDGER)
 _ACTIVE = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
 _REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
 # What only brakes or admits a run: the plan holds its own copy and the run obeys that.
-_NOT_MESSAGES = ("limits", "off_peak", "approval", "deliver")
+_NOT_MESSAGES = ("limits", "off_peak", "approval", "deliver", "consumers", "expand")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,5 +50,5 @@ fi
 # Compiled once here: every Python worker of Spark would else compile its libraries again, where
 # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
 "$uv" sync --locked --compile-bytecode --no-python-downloads --python "$python"
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog monitoring spark_backfill replay
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog monitoring fanout spark_backfill replay
 echo "setup: ready, the command is .venv/bin/backlogctl"

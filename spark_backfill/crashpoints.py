@@ -1,17 +1,8 @@
-"""Named points at which the crash harness kills the process; they do nothing otherwise.
-
-`BACKLOG_CRASH_AT=p3.5.commit.before` kills the whole process group with SIGKILL at the first time
-that point is reached, `BACKLOG_CRASH_AT=p3.5.commit.before:2` at the second. The count is of one
-process. Points stand before and after each numbered step of the injection (protocol P3).
-"""
+"""The points of the injection, before and after each numbered step (protocol P3)."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections import Counter
-
-VARIABLE = "BACKLOG_CRASH_AT"
+from backlog.crashpoints import VARIABLE, reach
 
 POINTS = (
     "p3.1.producer.before",
@@ -36,16 +27,4 @@ POINTS = (
     "p3.7.copy.after",
 )
 
-_reached: Counter[str] = Counter()
-
-
-def reach(name: str) -> None:
-    """Says that the point `name` is reached; ends the process group where the harness asks so."""
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
-        return
-    point, _, times = wanted.partition(":")
-    if point == name:
-        _reached[name] += 1
-        if _reached[name] == int(times or 1):
-            os.killpg(os.getpgrp(), signal.SIGKILL)
+__all__ = ["POINTS", "VARIABLE", "reach"]

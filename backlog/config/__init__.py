@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backlog.config.consumers import Consumers, Expand, Ramp
 from backlog.config.root import Config, load_config, mask_secrets
 from backlog.config.sections import (
     Cluster,
@@ -30,12 +31,15 @@ __all__ = [
     "Cluster",
     "Config",
     "Consumed",
+    "Consumers",
+    "Expand",
     "Expr",
     "Guards",
     "Identity",
     "KafkaLedger",
     "Message",
     "OffPeak",
+    "Ramp",
     "Source",
     "SourceLimits",
     "SparkSection",

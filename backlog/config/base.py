@@ -19,11 +19,9 @@ from backlog.config.references import Problem
 LATER = "is not supported by this version yet"
 
 # Keys of the product whose work comes later: refused, in other words than an unknown key.
-LATER_KEYS: tuple[Path, ...] = (
-    ("streams", "*", "consumers"),
-    ("streams", "*", "expand"),
-)
+LATER_KEYS: tuple[Path, ...] = ()
 LATER_VALUES: tuple[tuple[Path, tuple[str, ...]], ...] = (
+    (("streams", "*", "consumers", "launcher"), ("kubernetes", "compose")),
     (("streams", "*", "source", "stale"), ("skip_if_newer", "side_topic")),
     (("streams", "*", "deliver"), ("side_topic",)),
 )

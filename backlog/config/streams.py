@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from backlog import stamps
 from backlog.clock import OffPeakWindow
 from backlog.config.base import LATER, Duration, Label, Names, Section, Text, TopicName, Zone
+from backlog.config.consumers import Consumers, Expand
 from backlog.config.sections import Positive
 
 
@@ -234,6 +235,13 @@ class Stream(Section):
     )
     source: StreamSource | None = Field(
         default=None, description="The source table; without it gaps are found but not rebuilt."
+    )
+    consumers: Consumers | None = Field(
+        default=None,
+        description="How its consumers are started and stopped; an expansion needs it.",
+    )
+    expand: Expand = Field(
+        default_factory=Expand, description="How an emergency expansion drains the backlog."
     )
     deliver: Literal["topic"] | None = Field(
         default=None, description="`topic` is needed by name when other groups read the topic too."

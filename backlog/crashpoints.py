@@ -1,0 +1,28 @@
+"""Named points at which the crash tests kill the process; they do nothing otherwise.
+
+`BACKLOG_CRASH_AT=p3.5.commit.before` kills the whole process group with SIGKILL at the first time
+that point is reached, `BACKLOG_CRASH_AT=p3.5.commit.before:2` at the second. The count is of one
+process. The rooms that have a protocol of numbered steps list their points.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+VARIABLE = "BACKLOG_CRASH_AT"
+
+_reached: Counter[str] = Counter()
+
+
+def reach(name: str) -> None:
+    """Says that the point `name` is reached; ends the process group where the harness asks so."""
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return
+    point, _, times = wanted.partition(":")
+    if point == name:
+        _reached[name] += 1
+        if _reached[name] == int(times or 1):
+            os.killpg(os.getpgrp(), signal.SIGKILL)

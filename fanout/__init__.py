@@ -1,0 +1,1 @@
+"""Drain: relay a backlog into a temporary topic, launch consumers there, cut over, restore."""

@@ -1,0 +1,1 @@
+"""Consumer launchers: how a stream's consumers are started, stopped and counted."""

@@ -1,0 +1,89 @@
+"""What every consumer launcher does; one contract suite tests them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+Look = Callable[[], None]
+"""Called while a launcher waits; raises what stops the run (pause, cancel, Ctrl-C, lost lease)."""
+
+Say = Callable[[str], None]
+"""Takes a sentence for people."""
+
+
+class Role(StrEnum):
+    """Whose place the consumers of a fleet have."""
+
+    ORIGINAL = "original"  # the stream's own, on its topic
+    RECOVERY = "recovery"  # ten times as many, on the temporary topic
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Consumers that belong together: one group on one topic.
+
+    `directory` is where a launcher keeps what it must remember of this fleet, and the consumers'
+    logs; it is the fleet's own, and the same after a crash.
+    """
+
+    stream: str
+    role: Role
+    topic: str
+    group: str
+    bootstrap_servers: str
+    directory: Path
+    recovery_id: str = ""  # "" for the original consumers
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What tells a consumer what to read, as environment variables."""
+        return {
+            "BACKLOG_TOPIC": self.topic,
+            "BACKLOG_GROUP": self.group,
+            "BACKLOG_BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "BACKLOG_ROLE": self.role.value,
+            "BACKLOG_STREAM": self.stream,
+            "BACKLOG_RECOVERY": self.recovery_id,
+        }
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The same for templated arguments: `{topic}`, `{group}`, `{bootstrap_servers}`, ..."""
+        return {
+            "topic": self.topic,
+            "group": self.group,
+            "bootstrap_servers": self.bootstrap_servers,
+            "role": self.role.value,
+            "stream": self.stream,
+            "recovery": self.recovery_id,
+        }
+
+
+class Launcher(Protocol):
+    """Starts, stops and counts consumers. Every verb may be called again after a crash."""
+
+    name: str
+
+    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+        """Makes `count` consumers of the fleet run; those that run already are kept.
+
+        Raises:
+            BacklogError: they cannot be started, or ended at once; says where their log is.
+        """
+
+    def stop(self, fleet: Fleet, look: Look) -> None:
+        """Ends every consumer of the fleet that this launcher knows; nothing where none runs.
+
+        Returns when the launcher itself says that they are gone. The group's state is looked at
+        by the caller, since a launcher may not know every member.
+        """
+
+    def count_running(self, fleet: Fleet) -> int | None:
+        """How many run; None where it cannot tell."""
+
+    def describe(self, fleet: Fleet) -> str:
+        """How it starts and stops them, for a plan: one sentence."""
