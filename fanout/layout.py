@@ -1,0 +1,128 @@
+"""How a backlog is spread: partitions, consumers, how long it takes, what the canary reads.
+
+Figures only; nothing here asks Kafka. Rates are messages a second, times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CANARY_AT_LEAST = 500
+CANARY_SECONDS = 3.0
+MAX_FACTOR = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be drained, and by whom.
+
+    `lag` has every partition of the topic. `rate_per_consumer` is above zero.
+    """
+
+    lag: Mapping[int, int]
+    rate_per_consumer: float
+    produced_per_second: float
+    replicas: int
+    max_consumers: int | None = None
+    seconds_to_loss: float | None = None
+
+    @property
+    def backlog(self) -> int:
+        """Unread messages, all partitions together."""
+        return sum(self.lag.values())
+
+    @property
+    def partitions(self) -> int:
+        """Partitions of the topic."""
+        return len(self.lag)
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """What one consumer drains before the others start."""
+
+    messages: int
+    partitions: Mapping[int, int]  # source partition -> messages; those with none are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A spread backlog.
+
+    Times are None where the consumers do not keep up with what is written. `wins` is None where
+    no loss is in sight; `smallest_factor` also where no factor wins.
+    """
+
+    factor: int
+    partitions: int
+    consumers: int
+    seconds_now: float | None
+    seconds_expanded: float | None
+    smallest_factor: int | None
+    wins: bool | None
+    canary: Canary
+
+
+def plan_layout(load: Load, factor: int) -> Layout:
+    """The layout of `factor` times the partitions and consumers."""
+    expanded = measure_drain(load, count_consumers(load, factor))
+    loss = load.seconds_to_loss
+    return Layout(
+        factor=factor,
+        partitions=load.partitions * factor,
+        consumers=count_consumers(load, factor),
+        # More consumers than partitions are idle.
+        seconds_now=measure_drain(load, min(load.replicas, load.partitions)),
+        seconds_expanded=expanded,
+        smallest_factor=None if loss is None else find_smallest_factor(load),
+        wins=None if loss is None else is_won(expanded, loss),
+        canary=cut_canary(load.lag, load.rate_per_consumer),
+    )
+
+
+def count_consumers(load: Load, factor: int) -> int:
+    """How many consumers run: never more than temporary partitions, nor than the cap."""
+    wanted = min(load.replicas, load.partitions) * factor
+    return wanted if load.max_consumers is None else min(wanted, load.max_consumers)
+
+
+def measure_drain(load: Load, consumers: int) -> float | None:
+    """Seconds until so many consumers have read all; None where they never have."""
+    if not load.backlog:
+        return 0.0
+    net = consumers * load.rate_per_consumer - load.produced_per_second
+    return load.backlog / net if net > 0 else None
+
+
+def is_won(seconds_to_drain: float | None, seconds_to_loss: float) -> bool:
+    """Whether the backlog is read before retention reaches it."""
+    return seconds_to_drain is not None and seconds_to_drain < seconds_to_loss
+
+
+def find_smallest_factor(load: Load) -> int | None:
+    """The smallest factor that wins the race against retention; None where none does."""
+    if load.seconds_to_loss is None:
+        return None
+    for factor in range(1, MAX_FACTOR + 1):
+        if is_won(measure_drain(load, count_consumers(load, factor)), load.seconds_to_loss):
+            return factor
+    return None
+
+
+def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> Canary:
+    """At most the backlog; else what one consumer reads in 3 s, and at least 500 messages.
+
+    Split over the partitions in proportion to their lag, to the message.
+    """
+    backlog = sum(lag.values())
+    messages = min(backlog, max(CANARY_AT_LEAST, math.ceil(CANARY_SECONDS * rate_per_consumer)))
+    if not messages:
+        return Canary(0, {})
+    shares = {partition: divmod(messages * behind, backlog) for partition, behind in lag.items()}
+    split = {partition: whole for partition, (whole, _) in shares.items()}
+    by_rest = sorted(shares, key=lambda partition: (-shares[partition][1], partition))
+    for partition in by_rest[: messages - sum(split.values())]:
+        split[partition] += 1
+    return Canary(messages, {p: count for p, count in sorted(split.items()) if count})
