@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from types import TracebackType
 
+from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
 from backlog.ledger.database import Database
 from backlog.ledger.events import Events
 from backlog.ledger.gaps import Gaps
+from backlog.ledger.holds import Holds
 from backlog.ledger.leases import Leases
 from backlog.ledger.recoveries import Recoveries
 from backlog.ledger.samples import Samples
 from backlog.ledger.schema import HEAD, check_revision, read_revision, upgrade_database
+from backlog.ledger.steps import Steps
+from backlog.ledger.temporary_topics import TemporaryTopics
 
 
 class Ledger:
@@ -26,6 +30,10 @@ class Ledger:
         self.leases = Leases(database)
         self.chunks = Chunks(database)
         self.events = Events(database)
+        self.steps = Steps(database)
+        self.temporary_topics = TemporaryTopics(database)
+        self.holds = Holds(database)
+        self.burndown = Burndown(database)
 
     @property
     def label(self) -> str:

@@ -27,7 +27,8 @@ from backlog.ledger.columns import JsonText, UtcTime
 metadata = MetaData()
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
-ACTIVE = "state IN ('approved', 'running', 'paused')"
+# A failed rebuild can wait; a failed expansion or drain left the layout changed.
+ACTIVE = "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND kind <> 'rebuild')"
 
 counters = Table(
     "backlog_counters",
@@ -211,4 +212,74 @@ events = Table(
     Column("previous_hash", String(64), nullable=False),
     Column("hash", String(64), nullable=False),
     ForeignKeyConstraint(["recovery_id"], ["backlog_recoveries.id"]),
+)
+
+steps = Table(
+    "backlog_steps",
+    metadata,
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
+    Column("step", String(64), primary_key=True),
+    Column("first_started_at", UtcTime, nullable=False),
+    Column("last_started_at", UtcTime, nullable=False),
+    Column("completed_at", UtcTime),
+    Column("rolled_back_at", UtcTime),
+    Column("attempts", Integer, nullable=False),
+    Column("detail", JsonText, nullable=False),
+)
+
+temporary_topics = Table(
+    "backlog_temporary_topics",
+    metadata,
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
+    Column("cluster", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("topic_id", Text),
+    Column("partitions", Integer, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("deleted_at", UtcTime),
+)
+
+holds = Table(
+    "backlog_holds",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("cluster", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("topic_id", Text, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    # {setting: value before, null where the topic did not set it}, {setting: value}, and
+    # {setting: [values it was raised to before that]}
+    Column("old", JsonText, nullable=False),
+    Column("raised", JsonText, nullable=False),
+    Column("earlier", JsonText, nullable=False),
+    Column("until", UtcTime),
+    Column("created_at", UtcTime, nullable=False),
+    Column("released_at", UtcTime),
+    Column("actor", Text, nullable=False),
+    Index(
+        "backlog_holds_one_per_holder",
+        "cluster",
+        "topic",
+        "topic_id",
+        "holder",
+        unique=True,
+        sqlite_where=text("released_at IS NULL"),
+        postgresql_where=text("released_at IS NULL"),
+    ),
+)
+
+burndown = Table(
+    "backlog_burndown",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("step", String(64), nullable=False),
+    Column("source_lag", BigInteger, nullable=False),
+    Column("temporary_lag", BigInteger, nullable=False),
+    Column("relayed", BigInteger, nullable=False),
+    Column("handled", BigInteger, nullable=False),
+    Column("consumers", Integer),
+    Index("backlog_burndown_by_time", "recovery_id", "at"),
 )

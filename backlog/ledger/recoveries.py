@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, or_, select, update
+from sqlalchemy import Connection, insert, or_, select, text, update
 
 from backlog.clock import format_time
 from backlog.errors import InvalidTransition, Refused, UsageError
@@ -14,7 +14,7 @@ from backlog.ledger.counters import take_id
 from backlog.ledger.database import Database, UniqueConflict
 from backlog.ledger.events import GENESIS, append_event
 from backlog.ledger.gaps import move_gaps, release_gaps
-from backlog.ledger.models import gaps, recoveries, recovery_gaps, transitions
+from backlog.ledger.models import ACTIVE, gaps, recoveries, recovery_gaps, transitions
 from backlog.ledger.owners import Owner
 from backlog.ledger.recovery_rows import (
     read_recovery,
@@ -287,7 +287,7 @@ class _Naming:
             recoveries.c.cluster == mine.cluster,
             or_(recoveries.c.topic == mine.topic, recoveries.c.group_id == mine.group),
             recoveries.c.id != self._id,
-            recoveries.c.state.in_(("approved", "running", "paused")),
+            text(f"({ACTIVE})"),
         )
         with self._database.read() as connection:
             other = connection.execute(query.order_by(recoveries.c.id)).mappings().first()
@@ -298,12 +298,13 @@ class _Naming:
                 hint="try again",
                 retryable=True,
             ) from None
+        verb = "run" if other["state"] == State.FAILED.value else "finish"
         same = f"topic {mine.topic}" if other["topic"] == mine.topic else f"group {mine.group}"
         raise InvalidTransition(
             f"recovery {other['id']} of the same {same} is {other['state']};"
             " one is worked on at a time",
             subject=f"recovery {self._id}",
-            hint=f"finish or cancel {other['id']} first",
+            hint=f"{verb} or cancel {other['id']} first",
         ) from None
 
 

@@ -72,9 +72,10 @@ def plan(
     topic: str = "",
     group: str = "",
     plan_hash: str = "hash",
+    kind: str = "rebuild",
 ) -> Recovery:
     return ledger.recoveries.create(
-        "rebuild",
+        kind,
         stream,
         "main",
         topic or stream,

@@ -219,6 +219,24 @@ def test_failed_recovery_does_not_run_beside_another(ledger: Ledger) -> None:
     assert ledger.recoveries.get(failed.id).state is S.FAILED
 
 
+def test_failed_expansion_is_in_the_way_until_it_is_run_again_or_cancelled(ledger: Ledger) -> None:
+    failed = bring_to(ledger, plan(ledger, kind="expand"), *WAY_TO[S.FAILED])
+    second = plan(ledger)
+    with pytest.raises(InvalidTransition, match=f"recovery {failed.id} .* is failed") as caught:
+        approve(ledger, second)
+    assert caught.value.hint == f"run or cancel {failed.id} first"
+    assert ledger.recoveries.advance(failed.id, S.RUNNING, "ada").state is S.RUNNING
+    bring_to(ledger, failed, S.FAILED, S.CANCELLED)
+    assert approve(ledger, second).state is S.APPROVED
+
+
+def test_failed_rebuild_is_not_named_as_the_one_in_the_way(ledger: Ledger) -> None:
+    bring_to(ledger, plan(ledger), *WAY_TO[S.FAILED])
+    active = approve(ledger, plan(ledger, kind="expand"))
+    with pytest.raises(InvalidTransition, match=f"recovery {active.id} .* is approved"):
+        approve(ledger, plan(ledger))
+
+
 def test_requests_are_left_for_the_runner(ledger: Ledger) -> None:
     recovery = plan(ledger)
     with pytest.raises(InvalidTransition, match="it is planned: pause"):

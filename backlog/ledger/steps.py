@@ -1,0 +1,144 @@
+"""Steps: how far each step of a recovery has come, so that a run goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backlog.errors import UsageError
+from backlog.ledger.database import Database
+from backlog.ledger.models import steps
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of a recovery as it stands.
+
+    `completed_at` is None until it was completed, and again once it was rolled back;
+    `rolled_back_at` is None again once it was started anew. `detail` is that of the completion.
+    """
+
+    recovery_id: str
+    step: str
+    first_started_at: datetime
+    last_started_at: datetime
+    completed_at: datetime | None
+    rolled_back_at: datetime | None
+    attempts: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was completed and not rolled back since."""
+        return self.completed_at is not None
+
+
+class Steps:
+    """Verbs on steps. They are called by the runner that has the recovery's lease."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, recovery_id: str, step: str) -> StepRecord:
+        """Writes down that a step starts, perhaps again: its attempts grow by one.
+
+        A step that is completed stays so.
+        """
+        with self._database.write() as connection:
+            now = self._lock(connection, recovery_id)
+            known = _find(connection, recovery_id, step)
+            if known is None:
+                connection.execute(
+                    insert(steps).values(
+                        recovery_id=recovery_id,
+                        step=step,
+                        first_started_at=now,
+                        last_started_at=now,
+                        attempts=1,
+                        detail={},
+                    )
+                )
+            else:
+                connection.execute(
+                    update(steps)
+                    .where(_is_step(recovery_id, step))
+                    .values(
+                        last_started_at=now, attempts=known["attempts"] + 1, rolled_back_at=None
+                    )
+                )
+            return _read(connection, recovery_id, step)
+
+    def complete(
+        self, recovery_id: str, step: str, detail: Mapping[str, Any] | None = None
+    ) -> StepRecord:
+        """Writes down that a step is done; a second time changes nothing.
+
+        Raises:
+            UsageError: it was never started.
+        """
+        with self._database.write() as connection:
+            now = self._lock(connection, recovery_id)
+            if not _read(connection, recovery_id, step).is_complete:
+                connection.execute(
+                    update(steps)
+                    .where(_is_step(recovery_id, step))
+                    .values(completed_at=now, rolled_back_at=None, detail=detail or {})
+                )
+            return _read(connection, recovery_id, step)
+
+    def roll_back(self, recovery_id: str, step: str) -> StepRecord:
+        """Writes down that a step's effect was taken back; it is no longer complete.
+
+        Raises:
+            UsageError: it was never started.
+        """
+        with self._database.write() as connection:
+            now = self._lock(connection, recovery_id)
+            if _read(connection, recovery_id, step).rolled_back_at is None:
+                connection.execute(
+                    update(steps)
+                    .where(_is_step(recovery_id, step))
+                    .values(completed_at=None, rolled_back_at=now)
+                )
+            return _read(connection, recovery_id, step)
+
+    def get(self, recovery_id: str, step: str) -> StepRecord | None:
+        """One step; None where it was never started."""
+        with self._database.read() as connection:
+            row = _find(connection, recovery_id, step)
+        return None if row is None else _to_record(row)
+
+    def list(self, recovery_id: str) -> tuple[StepRecord, ...]:
+        """The steps that were started, in the order of their first start."""
+        query = select(steps).where(steps.c.recovery_id == recovery_id)
+        query = query.order_by(steps.c.first_started_at, steps.c.step)
+        with self._database.read() as connection:
+            return tuple(_to_record(row) for row in connection.execute(query).mappings())
+
+    def _lock(self, connection: Connection, recovery_id: str) -> datetime:
+        self._database.lock_name(connection, f"steps:{recovery_id}")
+        return self._database.now(connection)
+
+
+def _is_step(recovery_id: str, step: str) -> ColumnElement[bool]:
+    return (steps.c.recovery_id == recovery_id) & (steps.c.step == step)
+
+
+def _find(connection: Connection, recovery_id: str, step: str) -> RowMapping | None:
+    return connection.execute(select(steps).where(_is_step(recovery_id, step))).mappings().first()
+
+
+def _read(connection: Connection, recovery_id: str, step: str) -> StepRecord:
+    row = _find(connection, recovery_id, step)
+    if row is None:
+        raise UsageError("it was never started", subject=f"recovery {recovery_id} step {step}")
+    return _to_record(row)
+
+
+def _to_record(row: RowMapping) -> StepRecord:
+    return StepRecord(**row)
