@@ -44,7 +44,8 @@ text. In the user or password of a URL the value is percent-encoded as it is put
 holds the password as it is. A password written into the file is refused, a variable that is not
 set or empty too. Secrets are masked in all output; so is whatever a reference in a secret key gave,
 except a URL's host, port and database. References are not taken in SQL, which goes into the plan,
-nor in `spark.conf`, which Spark shows.
+in `spark.conf`, which Spark shows, nor in the arguments of consumers' commands, which everybody on
+the machine sees: their secrets come by `environment`.
 """
 
 

@@ -188,7 +188,7 @@ def check_topic(value: str) -> str:
 
 def check_label(value: str) -> str:
     """Refuses names of clusters, sources and streams that do not print well."""
-    if not _TOPIC.fullmatch(value):
+    if not _TOPIC.fullmatch(value) or value in (".", ".."):
         raise ValueError("must be 1 to 249 letters, digits, dots, dashes and underscores")
     return value
 

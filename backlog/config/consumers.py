@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, field_serializer, field_validator, model_validator
 
-from backlog.config.base import Duration, Section, Text
+from backlog.config.arguments import FLEET_WORDS, check_words
+from backlog.config.base import Duration, Section, Text, fail_at
 from backlog.config.sections import Positive
 
 Arguments = Annotated[tuple[Text, ...], Field(min_length=1)]
+
+# The commands of each launcher: those it needs, and those it takes.
+_NEEDED = {"process": ("command",), "command": ("scale", "stop"), "manual": ()}
+_TAKEN = {"process": ("command",), "command": ("scale", "stop", "status"), "manual": ()}
+_WORDS = {"command": (*FLEET_WORDS, "index"), "scale": (*FLEET_WORDS, "replicas")}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 class Ramp(Section):
@@ -37,22 +45,29 @@ class Consumers(Section):
     )
     directory: Path | None = Field(
         default=None,
-        description="Working directory of the commands; without it that of the configuration file.",
+        description="Working directory of the commands, relative to the configuration file; "
+        "without it that of the configuration file.",
     )
-    environment: dict[str, str] = Field(
+    environment: dict[str, SecretStr] = Field(
         default_factory=dict,
         description="More environment variables of the commands; secrets by reference. "
-        "`BACKLOG_TOPIC`, `BACKLOG_GROUP` and `BACKLOG_BOOTSTRAP_SERVERS` are always set.",
+        "`BACKLOG_TOPIC`, `BACKLOG_GROUP`, `BACKLOG_BOOTSTRAP_SERVERS`, `BACKLOG_ROLE`, "
+        "`BACKLOG_STREAM` and `BACKLOG_RECOVERY` are always set.",
     )
     scale: Arguments | None = Field(
         default=None,
-        description="`command`: makes `{replicas}` consumers run; the words of `command` are "
-        "filled in.",
+        description="`command`: makes `{replicas}` consumers run, also found in "
+        "`BACKLOG_REPLICAS`; the words of `command` but `{index}` are filled in.",
     )
     stop: Arguments | None = Field(default=None, description="`command`: ends all of them.")
     status: Arguments | None = Field(
         default=None,
         description="`command`: prints how many run, as the first number of its output.",
+    )
+    command_within: Duration = Field(
+        default=timedelta(minutes=10),
+        description="`command`: how long one of the commands may take, and how long until `status` "
+        "says what was asked for.",
     )
     stop_within: Duration = Field(
         default=timedelta(seconds=60),
@@ -64,22 +79,43 @@ class Consumers(Section):
         description="Never more than this at once, whatever the factor; without it no cap.",
     )
 
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, item in value.items():
+            if not _VARIABLE.fullmatch(name):
+                raise fail_at((name,), "is not a name of an environment variable")
+            if name.upper().startswith("BACKLOG_"):
+                raise fail_at((name,), "refused: backlogctl sets the variables `BACKLOG_*` itself")
+            if "\0" in item.get_secret_value():
+                raise fail_at((name,), "must not hold a NUL character")
+        return value
+
     @model_validator(mode="after")
     def _check_commands(self) -> Consumers:
-        wanted = {"process": ("command",), "command": ("scale", "stop"), "manual": ()}
-        known = ("command", "scale", "stop", "status")
-        allowed = {
-            "process": ("command",),
-            "command": ("scale", "stop", "status"),
-            "manual": (),
-        }
-        for name in wanted[self.launcher]:
+        for name in _NEEDED[self.launcher]:
             if getattr(self, name) is None:
                 raise ValueError(f"`launcher: {self.launcher}` needs `{name}`")
-        for name in known:
-            if getattr(self, name) is not None and name not in allowed[self.launcher]:
+        for name in ("command", "scale", "stop", "status"):
+            arguments = getattr(self, name)
+            if arguments is None:
+                continue
+            if name not in _TAKEN[self.launcher]:
                 raise ValueError(f"`{name}` does not go with `launcher: {self.launcher}`")
+            try:
+                check_words(arguments, _WORDS.get(name, FLEET_WORDS))
+            except ValueError as error:
+                raise fail_at((name,), str(error)) from None
         return self
+
+    @field_serializer("environment", when_used="json")
+    def _name_variables(self, value: dict[str, SecretStr]) -> list[str]:
+        # Plans hold the names; even a masked value would say that there is one.
+        return sorted(value)
+
+    def reveal_environment(self) -> dict[str, str]:
+        """The variables with their values: only for the call that starts a command."""
+        return {name: item.get_secret_value() for name, item in self.environment.items()}
 
 
 class Expand(Section):

@@ -20,6 +20,9 @@ _URL_PASSWORD = re.compile(r"^[\w+.\-]+://[^:/]*:([^@]*)@")
 _URL_USER_PART = re.compile(r"^[\w+.\-]+://[^@]*@")
 _ANY_URL_PASSWORD = re.compile(r"\b[\w+.\-]+://[^\s:/@]*:([^\s/@]+)@")
 _QUERY_SECRET = re.compile(r"(?i)[?&;][\w.\-]*(?:password|passwd|pwd|secret|token)=([^&;]*)")
+_SECRET_VARIABLE = re.compile(
+    r"(?i)(?:password|passwd|secret|token|credentials?|access_?key|private_?key|api_?key)$"
+)
 _MAX_SECRET_BYTES = 64 * 1024
 
 
@@ -54,6 +57,8 @@ def is_secret(path: Path) -> bool:
             return True
         case ("clusters", _, name):
             return name in SECRET_PROPERTIES
+        case ("streams", _, "consumers", "environment", _):
+            return True
     return False
 
 
@@ -89,7 +94,8 @@ class _Resolution:
         if isinstance(value, list):
             return [self.visit(item, (*path, str(number))) for number, item in enumerate(value)]
         if is_secret(path) and value is not None and not isinstance(value, str):
-            value = str(value)  # `sasl.password: 1234` is a password too
+            # `sasl.password: 1234` is a password too
+            value = str(value).lower() if isinstance(value, bool) else str(value)
         return self._resolve(value, path) if isinstance(value, str) else value
 
     def _resolve(self, text: str, path: Path) -> str:
@@ -97,7 +103,7 @@ class _Resolution:
         if where and _REFERENCE.search(text):
             return self._refuse(path, where)
         if where and path[0] == "streams":
-            return text  # SQL: `${` may mean something to the database
+            return text  # `${` may mean something to the database or the command
         holed = _REFERENCE.sub(_HOLE, text)
         if "${" in holed:
             return self._refuse(path, "a reference is written ${env:NAME} or ${file:PATH}")
@@ -164,6 +170,11 @@ def _reason_against_references(path: Path) -> str:
             "sql",
         ):
             return "SQL goes into the plan as it is, so a reference is not taken"
+        case ("streams", _, "consumers", "command" | "scale" | "stop" | "status", *_):
+            return (
+                "arguments are seen by everybody on the machine, so a reference is not taken: give "
+                "a secret by `environment`"
+            )
     return ""
 
 
@@ -172,7 +183,7 @@ def _holds_literal_secret(holed: str, path: Path) -> bool:
         return True
     if not is_secret(path):
         found = _ANY_URL_PASSWORD.findall(holed)
-    elif path[0] == "clusters":
+    elif path[0] == "clusters" or (path[0] == "streams" and _SECRET_VARIABLE.search(path[-1])):
         found = [holed]
     else:
         match = _URL_PASSWORD.match(holed)

@@ -282,6 +282,10 @@ def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
         directory = staging.get("dir", "staging")
         if isinstance(directory, str):
             anchored["staging"] = {**staging, "dir": base_dir / Path(directory).expanduser()}
+    if isinstance(streams := anchored.get("streams"), Mapping):
+        anchored["streams"] = {
+            name: _anchor_consumers(stream, base_dir) for name, stream in streams.items()
+        }
     for section, names in (("sources", {"url"}), ("clusters", FILE_PROPERTIES)):
         entries = anchored.get(section)
         if isinstance(entries, Mapping):
@@ -289,6 +293,17 @@ def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
                 name: _anchor_entry(entry, names, base_dir) for name, entry in entries.items()
             }
     return anchored
+
+
+def _anchor_consumers(stream: Any, base_dir: Path) -> Any:
+    consumers = stream.get("consumers") if isinstance(stream, Mapping) else None
+    if not isinstance(consumers, Mapping):
+        return stream
+    directory = consumers.get("directory")
+    if directory is not None and not isinstance(directory, str):
+        return stream
+    anchored = base_dir / Path(directory or "").expanduser()
+    return {**stream, "consumers": {**consumers, "directory": anchored}}
 
 
 def _anchor_entry(entry: Any, names: set[str] | frozenset[str], base_dir: Path) -> Any:

@@ -98,6 +98,24 @@ streams:
       #   events   append-only events, sent as they were (identity by header)
       #   refuse   nothing is rebuilt
       stale: restate
+    # How the group's consumers are started and stopped; `plan expand` needs it. A consumer learns
+    # what to read from BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS.
+    # consumers:
+    #   launcher: process        # process | command | manual
+    #   command: [python, -m, order_service, "--group={group}"]
+    #   replicas: 3
+    #   directory: .             # where it runs; relative to this file
+    #   environment:
+    #     DATABASE_PASSWORD: ${env:SHOP_PASSWORD}
+    #   stop_within: 60s
+    #   max_consumers: 60
+    #   ramp:
+    #     step: 10
+    #     every: 1s
+    # expand:
+    #   factor: 10               # ten times the partitions, ten times the consumers
+    #   order: key               # key | round_robin
+    #   max_lag_at_cutover: 1000
     # Needed by name when other groups read the topic too: they get the messages again.
     # deliver: topic
     # off_peak:
