@@ -11,7 +11,7 @@ import pyarrow as pa
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from spark_backfill.partitioners import place_murmur2
+from backlog.partitioners import place_murmur2
 
 PADDING = "x" * 230
 _TABLE = """

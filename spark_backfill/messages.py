@@ -22,7 +22,7 @@ from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
 from spark_backfill.columns import REASON, parse_time_text, spark_type
 from spark_backfill.failures import find_first_cause
-from spark_backfill.partitioners import PARTITIONERS
+from backlog.partitioners import PARTITIONERS
 from spark_backfill.reflection import Kind, SourceColumn, SourceTable, check_columns
 
 ORIGINAL = "original"

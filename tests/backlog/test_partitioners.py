@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_backfill.partitioners import hash_murmur2, place_crc32, place_murmur2
+from backlog.partitioners import hash_murmur2, place_crc32, place_murmur2
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

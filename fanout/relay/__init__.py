@@ -1,0 +1,1 @@
+"""The relay: copies the source topic's backlog into the temporary topic, each message once."""

@@ -1,0 +1,133 @@
+"""The seam between the expansion and an engine that relays; one contract suite tests them all.
+
+In go source ranges; out go committed positions, counters, and the last data offset in each
+temporary partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from backlog.errors import BacklogError, KafkaFailure
+
+Order = Literal["key", "round_robin"]
+
+
+class GuardLost(KafkaFailure):
+    """The guard's membership is no longer what the relay was given, so its commits are refused."""
+
+    code = "guard_lost"
+    retryable = True
+
+
+class ConsumerCameBack(BacklogError):
+    """Somebody else is in the group: the relay has stopped, and nothing is doubled."""
+
+    code = "consumer_came_back"
+
+
+class PositionExpired(KafkaFailure):
+    """Retention removed messages before they were relayed: what is gone is a gap."""
+
+    code = "position_expired"
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """What to relay of one source partition.
+
+    It begins at the group's committed offset, but not before `start`; it ends before `end`, or
+    goes on until it is told to stop where `end` is None.
+    """
+
+    partition: int
+    start: int
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTask:
+    """What every source partition's relay has in common. `properties` hold secrets.
+
+    `group_metadata` is the guard's membership, pinned: it is never refreshed, so that a commit
+    made after somebody else joined is refused by the broker (protocol P4.5).
+    """
+
+    properties: Mapping[str, str] = field(repr=False)
+    recovery_id: str
+    source: str
+    target: str
+    target_partitions: int
+    group: str
+    group_metadata: bytes = field(repr=False)
+    order: Order = "key"
+    partitioner: str = "murmur2"
+    transactional_prefix: str = "backlog"
+    transaction_timeout_ms: int = 15_000
+
+    def transactional_id(self, partition: int) -> str:
+        """The static transactional.id of a source partition's relay."""
+        return name_transactional_id(self.transactional_prefix, self.source, partition)
+
+
+def name_transactional_id(prefix: str, topic: str, partition: int) -> str:
+    """Static, without the recovery's id: else a zombie of a cancelled recovery is not fenced.
+
+    A colon is in no topic's name, so it is never an injection's id.
+    """
+    return f"{prefix}:relay:{topic}.{partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one source partition's relay is, as its last transaction committed it.
+
+    Attributes:
+        committed: the group's committed offset on the source partition.
+        relayed: messages of this partition that are in the temporary topic, of all runs of this
+            recovery together.
+        bytes: their keys and values.
+        counts: messages by temporary partition; empty where there are too many partitions to
+            carry the counts in the commit.
+        last_offsets: the offset of the last data record that this run wrote, by temporary
+            partition.
+    """
+
+    partition: int
+    committed: int
+    relayed: int = 0
+    bytes: int = 0
+    counts: Mapping[int, int] = field(default_factory=dict)
+    last_offsets: Mapping[int, int] = field(default_factory=dict)
+
+
+Notify = Callable[[Position], None]
+ShouldStop = Callable[[], bool]
+
+
+class RelayEngine(Protocol):
+    """Relays one source partition at a time; partitions run side by side."""
+
+    name: str
+
+    def relay(
+        self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop
+    ) -> Position:
+        """Relays until the range's end, or until `should_stop` between two transactions.
+
+        Every read_committed message of the range goes to the temporary topic exactly once over
+        all runs, its key, value, headers and timestamp untouched. An attempt that fails leaves
+        nothing behind but aborted data; the caller decides whether to try again.
+
+        Args:
+            notify: called after each committed transaction.
+
+        Raises:
+            ProducerFenced: a newer relay of this partition has taken over.
+            GuardLost: a commit was refused because the group has changed.
+            PositionExpired: the messages at the position are gone.
+            KafkaFailure: anything else; `retryable` says whether to start again.
+        """

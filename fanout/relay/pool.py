@@ -1,0 +1,252 @@
+"""The relay's processes: started, listened to, started again, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
+from fanout.relay.interface import GuardLost, Position, PositionExpired, RelayTask, SourceRange
+from fanout.relay.worker import read_error, read_position, write_task
+
+DEFAULT_ENGINE = "records"
+STOP_SECONDS = 60.0
+# How long relays are started again while none of them gets on: a broker may be away.
+PATIENCE_SECONDS = 300.0
+_BACK_OFF = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass
+class _Process:
+    """One worker and what it has told."""
+
+    parts: list[SourceRange]
+    child: subprocess.Popen[str]
+    listener: threading.Thread
+    open: set[int]
+
+    @property
+    def ended(self) -> bool:
+        return self.child.poll() is not None and not self.listener.is_alive()
+
+
+class RelayPool:
+    """Relays every range, in as many processes as partitions and cores allow.
+
+    `check` must be called again and again: it starts what died again. The caller holds the
+    recovery's lease; it is looked at before a relay is started, because a relay that starts takes
+    its partition's transactional.id from whoever has it.
+    """
+
+    def __init__(
+        self,
+        task: RelayTask,
+        ranges: Sequence[SourceRange],
+        log: Path,
+        *,
+        engine: str = DEFAULT_ENGINE,
+        processes: int | None = None,
+        before_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._task = task
+        self._ranges = {part.partition: part for part in ranges}
+        self._log = log
+        self._engine = engine
+        count = processes or max(4, os.cpu_count() or 1)
+        self._count = max(1, min(count, len(self._ranges)))
+        self._before_start = before_start
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        self._positions: dict[int, Position] = {}
+        self._done: set[int] = set()
+        self._failures: list[tuple[int, BacklogError]] = []
+        self._stopping = False
+        self._tries = 0
+        self._patience = Deadline(PATIENCE_SECONDS)
+        self._again: list[SourceRange] = []
+        self._again_at = 0.0
+
+    def start(self) -> None:
+        """Starts the processes."""
+        numbers = sorted(self._ranges)
+        self._before_start()
+        for index in range(self._count):
+            self._launch([self._ranges[number] for number in numbers[index :: self._count]])
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """The last committed position of each partition that has committed."""
+        with self._lock:
+            return dict(self._positions)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run."""
+        return tuple(p.child.pid for p in self._processes if p.child.poll() is None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every partition came to its range's end, or stopped when asked."""
+        with self._lock:
+            return self._done == set(self._ranges)
+
+    def check(self) -> None:
+        """Looks at the processes; starts a partition's relay again where its failure will pass.
+
+        Raises:
+            GuardLost, PositionExpired: the caller decides how to go on.
+            ProducerFenced: another runner has taken over.
+            BacklogError: it failed, and would again.
+        """
+        self._collect_dead()
+        with self._lock:
+            failures, self._failures = self._failures, []
+        for _, error in failures:
+            if not error.retryable or isinstance(
+                error, GuardLost | PositionExpired | ProducerFenced
+            ):
+                raise error
+        if failures:
+            if self._patience.expired:
+                raise failures[0][1]
+            self._again += [self._ranges[number] for number, _ in failures]
+            self._again_at = time.monotonic() + _BACK_OFF[min(self._tries, len(_BACK_OFF) - 1)]
+            self._tries += 1
+        if self._again and not self._stopping and time.monotonic() >= self._again_at:
+            parts, self._again = self._again, []
+            self._before_start()
+            self._launch(parts)
+
+    def stop(self, look: Callable[[], None] = lambda: None) -> None:
+        """Asks every relay to stop between two transactions, and waits until they have.
+
+        Raises:
+            KafkaFailure: one did not stop in time; it was killed, its transaction is open until
+                it is fenced.
+        """
+        self._stopping = True
+        for process in self._processes:
+            with contextlib.suppress(OSError, ValueError):
+                assert process.child.stdin is not None
+                process.child.stdin.write("stop\n")
+                process.child.stdin.flush()
+        limit = Deadline(STOP_SECONDS)
+        while not all(process.ended for process in self._processes):
+            look()
+            if limit.expired:
+                self.kill()
+                raise KafkaFailure(
+                    f"a relay did not stop within {STOP_SECONDS:g} s and was killed",
+                    subject=f"topic {self._task.source}",
+                    hint=f"see {self._log}; run the recovery again",
+                    retryable=True,
+                )
+            time.sleep(0.02)
+        self._close_pipes()
+
+    def kill(self) -> None:
+        """Ends every process at once; open transactions stay open until they are fenced."""
+        self._stopping = True
+        for process in self._processes:
+            if process.child.poll() is None:
+                process.child.kill()
+            process.child.wait(10.0)
+            process.listener.join(10.0)
+        self._close_pipes()
+
+    def _launch(self, parts: list[SourceRange]) -> None:
+        if not parts:
+            return
+        self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._log.open("a") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "fanout.relay.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C is the runner's: it stops its relays between two transactions.
+                start_new_session=True,
+                env=_find_environment(),
+            )
+        listener = threading.Thread(target=self._listen, args=(child,), daemon=True)
+        process = _Process(parts, child, listener, {part.partition for part in parts})
+        self._processes.append(process)
+        listener.start()
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(write_task(self._engine, self._task, parts) + "\n")
+            child.stdin.flush()
+
+    def _listen(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            told: dict[str, Any] = json.loads(line)
+            with self._lock:
+                if "position" in told:
+                    position = read_position(told["position"])
+                    self._positions[position.partition] = position
+                    self._tries, self._patience = 0, Deadline(PATIENCE_SECONDS)
+                elif "done" in told:
+                    position = read_position(told["done"])
+                    self._positions[position.partition] = position
+                    self._done.add(position.partition)
+                    self._close(position.partition)
+                else:
+                    number = int(told["partition"])
+                    self._failures.append((number, read_error(told["failed"])))
+                    self._close(number)
+
+    def _close(self, partition: int) -> None:
+        for process in self._processes:
+            process.open.discard(partition)
+
+    def _collect_dead(self) -> None:
+        """A process that ended without a word about a partition was killed, or crashed."""
+        for process in [p for p in self._processes if p.ended]:
+            self._processes.remove(process)
+            self._close_pipe(process)
+            code = process.child.returncode
+            for number in sorted(process.open):
+                died = KafkaFailure(
+                    f"its process ended with exit code {code}",
+                    subject=f"relay of {self._task.source}[{number}]",
+                    hint=f"see {self._log}",
+                    retryable=True,
+                )
+                with self._lock:
+                    self._failures.append((number, died))
+
+    def _close_pipes(self) -> None:
+        for process in self._processes:
+            self._close_pipe(process)
+        self._processes = []
+
+    def _close_pipe(self, process: _Process) -> None:
+        process.listener.join(5.0)
+        for pipe in (process.child.stdin, process.child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def bound_ranges(ranges: Sequence[SourceRange], ends: dict[int, int]) -> list[SourceRange]:
+    """The ranges, each ending at `ends[partition]`; those without an end there are left out."""
+    return [replace(part, end=ends[part.partition]) for part in ranges if part.partition in ends]
+
+
+def _find_environment() -> dict[str, str]:
+    """Ours, with the place our packages are imported from."""
+    root = str(Path(__file__).parents[2])
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,0 +1,324 @@
+"""The record engine: confluent-kafka reads each message and writes it again (protocol P4.6)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from backlog.clock import Deadline
+from backlog.crashpoints import reach
+from backlog.errors import BacklogError, KafkaFailure
+from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
+from backlog.kafka.errors import (
+    GROUP_ACTIVE_CODES,
+    is_abortable,
+    is_fenced,
+    translate,
+    unwrap,
+)
+from fanout.relay.commits import read_start
+from fanout.relay.counters import Counters, write_counters
+from fanout.relay.interface import (
+    GuardLost,
+    Notify,
+    Position,
+    PositionExpired,
+    RelayTask,
+    ShouldStop,
+    SourceRange,
+)
+from fanout.relay.routing import Router
+
+# A transaction holds back every read_committed reader of the temporary topic, so it is short.
+TRANSACTION_SECONDS = 0.5
+TRANSACTION_MESSAGES = 50_000
+READ_AT_ONCE = 5_000
+_INIT_SECONDS = 60.0
+_CALL_SECONDS = 30.0
+
+_CONSUMER: Mapping[str, Any] = {
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 50,
+    "max.partition.fetch.bytes": 8 * 1024 * 1024,
+    "queued.max.messages.kbytes": 65_536,
+}
+_PRODUCER: Mapping[str, Any] = {
+    "linger.ms": 10,
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 262_144,
+    # The broker's limit on the temporary topic decides, not the client's.
+    "message.max.bytes": 100_000_000,
+}
+
+
+class RecordEngine:
+    """A RelayEngine on confluent-kafka."""
+
+    name = "records"
+
+    def relay(
+        self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop
+    ) -> Position:
+        """See `RelayEngine.relay`."""
+        return _Relay(task, part, notify, should_stop).run()
+
+
+@dataclass
+class _Transaction:
+    """What one open transaction holds."""
+
+    began: float
+    count: int = 0
+    bytes: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+class _Relay:
+    """One source partition's relay: a producer and a reader of its own."""
+
+    def __init__(
+        self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop
+    ) -> None:
+        self._task = task
+        self._part = part
+        self._notify = notify
+        self._should_stop = should_stop
+        self._subject = f"relay of {task.source}[{part.partition}]"
+        self._last_offsets: dict[int, int] = {}
+        self._failed: KafkaError | None = None
+        self._counters = Counters(task.recovery_id)
+        self._next = part.start
+        self._router: Router | None = None
+
+    def run(self) -> Position:
+        """P4.6. The order of these lines is what copies each message once."""
+        admin = make_admin(self._task.properties)
+        producer = self._make_producer()  # 1. a producer with the partition's static id
+        self._call(lambda: producer.init_transactions(_INIT_SECONDS), "take over")  # 2. fences
+        reach("p4.6.init.after")
+        self._read_start(admin)  # 3. the group's stable commit says how far we are
+        consumer = self._open_reader(admin)
+        try:
+            while not (self._should_stop() or self._is_done()):
+                batch = self._read(consumer)  # 4. read before a transaction is opened
+                if batch.messages or batch.reached > self._next:
+                    self._copy(producer, consumer, batch)  # 5. to 8.
+        except BacklogError:
+            self._abort(producer)
+            raise
+        finally:
+            consumer.close()
+        return self._position()
+
+    def _copy(self, producer: Producer, consumer: Consumer, batch: _Batch) -> None:
+        """One transaction: the messages and the source offsets, both or neither."""
+        self._call(producer.begin_transaction, "begin")  # 5.
+        opened = _Transaction(time.monotonic())
+        while True:
+            self._produce(producer, batch, opened)  # 6. bytes, headers and timestamp untouched
+            if self._is_full(opened) or batch.at_end or self._is_done():
+                break
+            batch = self._read(consumer)
+        reach("p4.6.produce.after")
+        after = self._count(opened)
+        self._send_offsets(producer, after)  # 7. into the original group, by the guard's metadata
+        reach("p4.6.offsets.after")
+        self._call(lambda: producer.commit_transaction(_CALL_SECONDS), "commit")  # 8.
+        reach("p4.6.commit.after")
+        producer.poll(0)
+        self._counters = after
+        self._notify(self._position())
+
+    def _make_producer(self) -> Producer:
+        task = self._task
+        return make_producer(
+            task.properties,
+            _PRODUCER,
+            **{
+                "transactional.id": task.transactional_id(self._part.partition),
+                "transaction.timeout.ms": task.transaction_timeout_ms,
+            },
+        )
+
+    def _read_start(self, admin: Admin) -> None:
+        task, part = self._task, self._part
+        found = read_start(admin, task.group, task.source, part.partition, Deadline(60.0))
+        self._next = max(part.start, found.offset)
+        self._counters = found.counters(task.recovery_id)
+        self._router = Router(
+            task.order, task.partitioner, task.target_partitions, self._counters.relayed
+        )
+
+    def _open_reader(self, admin: Admin) -> Consumer:
+        consumer = make_consumer(self._task.properties, _CONSUMER)
+        start = TopicPartition(self._task.source, self._part.partition, self._next)
+        assign_partitions(consumer, [start])
+        return consumer
+
+    def _read(self, consumer: Consumer) -> _Batch:
+        """The next messages of the range.
+
+        Raises:
+            PositionExpired: retention was faster.
+        """
+        end = self._part.end
+        found = _Batch([], self._next, at_end=False)
+        for message in consumer.consume(READ_AT_ONCE, 0.1):
+            error = message.error()
+            if error is None:
+                offset = message.offset()
+                if offset is None or (end is not None and offset >= end):
+                    found.reached, found.at_end = max(found.reached, end or 0), True
+                    break
+                found.messages.append(message)
+                found.reached = offset + 1
+                found.at_end = False
+            elif error.code() == KafkaError._PARTITION_EOF:
+                # What lies before it and was not delivered are control and aborted records.
+                at = message.offset() or 0
+                found.reached = max(found.reached, at if end is None else min(at, end))
+                found.at_end = True
+            else:
+                self._raise_read(error)
+        return found
+
+    def _raise_read(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise PositionExpired(
+                f"the messages at offset {self._next} are gone before they were relayed",
+                subject=self._subject,
+                hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
+            )
+        if error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            raise translate(error, self._subject, "read the source")
+
+    def _produce(self, producer: Producer, batch: _Batch, opened: _Transaction) -> None:
+        assert self._router is not None
+        messages, target = batch.messages, self._task.target
+        self._next = batch.reached
+        if not messages:
+            return
+        keys = [message.key() for message in messages]
+        places = self._router.place(keys)
+        last = {place: at for at, place in enumerate(places)}
+        ends = set(last.values())
+        produce, note, size = producer.produce, self._note_offset, 0
+        for at, (message, key, place) in enumerate(zip(messages, keys, places, strict=True)):
+            value = message.value()
+            size += len(key or b"") + len(value or b"")
+            settings: dict[str, Any] = {"timestamp": message.timestamp()[1]}
+            if headers := message.headers():
+                settings["headers"] = headers
+            if at in ends:
+                settings["on_delivery"] = note
+            while True:
+                try:
+                    produce(target, value, key, place, **settings)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+                except KafkaException as error:
+                    raise self._explain(error, "write") from error
+            if at == len(messages) // 2:
+                reach("p4.6.produce.middle")
+        producer.poll(0)
+        opened.count += len(messages)
+        opened.bytes += size
+        for place in places:
+            opened.counts[place] = opened.counts.get(place, 0) + 1
+
+    def _note_offset(self, error: KafkaError | None, message: Message) -> None:
+        # Nothing may be raised in a callback; a failed delivery fails the commit.
+        if error is not None:
+            self._failed = self._failed or error
+            return
+        place, offset = message.partition(), message.offset()
+        if place is not None and offset is not None:
+            self._last_offsets[place] = max(offset, self._last_offsets.get(place, -1))
+
+    def _count(self, opened: _Transaction) -> Counters:
+        before = self._counters
+        counts = None
+        if before.counts is not None:
+            counts = dict(before.counts)
+            for place, count in opened.counts.items():
+                counts[place] = counts.get(place, 0) + count
+        return Counters(
+            before.recovery_id,
+            before.relayed + opened.count,
+            before.bytes + opened.bytes,
+            counts,
+        )
+
+    def _send_offsets(self, producer: Producer, after: Counters) -> None:
+        task = self._task
+        metadata = write_counters(after, task.target_partitions)
+        position = TopicPartition(task.source, self._part.partition, self._next, metadata)
+        self._call(
+            lambda: producer.send_offsets_to_transaction(
+                [position], task.group_metadata, _CALL_SECONDS
+            ),
+            "commit the source offsets",
+        )
+
+    def _is_full(self, opened: _Transaction) -> bool:
+        return (
+            opened.count >= TRANSACTION_MESSAGES
+            or time.monotonic() - opened.began >= TRANSACTION_SECONDS
+        )
+
+    def _is_done(self) -> bool:
+        return self._part.end is not None and self._next >= self._part.end
+
+    def _position(self) -> Position:
+        counters = self._counters
+        return Position(
+            self._part.partition,
+            self._next,
+            counters.relayed,
+            counters.bytes,
+            dict(counters.counts or {}),
+            dict(self._last_offsets),
+        )
+
+    def _call(self, call: Callable[[], object], doing: str) -> None:
+        try:
+            call()
+        except KafkaException as error:
+            raise self._explain(error, doing) from error
+
+    def _explain(self, error: KafkaException, doing: str) -> BacklogError:
+        """What a failed call means to whoever decides on another try."""
+        inner = unwrap(error)
+        if inner is not None and inner.code() in GROUP_ACTIVE_CODES and not is_fenced(error):
+            return GuardLost(
+                f"could not {doing}: the group has changed ({inner.name()})", subject=self._subject
+            )
+        if self._failed is not None:
+            return translate(self._failed, self._subject, "write a message")
+        told = translate(error, self._subject, doing)
+        if is_abortable(error) and not is_fenced(error) and isinstance(told, KafkaFailure):
+            # The broker ended this transaction; the messages are sent again in another one.
+            told.retryable = True
+        return told
+
+    def _abort(self, producer: Producer) -> None:
+        """Ends an open transaction at once; where that fails, the next `init` ends it."""
+        try:
+            producer.purge()
+            producer.abort_transaction(5.0)
+        except KafkaException:
+            return
+
+
+@dataclass
+class _Batch:
+    """Messages in order, the position after them, and whether nothing more is there now."""
+
+    messages: list[Message]
+    reached: int
+    at_end: bool

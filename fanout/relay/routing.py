@@ -1,0 +1,37 @@
+"""Which temporary partition a message goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from backlog.partitioners import PARTITIONERS
+from fanout.relay.interface import Order
+
+
+class Router:
+    """Places the messages of one source partition.
+
+    `key`: the hash of the source's producers modulo the temporary partitions; messages without a
+    key go round robin. `round_robin`: one after another over all partitions. The turn starts at
+    `turn`, which is how many messages went before, so a restart keeps it even.
+    """
+
+    def __init__(self, order: Order, partitioner: str, partitions: int, turn: int) -> None:
+        self._place = PARTITIONERS[partitioner] if order == "key" else None
+        self._partitions = partitions
+        self._turn = turn
+
+    def place(self, keys: Sequence[bytes | None]) -> list[int]:
+        """The temporary partitions of messages with these keys, in order."""
+        count = len(keys)
+        turns = (np.arange(self._turn, self._turn + count) % self._partitions).astype(np.int32)
+        self._turn += count
+        if self._place is None:
+            found: list[int] = turns.tolist()
+            return found
+        placed = self._place(pa.array(keys, pa.binary()), self._partitions)
+        mixed: list[int] = np.where(placed < 0, turns, placed).tolist()
+        return mixed

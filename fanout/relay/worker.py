@@ -1,0 +1,133 @@
+"""A relay process: `python -m fanout.relay.worker`, some source partitions, a thread each.
+
+The task comes as the first line on stdin (it holds secrets, so it is no argument); a second line
+asks to stop between two transactions. When stdin ends, the runner is gone: the process ends at
+once, and its open transactions are aborted by the next relay. What it commits, and how each
+partition ends, goes to stdout, one JSON document a line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from backlog.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
+from backlog.kafka.errors import TopicMissing
+from fanout.relay.interface import (
+    GuardLost,
+    Position,
+    PositionExpired,
+    RelayEngine,
+    RelayTask,
+    SourceRange,
+)
+from fanout.relay.records import RecordEngine
+
+ENGINES: dict[str, type[RelayEngine]] = {RecordEngine.name: RecordEngine}
+_ERRORS: dict[str, type[BacklogError]] = {
+    kind.code: kind
+    for kind in (GuardLost, PositionExpired, ProducerFenced, Refused, TopicMissing, KafkaFailure)
+}
+_GONE = 70  # exit code: the runner went away
+
+
+def write_task(engine: str, task: RelayTask, parts: list[SourceRange]) -> str:
+    """The line that a worker reads first."""
+    document = {**asdict(task), "group_metadata": base64.b64encode(task.group_metadata).decode()}
+    return json.dumps({"engine": engine, "task": document, "parts": [asdict(p) for p in parts]})
+
+
+def read_task(line: str) -> tuple[RelayEngine, RelayTask, list[SourceRange]]:
+    """What `write_task` wrote."""
+    told = json.loads(line)
+    task = told["task"]
+    task["group_metadata"] = base64.b64decode(task["group_metadata"])
+    parts = [SourceRange(**part) for part in told["parts"]]
+    return ENGINES[told["engine"]](), RelayTask(**task), parts
+
+
+def read_position(told: dict[str, Any]) -> Position:
+    """A position as it came over the pipe."""
+    numbers = {
+        name: {int(place): count for place, count in told[name].items()}
+        for name in ("counts", "last_offsets")
+    }
+    return Position(**{**told, **numbers})
+
+
+def read_error(told: dict[str, Any]) -> BacklogError:
+    """An error as it came over the pipe; one of an unknown kind is a KafkaFailure."""
+    kind = _ERRORS.get(told["code"], KafkaFailure)
+    return kind(
+        told["message"],
+        subject=told["subject"],
+        hint=told["hint"],
+        retryable=bool(told["retryable"]),
+    )
+
+
+class _Worker:
+    """The partitions of one process."""
+
+    def __init__(self, engine: RelayEngine, task: RelayTask, parts: list[SourceRange]) -> None:
+        self._engine = engine
+        self._task = task
+        self._parts = parts
+        self._stop = threading.Event()
+        self._writing = threading.Lock()
+
+    def run(self) -> None:
+        """Runs every partition to its end."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        threads = [threading.Thread(target=self._relay, args=(part,)) for part in self._parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _listen(self) -> None:
+        if sys.stdin.readline():
+            self._stop.set()
+            if sys.stdin.readline():
+                return
+        os._exit(_GONE)
+
+    def _relay(self, part: SourceRange) -> None:
+        try:
+            found = self._engine.relay(self._task, part, self._note, self._stop.is_set)
+            self._tell({"done": asdict(found)})
+        except BacklogError as error:
+            self._tell({"failed": error.to_json(), "partition": part.partition})
+        except Exception as error:  # noqa: BLE001 - the other partitions go on; the runner is told
+            told = KafkaFailure(f"{type(error).__name__}: {error}", subject=self._task.source)
+            self._tell({"failed": told.to_json(), "partition": part.partition})
+
+    def _note(self, position: Position) -> None:
+        self._tell({"position": asdict(position)})
+
+    def _tell(self, document: dict[str, Any]) -> None:
+        line = json.dumps(document, separators=(",", ":"))
+        with self._writing:
+            try:
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+            except BrokenPipeError:
+                os._exit(_GONE)
+
+
+def main() -> None:
+    """Reads the task, relays, ends."""
+    engine, task, parts = read_task(sys.stdin.readline())
+    _Worker(engine, task, parts).run()
+    sys.stdout.flush()
+    # The listener still waits on stdin; there is nothing left to close.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
