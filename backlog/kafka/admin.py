@@ -7,6 +7,13 @@ partition otherwise looks like a success (protocol P1).
 from __future__ import annotations
 
 from backlog.kafka.calls import Connection, connect
+from backlog.kafka.configs import (
+    TopicSetting,
+    alter_topic_config,
+    read_topic_overrides,
+    read_topic_settings,
+)
+from backlog.kafka.deletion import delete_topic
 from backlog.kafka.groups import (
     Commit,
     GroupState,
@@ -35,9 +42,12 @@ __all__ = [
     "Isolation",
     "Member",
     "TopicInfo",
+    "TopicSetting",
+    "alter_topic_config",
     "committed_offsets",
     "connect",
     "create_topic",
+    "delete_topic",
     "describe_group_state",
     "describe_topic",
     "list_offsets",
@@ -46,5 +56,7 @@ __all__ = [
     "read_group_state",
     "read_metadata",
     "read_topic_id",
+    "read_topic_overrides",
+    "read_topic_settings",
     "set_group_offsets",
 ]

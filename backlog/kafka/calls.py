@@ -63,16 +63,23 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
         raise admin.translate(error, subject, doing, limit.seconds) from error
 
 
-def retry_passing(admin: Admin, limit: Deadline, call: Callable[[], Result]) -> Result:
+def retry_passing(
+    admin: Admin,
+    limit: Deadline,
+    call: Callable[[], Result],
+    passes: Callable[[KafkaFailure], bool] | None = None,
+) -> Result:
     """Calls again while a leader or coordinator moves, until the deadline.
 
+    `passes` names more errors that pass by themselves here.
     An unreachable cluster is not tried again here: that call has used up the deadline already.
     """
     while True:
         try:
             return call()
         except KafkaFailure as error:
-            if not error.retryable or isinstance(error, ClusterUnreachable) or limit.expired:
+            passing = error.retryable and not isinstance(error, ClusterUnreachable)
+            if limit.expired or not (passing or (passes is not None and passes(error))):
                 raise
             admin.poll(min(_PAUSE, limit.remaining()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from confluent_kafka import (
@@ -189,8 +190,14 @@ def set_group_offsets(
     topic: str,
     offsets: Mapping[int, int],
     deadline: Deadline | None = None,
+    *,
+    new_topic: bool = False,
 ) -> None:
     """Sets committed offsets of a group without members, and reads them back.
+
+    Args:
+        new_topic: the topic was made a moment ago: a broker that does not know it, or not all of
+            its partitions, is asked again until the deadline.
 
     Raises:
         GroupActive: the group has members; names them. Nothing was set.
@@ -201,17 +208,10 @@ def set_group_offsets(
     before = describe_group_state(admin, group, limit)
     if before.is_active:
         raise _refuse_active(group, before)
-    # The broker takes offsets for partitions that do not exist, and says nothing.
-    known = read_topic_id(admin, topic, limit)[1]
-    strange = sorted(p for p in offsets if not 0 <= p < known)
-    if strange:
-        raise TopicMissing(
-            f"could not {doing}: partitions {strange} do not exist, there are {known}",
-            subject=subject,
-        )
     wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
 
     def call() -> None:
+        _refuse_strange(admin, topic, offsets, f"could not {doing}", limit)
         verb = admin.alter_consumer_group_offsets
         request = [ConsumerGroupTopicPartitions(group, wanted)]
         futures = ask(admin, verb, subject, doing, limit, request)
@@ -221,7 +221,7 @@ def set_group_offsets(
                 raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
 
     try:
-        retry_passing(admin, limit, call)
+        retry_passing(admin, limit, call, partial(_is_spreading, new_topic))
     except GroupActive as error:
         raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
     back = committed_offsets(admin, group, topic, offsets, limit)
@@ -233,6 +233,23 @@ def set_group_offsets(
             hint="something else commits for this group; stop it and try again",
             retryable=True,
         )
+
+
+def _refuse_strange(
+    admin: Admin, topic: str, partitions: Iterable[int], failed: str, limit: Deadline
+) -> None:
+    # The broker takes offsets for partitions that do not exist, and says nothing.
+    known = read_topic_id(admin, topic, limit)[1]
+    strange = sorted(p for p in partitions if not 0 <= p < known)
+    if strange:
+        raise TopicMissing(
+            f"{failed}: partitions {strange} do not exist, there are {known}",
+            subject=f"topic {topic}",
+        )
+
+
+def _is_spreading(new_topic: bool, error: KafkaFailure) -> bool:
+    return new_topic and isinstance(error, TopicMissing)
 
 
 def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:

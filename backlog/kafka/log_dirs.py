@@ -1,0 +1,204 @@
+"""How much room the brokers have: DescribeLogDirs, which confluent-kafka lacks.
+
+Asked through kafka-python, whose properties have other names. What cannot be asked is unknown with
+a reason, never an error: a disk that cannot be seen must not stop an emergency by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.kafka.clients import Properties, find_addresses
+
+_SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+_NAMES: Mapping[str, str] = {
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+    "ssl.crl.location": "ssl_crlfile",
+    "client.id": "client_id",
+}
+_UNTRANSLATED = (
+    "ssl.ca.pem",
+    "ssl.certificate.pem",
+    "ssl.key.pem",
+    "ssl.keystore.location",
+    "ssl.cipher.suites",
+    "ssl.curves.list",
+    "ssl.sigalgs.list",
+)
+_SECRETS = ("sasl.password", "ssl.key.password", "sasl.username")
+_SAME_VOLUME = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLogDirs:
+    """One broker's disks: bytes, None where its version does not tell (before Kafka 3.3).
+
+    `partitions` are the bytes of the topic's replicas on this broker.
+    """
+
+    broker: int
+    usable_bytes: int | None
+    total_bytes: int | None
+    partitions: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirs:
+    """The brokers' disks; `brokers` is None where they are unknown, and `reason` says why."""
+
+    brokers: tuple[BrokerLogDirs, ...] | None
+    reason: str = ""
+
+    def partition_bytes(self, partition: int) -> int | None:
+        """Bytes of one replica of a partition, the largest; None where no broker has it."""
+        sizes = [broker.partitions.get(partition) for broker in self.brokers or ()]
+        return max((size for size in sizes if size is not None), default=None)
+
+
+def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None = None) -> LogDirs:
+    """The disks of every broker, and what the topic takes there.
+
+    Args:
+        properties: the cluster's client properties, as librdkafka takes them.
+
+    Returns:
+        Within the deadline, whatever happens; unknown with a reason where they cannot be read.
+    """
+    limit = deadline or Deadline(15.0)
+    translated, reason = translate_properties(properties)
+    if translated is None:
+        return LogDirs(None, reason)
+    answer: list[LogDirs] = []
+
+    def work() -> None:
+        answer.append(_ask(translated, properties, topic, limit))
+
+    # A thread, because not every wait of the client has a limit.
+    thread = threading.Thread(target=work, name="backlog-log-dirs", daemon=True)
+    with _silenced():
+        thread.start()
+        thread.join(limit.remaining() + 1.0)
+    if answer:
+        return answer[0]
+    return LogDirs(None, f"{find_addresses(properties)} did not answer in {limit.seconds:g} s")
+
+
+def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None, str]:
+    """librdkafka's properties as kafka-python takes them; None and why where that cannot be."""
+    protocol = str(properties.get("security.protocol", "plaintext")).upper()
+    mechanism = str(properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "")
+    found: dict[str, Any] = {
+        "bootstrap_servers": [part.strip() for part in find_addresses(properties).split(",")],
+        "security_protocol": protocol,
+    }
+    if protocol.startswith("SASL"):
+        if mechanism.upper() not in _SASL:
+            return (
+                None,
+                f"the disks cannot be asked for with sasl.mechanism {mechanism or 'GSSAPI'}",
+            )
+        found["sasl_mechanism"] = mechanism.upper()
+    if protocol.endswith("SSL"):
+        for name in _UNTRANSLATED:
+            if properties.get(name):
+                return None, f"the disks cannot be asked for with {name}"
+        if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
+            return None, "the disks cannot be asked for without verification of the certificate"
+        algorithm = str(properties.get("ssl.endpoint.identification.algorithm", "https"))
+        found["ssl_check_hostname"] = algorithm.lower() != "none"
+    for name, theirs in _NAMES.items():
+        if properties.get(name) is not None:
+            found[theirs] = str(properties[name])
+    return found, ""
+
+
+def _ask(
+    settings: Mapping[str, Any], properties: Properties, topic: str, limit: Deadline
+) -> LogDirs:
+    from kafka import KafkaAdminClient
+
+    milliseconds = max(1, int(limit.remaining() * 1000))
+    client = None
+    try:
+        client = KafkaAdminClient(
+            **settings, bootstrap_timeout_ms=milliseconds, request_timeout_ms=milliseconds
+        )
+        return _to_log_dirs(client.describe_log_dirs([topic]), topic)
+    except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
+        return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")
+    finally:
+        if client is not None:
+            with suppress(Exception):
+                client.close()
+
+
+def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:
+    brokers = []
+    for answer in answers:
+        directories = [one for one in answer["log_dirs"] if not one["error_code"]]
+        if not directories:
+            # The client drops the code of the whole answer: an access denied looks like this.
+            return LogDirs(
+                None,
+                f"broker {answer['broker']} shows no disks: is `Describe` on the cluster granted?",
+            )
+        brokers.append(_to_broker(answer["broker"], directories, topic))
+    if not brokers:
+        return LogDirs(None, "no broker answered")
+    return LogDirs(tuple(sorted(brokers, key=lambda one: one.broker)))
+
+
+def _to_broker(broker: int, directories: list[dict[str, Any]], topic: str) -> BrokerLogDirs:
+    volumes: list[tuple[int, int]] = []
+    partitions: dict[int, int] = {}
+    known = True
+    for directory in directories:
+        total, usable = directory.get("total_bytes", -1), directory.get("usable_bytes", -1)
+        known = known and total >= 0 and usable >= 0
+        # Two directories on one disk show the same figures; its room counts once.
+        if not any(t == total and abs(u - usable) < _SAME_VOLUME for t, u in volumes):
+            volumes.append((total, usable))
+        for found in directory["topics"]:
+            if found["name"] != topic:
+                continue
+            for part in found["partitions"]:
+                index = part["partition_index"]
+                partitions[index] = partitions.get(index, 0) + part["partition_size"]
+    return BrokerLogDirs(
+        broker,
+        sum(usable for _, usable in volumes) if known else None,
+        sum(total for total, _ in volumes) if known else None,
+        partitions,
+    )
+
+
+def _describe(error: Exception, properties: Properties) -> str:
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    for name in _SECRETS:
+        secret = str(properties.get(name) or "")
+        if secret:
+            text = text.replace(secret, "***")
+    return text
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps kafka-python's log quiet: it repeats what the answer says, and prints properties."""
+    logger = logging.getLogger("kafka")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
