@@ -12,7 +12,7 @@ from backlog.ledger import Ledger
 from backlog.manifest import hash_value
 from backlog.values import Recovery, RecoveryState
 from replay.identity import Identity, find_identity
-from replay.rendering import format_plural
+from replay.kinds import find_kind
 
 AUTOMATIC = "automatic"
 
@@ -58,11 +58,9 @@ def approve_plan(
 
 
 def approve_automatically(ledger: Ledger, config: Config, recovery: Recovery) -> Recovery:
-    """Approves an exact plan of a stream with `approval: auto`; leaves any other as it is."""
+    """Approves an exact rebuild of a stream with `approval: auto`; leaves any other as it is."""
     plan = recovery.plan
-    if plan["approval"] != "auto" or plan["outcome"]["verdict"] != "exact":
-        return recovery
-    if plan["other_groups"] and plan["deliver"] != "topic":
+    if plan["approval"] != "auto" or not find_kind(recovery).is_automatic(plan):
         return recovery
     identity = Identity("policy", "auto", find_identity().host)
     return approve_plan(ledger, config, recovery, by=AUTOMATIC, identity=identity)
@@ -131,26 +129,9 @@ def check_runnable(recovery: Recovery) -> None:
     """Whether the plan may run at all, whoever approves it.
 
     Raises:
-        Refused: surplus that was not allowed by name, or readers who would get messages twice.
+        Refused: its kind has something against it.
     """
-    plan = recovery.plan
-    subject = f"recovery {recovery.id}"
-    if plan["outcome"]["verdict"] == "surplus" and "surplus" not in plan["options"]["allow"]:
-        surplus = plan["outcome"]["counts"]["surplus"]
-        raise Refused(
-            f"the plan would send {format_plural(surplus, 'message')} not known to be lost",
-            subject=subject,
-            hint=f"mend the configuration, or `backlogctl plan rebuild {recovery.stream} "
-            "--allow surplus`",
-        )
-    if plan["other_groups"] and plan["deliver"] != "topic":
-        names = ", ".join(plan["other_groups"])
-        raise Refused(
-            f"other groups read topic {recovery.topic} and would get the messages again: {names}",
-            subject=subject,
-            hint=f"say `deliver: topic` in stream {recovery.stream} if that is right, "
-            "and plan again",
-        )
+    find_kind(recovery).check(recovery)
 
 
 def describe_expiry(recovery: Recovery, now: datetime | None = None) -> timedelta | None:

@@ -20,11 +20,12 @@ from replay import injection
 from replay.approval import approve_automatically
 from replay.housekeeping import clear_staging
 from replay.identity import find_identity
+from replay.kinds import REBUILD
 from replay.losses import mark_lost_again, measure_start_spread, read_history, tighten_times
 from replay.observation import look_at_stream
 from replay.workspace import Workspace
 
-KIND = "rebuild"
+KIND = REBUILD
 ALLOWED = ("surplus", "proof", injection.ALLOW_LEDGER)
 _ACTIVE = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
 _REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
@@ -76,7 +77,7 @@ def plan_rebuild(
             hint=f"add `streams.{stream.name}.source`; see docs/configuration.md",
         )
     check_denied(workspace, stream)
-    _refuse_active(workspace, stream)
+    refuse_active(workspace, stream)
     tell("looking at the topic")
     ground = observe_ground(workspace, stream, options)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
@@ -243,9 +244,11 @@ def _refuse_nothing(stream: Stream, known: Sequence[Gap], warnings: Sequence[str
     return Refused("nothing is lost, so there is nothing to rebuild", subject=subject)
 
 
-def _refuse_active(workspace: Workspace, stream: Stream) -> None:
-    """Early, before Spark works for minutes; the database decides in the end."""
-    for other in workspace.ledger.recoveries.list(states=_ACTIVE):
+def refuse_active(workspace: Workspace, stream: Stream) -> None:
+    """Refuses early, before minutes of work; the database decides in the end."""
+    for other in workspace.ledger.recoveries.list(states=(*_ACTIVE, RecoveryState.FAILED)):
+        if other.state is RecoveryState.FAILED and other.kind == KIND:
+            continue  # it left nothing behind; anything else stopped half way
         same = other.topic == stream.topic or other.group == stream.group
         if other.cluster == stream.cluster and same:
             raise InvalidTransition(

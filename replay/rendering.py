@@ -28,6 +28,8 @@ _STYLES = {
     "failed": "bold red",
     "open": "bold red",
     "surplus": "bold red",
+    "loses": "bold red",
+    "wins": "bold green",
     "cancelled": "dim",
     "rejected": "dim",
     "waived": "dim",
@@ -43,6 +45,16 @@ def format_count(count: int | None) -> str:
         if abs(count) >= limit:
             return f"{count / limit:.1f} {unit}"
     return f"{count:,}"
+
+
+def format_bytes(count: int | None) -> str:
+    """`512 B`, `1.2 MB`, `3.4 GB`; a dash for None."""
+    if count is None:
+        return "—"
+    for size, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if abs(count) >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
 
 
 def format_plural(count: int, noun: str) -> str:
@@ -153,7 +165,7 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
         summary.append(f" · drained in {format_duration(stream['seconds_to_drain'])}")
     if stream.get("seconds_to_loss") is not None:
         summary.append(f" · next loss in {format_duration(stream['seconds_to_loss'])}")
-    return [head, table, summary, *_draw_warnings(stream.get("warnings", ())), Text()]
+    return [head, table, summary, *draw_warnings(stream.get("warnings", ())), Text()]
 
 
 def draw_gaps(document: Document) -> RenderableType:
@@ -217,8 +229,8 @@ def draw_recoveries(document: Document) -> RenderableType:
             row["stream"],
             style_word(row["state"]),
             style_word(row["verdict"]),
-            format_count(row["counts"].get("rebuilt")),
-            format_count(row["injected"]),
+            format_count(row["counts"].get("rebuilt", row["counts"].get("lag"))),
+            format_count(row["injected"] if "rebuilt" in row["counts"] else None),
             # The id holds the year.
             f"{format_moment(row['created_at'])[5:16]}Z",
         )
@@ -264,7 +276,7 @@ def draw_plan(document: Document) -> RenderableType:
     parts: list[RenderableType] = [counts, _draw_partitions(document["partitions"])]
     parts.append(_draw_facts(document))
     parts.extend(Text(f"{document['verdict']}: {why}") for why in document["reasons"])
-    parts.extend(_draw_warnings(document["warnings"]))
+    parts.extend(draw_warnings(document["warnings"]))
     return Panel(Group(*parts), title=head, title_align="left", border_style="cyan", width=98)
 
 
@@ -316,7 +328,8 @@ def _draw_partitions(partitions: Sequence[Document]) -> RenderableType:
     return table
 
 
-def _draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
+def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
+    """One line each."""
     return [Text(f"! {warning}", style="yellow") for warning in warnings]
 
 

@@ -10,6 +10,8 @@ from backlog.clock import format_time
 from backlog.errors import Refused
 from backlog.values import Event, Gap, Recovery, RecoveryState
 from replay.approval import check_runnable, is_expired
+from replay.expand_views import describe_expand_run, describe_expansion
+from replay.kinds import EXPAND
 from replay.rendering import format_plural
 
 
@@ -37,24 +39,15 @@ def describe_gap(gap: Gap) -> dict[str, Any]:
 def describe_recovery(recovery: Recovery) -> dict[str, Any]:
     """A recovery as `plan` and `show` print it."""
     plan = recovery.plan
-    outcome = plan["outcome"]
+    own = describe_expansion if recovery.kind == EXPAND else _describe_rebuild
     return {
         "id": recovery.id,
         "kind": recovery.kind,
         "stream": recovery.stream,
         "state": str(recovery.state),
         "plan_hash": recovery.plan_hash,
-        "verdict": outcome["verdict"],
-        "reasons": list(outcome["reasons"]),
-        "counts": dict(outcome["counts"]),
-        "partitions": list(outcome["partitions"]),
+        **own(recovery),
         "warnings": list(plan["warnings"]),
-        "proof": outcome["proof"],
-        "quarantine": outcome["quarantine"],
-        "fidelity": outcome["fidelity"],
-        "staging": f"{format_plural(outcome['chunks'], 'chunk')}, "
-        f"{format_plural(outcome['bytes'], 'byte')}",
-        "gaps": list(plan["gaps"]),
         "other_groups": list(plan["other_groups"]),
         "topic": recovery.topic,
         "group": recovery.group,
@@ -67,9 +60,26 @@ def describe_recovery(recovery: Recovery) -> dict[str, Any]:
         "runner": recovery.runner,
         "injected": recovery.injected,
         "skipped": recovery.skipped,
+        "detail": dict(recovery.detail),
+    }
+
+
+def _describe_rebuild(recovery: Recovery) -> dict[str, Any]:
+    plan = recovery.plan
+    outcome = plan["outcome"]
+    return {
+        "verdict": outcome["verdict"],
+        "reasons": list(outcome["reasons"]),
+        "counts": dict(outcome["counts"]),
+        "partitions": list(outcome["partitions"]),
+        "proof": outcome["proof"],
+        "quarantine": outcome["quarantine"],
+        "fidelity": outcome["fidelity"],
+        "staging": f"{format_plural(outcome['chunks'], 'chunk')}, "
+        f"{format_plural(outcome['bytes'], 'byte')}",
+        "gaps": list(plan["gaps"]),
         "off_peak": plan["off_peak"],
         "limits": plan["limits"],
-        "detail": dict(recovery.detail),
     }
 
 
@@ -79,6 +89,8 @@ def describe_run(recovery: Recovery, run: Mapping[str, Any]) -> dict[str, Any]:
     `injected` were put back by this run, `skipped` were in the topic already; together they are
     all. For a recovery that was verified before, all count as injected.
     """
+    if recovery.kind == EXPAND:
+        return describe_expand_run(recovery, run)
     counts = run.get("counts") or {"injected": recovery.injected, "skipped": recovery.skipped}
     quarantined = recovery.plan["outcome"]["counts"]["quarantined"]
     return {

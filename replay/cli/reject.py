@@ -18,9 +18,11 @@ def reject_recovery(
 ) -> None:
     """Reject a plan; its gaps are open again."""
     from replay.approval import reject_plan
+    from replay.kinds import REBUILD
     from replay.views import describe_recovery
 
     workspace = session.open_workspace()
     planned = workspace.ledger.recoveries.get(recovery)
     found = reject_plan(workspace.ledger, planned, by=by, reason=reason)
-    session.emit(describe_recovery(found), f"{recovery} rejected; its gaps are open again")
+    rest = "; its gaps are open again" if found.kind == REBUILD else ""
+    session.emit(describe_recovery(found), f"{recovery} rejected{rest}")

@@ -1,0 +1,116 @@
+"""Stored expansions without Kafka, and what a run of one writes into the ledger."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from backlog.ledger.burndown import BurndownSample
+from backlog.ledger.steps import StepRecord
+from backlog.manifest import hash_value
+from backlog.values import Recovery
+from replay.workspace import Workspace
+from tests.backlog.ledger.makers import NOON
+
+ID = "r-20261121-0001"
+
+
+def make_expand_plan(**changes: Any) -> dict[str, Any]:
+    """A plan of 1.2 million messages in three partitions."""
+    rows = [
+        {
+            "partition": number,
+            "log_start": 1_000_000,
+            "committed": 1_200_000 if number else None,
+            "end": 1_600_000,
+            "lag": 400_000,
+            "lost": 0,
+            "start": 1_200_000,
+            "oldest_unread_at": "2026-11-20T22:15:00.000000Z",
+        }
+        for number in range(3)
+    ]
+    temporary = f"orders.recovery.{ID}"
+    return {
+        "version": 1,
+        "kind": "expand",
+        "stream": "orders",
+        "topic": "orders",
+        "group": "service",
+        "partition_count": 3,
+        "partitions": rows,
+        "lag": 1_200_000,
+        "lost": 0,
+        "temporary": {"topic": temporary, "partitions": 30, "replication": 3},
+        "recovery_group": f"service.recovery.{ID}",
+        "order": "key",
+        "factor": 10,
+        "replicas": 3,
+        "consumers": 30,
+        "rate_per_consumer": 50.0,
+        "rate_source": "measured over 15 min from samples",
+        "consumed_per_second": 150.0,
+        "produced_per_second": 120.0,
+        "seconds_to_drain_now": 40_000.0,
+        "seconds_to_drain_expanded": 870.0,
+        "seconds_to_loss": 36_900.0,
+        "loss_by": "time",
+        "wins": True,
+        "smallest_factor": 2,
+        "canary": {"messages": 500, "partitions": {"0": 167, "1": 167, "2": 166}},
+        "hold": {
+            "needed": True,
+            "changes": {"retention.ms": {"from": "86400000", "to": "-1"}},
+        },
+        "disk": {"needed": 10**9, "usable": 10**11, "enough": True, "told": "1.0 GB of 100.0 GB"},
+        "members": ["order-service at 10.0.0.7"],
+        "stopped": ["the consumers of group service: local processes `python -m order_service`"],
+        "created": [f"topic {temporary}: 30 partitions, 3 copies of each, deletes nothing"],
+        "raised": ["retention.ms of orders from 1 d to unlimited"],
+        "given_back": [f"topic {temporary} is deleted"],
+        "max_lag_at_cutover": 1000,
+        "other_groups": ["audit"],
+        "launch": {"launcher": "process", "replicas": 3},
+        "transactional_prefix": "backlog",
+        "approval": "named",
+        "options": {"rate": None, "factor": None, "order": None, "start": "earliest", "allow": []},
+        "warnings": [],
+        "planned_by": {"kind": "os", "user": "planner", "host": "here"},
+        "planned_at": "2026-11-21T12:00:00.000000Z",
+        **changes,
+    }
+
+
+def store_expand_plan(workspace: Workspace, **changes: Any) -> Recovery:
+    """A planned expansion of the stream `orders`."""
+    plan = make_expand_plan(**changes)
+    return workspace.ledger.recoveries.create(
+        "expand", "orders", "main", "orders", "service", plan, hash_value(plan), (), "ada"
+    )
+
+
+def make_step(
+    name: str, began: float, took: float | None, *, attempts: int = 1, undone: bool = False
+) -> StepRecord:
+    """A step that began so many seconds after noon; None is still at it."""
+    start = NOON + timedelta(seconds=began)
+    end = None if took is None else start + timedelta(seconds=took)
+    done, back = (None, end) if undone else (end, None)
+    return StepRecord(ID, name, start, start, done, back, attempts, {})
+
+
+def make_burndown(seconds: int, *, relayed: int = 4000, handled: int = 1000) -> list[BurndownSample]:
+    """One sample a second of 100,000 messages that are relayed and handled at these rates."""
+
+    def take(second: int) -> BurndownSample:
+        moved = min(100_000, relayed * second)
+        done = min(moved, handled * second)
+        return BurndownSample(
+            ID, _after(second), "relay", 100_000 - moved, moved - done, moved, done, 30
+        )
+
+    return [take(second) for second in range(seconds + 1)]
+
+
+def _after(seconds: int) -> datetime:
+    return NOON + timedelta(seconds=seconds)
