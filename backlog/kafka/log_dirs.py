@@ -129,18 +129,19 @@ def _ask(
     from kafka import KafkaAdminClient
 
     milliseconds = max(1, int(limit.remaining() * 1000))
-    client = None
+    # It connects in its constructor; one that fails there leaves a thread unless it is closed.
+    client = KafkaAdminClient.__new__(KafkaAdminClient)
+    client._closed = False
     try:
-        client = KafkaAdminClient(
+        client.__init__(
             **settings, bootstrap_timeout_ms=milliseconds, request_timeout_ms=milliseconds
         )
         return _to_log_dirs(client.describe_log_dirs([topic]), topic)
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
         return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")
     finally:
-        if client is not None:
-            with suppress(Exception):
-                client.close()
+        with suppress(Exception):
+            client.close()
 
 
 def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:

@@ -163,6 +163,27 @@ class Holds:
             )
             return _read(connection, hold_id)
 
+    def release_shared(self, hold_id: str) -> bool:
+        """Marks a hold released where others hold the topic too, in one transaction.
+
+        Of two that end at once, so, the second finds itself alone and gives Kafka back.
+
+        Returns:
+            Whether it is released now; False: it is the topic's last one.
+        """
+        with self._database.write() as connection:
+            hold = _read(connection, hold_id)
+            self._database.lock_name(connection, f"hold:{hold.cluster}:{hold.topic}")
+            alone = len(_read_open(connection, hold.cluster, hold.topic, hold.topic_id)) < 2
+            if alone and _read(connection, hold_id).released_at is None:
+                return False
+            connection.execute(
+                update(holds)
+                .where(holds.c.id == hold_id, holds.c.released_at.is_(None))
+                .values(released_at=self._database.now(connection))
+            )
+            return True
+
 
 def keeps_longer(value: str, other: str) -> bool:
     """Whether a retention keeps more than another; -1 keeps everything."""

@@ -101,3 +101,11 @@ def test_due_and_released_holds(ledger: Ledger) -> None:
     assert len(ledger.holds.list(open_only=False)) == 2
     with pytest.raises(UsageError):
         ledger.holds.release("h-1")
+
+
+def test_last_of_several_holds_is_not_released_before_kafka_was_given_back(ledger: Ledger) -> None:
+    first, second = hold(ledger), hold(ledger, "r-1")
+    assert ledger.holds.release_shared(first.id)
+    assert ledger.holds.release_shared(first.id), "once more"
+    assert not ledger.holds.release_shared(second.id)
+    assert ledger.holds.list() == (ledger.holds.get(second.id),)

@@ -1,0 +1,149 @@
+"""Whether the brokers' disks have room: for a copy of the backlog, for what a hold keeps.
+
+Figures only. They are estimates: partitions are taken to spread evenly over the brokers, and what
+is needed is multiplied by a safety factor. What is not known is said, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from backlog.kafka.log_dirs import LogDirs
+from backlog.values import Sample
+
+SAFETY = 1.2
+_SHORTEST = 30.0  # seconds that samples must span to tell a rate
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBacklog:
+    """Unread messages of a partition, and the offsets `[low, high)` that its bytes hold."""
+
+    partition: int
+    lag: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCheck:
+    """Bytes that each broker needs, and those that the fullest one has.
+
+    `enough` is None where one of them is not known; `reason` says what was compared, or why not.
+    """
+
+    needed_bytes: int | None
+    usable_bytes: int | None
+    enough: bool | None
+    reason: str
+
+
+def estimate_copy(
+    log_dirs: LogDirs,
+    backlog: Iterable[PartitionBacklog],
+    *,
+    replication: int,
+    factor: float = SAFETY,
+) -> DiskCheck:
+    """What a copy of the unread messages needs on each broker.
+
+    A partition's backlog is its share of the log, `lag / (high - low)`, of its bytes there.
+    """
+    needed = 0.0
+    for part in backlog:
+        if part.lag <= 0 or part.high <= part.low:
+            continue
+        size = log_dirs.partition_bytes(part.partition)
+        if size is None:
+            reason = log_dirs.reason or f"no broker tells the bytes of partition {part.partition}"
+            return DiskCheck(None, _find_usable(log_dirs), None, reason)
+        needed += size * min(1.0, part.lag / (part.high - part.low))
+    return _compare(log_dirs, needed, replication, factor)
+
+
+def estimate_hold(
+    log_dirs: LogDirs,
+    bytes_per_second: float | None,
+    duration: timedelta,
+    *,
+    replication: int,
+    factor: float = SAFETY,
+) -> DiskCheck:
+    """What a topic grows by on each broker while nothing of it is deleted."""
+    if bytes_per_second is None:
+        reason = log_dirs.reason or "how fast the topic grows is not known yet"
+        return DiskCheck(None, _find_usable(log_dirs), None, reason)
+    return _compare(log_dirs, bytes_per_second * duration.total_seconds(), replication, factor)
+
+
+def combine_checks(*checks: DiskCheck) -> DiskCheck:
+    """Several needs on the same disks."""
+    reasons = "; ".join(dict.fromkeys(check.reason for check in checks if check.enough is None))
+    usable = next((c.usable_bytes for c in checks if c.usable_bytes is not None), None)
+    known = [check.needed_bytes for check in checks if check.needed_bytes is not None]
+    needed = sum(known)
+    if usable is not None and needed > usable:  # whatever the unknown ones need besides
+        return DiskCheck(needed, usable, False, _tell(needed, usable))
+    if reasons or usable is None:
+        whole = needed if len(known) == len(checks) else None
+        return DiskCheck(whole, usable, None, reasons or "how much room there is is not known")
+    return DiskCheck(needed, usable, True, _tell(needed, usable))
+
+
+def measure_growth(log_dirs: LogDirs, samples: Sequence[Sample]) -> float | None:
+    """Bytes a second that producers add to one replica of the topic; None where not known.
+
+    Messages a second between the oldest and the newest sample, times the bytes of one as it lies
+    on the disk.
+    """
+    if len(samples) < 2 or samples[0].topic_id != samples[-1].topic_id:
+        return None
+    seconds = (samples[-1].taken_at - samples[0].taken_at).total_seconds()
+    if seconds < _SHORTEST:
+        return None
+    before = {part.partition: part.high for part in samples[0].partitions}
+    total = 0.0
+    for part in samples[-1].partitions:
+        grown = max(0, part.high - before.get(part.partition, 0))
+        size = log_dirs.partition_bytes(part.partition)
+        if not grown:
+            continue
+        if size is None or part.high <= part.low:
+            return None
+        total += grown * size / (part.high - part.low)
+    return total / seconds
+
+
+def _compare(log_dirs: LogDirs, bytes_once: float, replication: int, factor: float) -> DiskCheck:
+    usable = _find_usable(log_dirs)
+    if log_dirs.brokers is None:
+        return DiskCheck(None, None, None, log_dirs.reason)
+    # A replica is on one broker: more brokers than replicas share them.
+    share = min(1.0, replication / len(log_dirs.brokers))
+    needed = math.ceil(bytes_once * share * factor)
+    if usable is None:
+        reason = "the brokers do not tell how much room they have (Kafka before 3.3)"
+        return DiskCheck(needed, None, None, reason)
+    return DiskCheck(needed, usable, needed <= usable, _tell(needed, usable))
+
+
+def _find_usable(log_dirs: LogDirs) -> int | None:
+    rooms = [broker.usable_bytes for broker in log_dirs.brokers or ()]
+    known = [room for room in rooms if room is not None]
+    return min(known) if known and len(known) == len(rooms) else None
+
+
+def _tell(needed: int, usable: int) -> str:
+    return (
+        f"each broker needs about {_format(needed)}, and the fullest one has {_format(usable)} left"
+    )
+
+
+def _format(count: int) -> str:
+    for size, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

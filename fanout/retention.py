@@ -1,0 +1,211 @@
+"""Holds the retention of a topic, and gives it back.
+
+The old values are in the ledger before Kafka is changed, and a hold is released after Kafka was
+given back: whatever crashes in between, calling again ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from backlog.clock import Deadline
+from backlog.errors import PlanStale, Refused
+from backlog.kafka.admin import (
+    alter_topic_config,
+    connect,
+    read_topic_id,
+    read_topic_overrides,
+    read_topic_settings,
+)
+from backlog.kafka.calls import Connection
+from backlog.kafka.clients import Admin
+from backlog.kafka.errors import TopicMissing
+from backlog.ledger import Hold, Ledger
+from backlog.ledger.holds import keeps_longer
+
+RETENTION_MS = "retention.ms"
+RETENTION_BYTES = "retention.bytes"
+MARGIN = timedelta(minutes=10)
+FOREVER = "-1"
+HOLD_SECONDS = 30.0
+_LONGEST_MS = 2**63 - 1
+
+
+def compute_hold(
+    config: Mapping[str, str], duration: timedelta, *, margin: timedelta = MARGIN
+) -> dict[str, str]:
+    """What keeps every message of now for `duration`: empty where nothing deletes them.
+
+    Args:
+        config: the topic's settings in force.
+        margin: for the time until it is given back. A hold that is only extended has it already.
+    """
+    found = _find_limits(config)
+    if RETENTION_MS in found:
+        longer = int(found[RETENTION_MS]) + int((duration + margin).total_seconds() * 1000)
+        found[RETENTION_MS] = str(min(longer, _LONGEST_MS))
+    if RETENTION_BYTES in found:
+        found[RETENTION_BYTES] = FOREVER
+    return found
+
+
+def compute_expansion_hold(config: Mapping[str, str]) -> dict[str, str]:
+    """What keeps every message until it is given back: empty where nothing deletes them."""
+    return dict.fromkeys(_find_limits(config), FOREVER)
+
+
+def raise_retention(
+    ledger: Ledger,
+    connection: Connection,
+    *,
+    stream: str,
+    cluster: str,
+    topic: str,
+    topic_id: str,
+    holder: str,
+    settings: Mapping[str, str],
+    until: datetime | None,
+    actor: str,
+    deadline: Deadline | None = None,
+) -> Hold:
+    """Remembers the topic's settings, then raises them. The same call again changes nothing more.
+
+    A value that keeps longer already, because somebody set it or another holds the topic too, is
+    not lowered.
+
+    Args:
+        holder: "operator", or the recovery's id.
+        settings: what to raise to, of `compute_hold` or `compute_expansion_hold`.
+        until: when it may be given back by anybody; None: by its holder only.
+
+    Raises:
+        PlanStale: the topic was made anew; nothing was changed.
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(HOLD_SECONDS)
+    # 1. It is the topic that was meant.
+    _refuse_other_topic(admin, topic, topic_id, limit)
+    while True:
+        # 2. What it has now, unless somebody gives another hold back meanwhile.
+        seen = [hold.id for hold in ledger.holds.list_of_topic(cluster, topic, topic_id)]
+        old = read_topic_overrides(admin, topic, settings, limit)
+        # 3. That is written down first.
+        try:
+            hold = ledger.holds.begin(
+                stream=stream,
+                cluster=cluster,
+                topic=topic,
+                topic_id=topic_id,
+                holder=holder,
+                old=old,
+                raised=settings,
+                until=until,
+                actor=actor,
+                seen=seen,
+            )
+            break
+        except Refused as error:
+            if not error.retryable or limit.expired:
+                raise
+    # 4. Kafka.
+    _raise_lower(admin, hold, limit)
+    return hold
+
+
+def give_back(
+    ledger: Ledger, connection: Connection, hold: Hold, deadline: Deadline | None = None
+) -> tuple[str, ...]:
+    """Gives a topic the settings that it had before, and releases the hold.
+
+    While others hold the topic too, only this hold is released; the last one gives back.
+
+    Returns:
+        Warnings, one sentence each: what was left as it is, and why.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: the hold stays; call again.
+    """
+    admin, limit = connect(connection), deadline or Deadline(HOLD_SECONDS)
+    # 1. What the ledger says now, not what the caller read some time ago.
+    hold = ledger.holds.get(hold.id)
+    if hold.released_at is not None:
+        return ()
+    # 2. A topic that is gone, or another one, has nothing to be given back.
+    if lost := _find_lost(admin, hold, limit):
+        ledger.holds.release(hold.id)
+        return (lost,)
+    # 3. Others need it still.
+    if ledger.holds.release_shared(hold.id):
+        return ()
+    # 4. Only what is still as we left it.
+    settings = read_topic_overrides(admin, hold.topic, hold.raised, limit)
+    changes, warnings = _choose_changes(hold, settings)
+    alter_topic_config(admin, hold.topic, changes, limit)
+    # 5. Kafka is as it was.
+    ledger.holds.release(hold.id)
+    # 6. Somebody who began to hold it meanwhile must not lose it by that.
+    for other in ledger.holds.list_of_topic(hold.cluster, hold.topic, hold.topic_id):
+        _raise_lower(admin, other, limit)
+    return warnings
+
+
+def _find_limits(config: Mapping[str, str]) -> dict[str, str]:
+    """The settings by which the broker deletes messages of the topic, as they are in force."""
+    if "delete" not in config.get("cleanup.policy", "delete"):
+        return {}
+    found = {name: config.get(name, FOREVER) for name in (RETENTION_MS, RETENTION_BYTES)}
+    return {name: value for name, value in found.items() if int(value) >= 0}
+
+
+def _refuse_other_topic(admin: Admin, topic: str, topic_id: str, limit: Deadline) -> None:
+    found = read_topic_id(admin, topic, limit)[0]
+    if found != topic_id:
+        raise PlanStale(
+            f"it was deleted and made anew: its id is {found}, not {topic_id}",
+            subject=f"topic {topic}",
+            hint="nothing was changed; plan again",
+        )
+
+
+def _raise_lower(admin: Admin, hold: Hold, limit: Deadline) -> None:
+    now = read_topic_settings(admin, hold.topic, hold.raised, limit)
+    changes: dict[str, str | None] = {
+        name: value
+        for name, value in hold.raised.items()
+        if keeps_longer(value, now[name].value or FOREVER)
+    }
+    alter_topic_config(admin, hold.topic, changes, limit)
+
+
+def _find_lost(admin: Admin, hold: Hold, limit: Deadline) -> str:
+    try:
+        found = read_topic_id(admin, hold.topic, limit)[0]
+    except TopicMissing:
+        return f"topic {hold.topic} is gone, so its retention was not given back"
+    if found != hold.topic_id:
+        return f"topic {hold.topic} was made anew, so its retention was left as it is"
+    return ""
+
+
+def _choose_changes(
+    hold: Hold, now: Mapping[str, str | None]
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    changes: dict[str, str | None] = {}
+    warnings: list[str] = []
+    for name, value in now.items():
+        old = hold.old[name]
+        if value == old:
+            continue  # given back already, or never raised
+        if value in (hold.raised[name], *hold.earlier.get(name, ())):
+            changes[name] = old
+        else:
+            warnings.append(
+                f"{name} of topic {hold.topic} is {_tell(value)} now, not {hold.raised[name]} as "
+                f"we set it: somebody changed it, so it was left; it was {_tell(old)} before"
+            )
+    return changes, tuple(warnings)
+
+
+def _tell(value: str | None) -> str:
+    return "unset" if value is None else value
