@@ -9,6 +9,7 @@ from replay.context import RunContext
 
 # Why a recovery is paused; only one that an operator paused waits for `resume`.
 WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"
+CANARY = "canary"  # the first consumer is slower than the plan; `resume` accepts it
 
 
 class CancelRequested(BacklogError):
@@ -37,18 +38,22 @@ def check_brakes(context: RunContext) -> None:
     check_window(context)
 
 
-def check_requests(context: RunContext) -> None:
-    """`check_brakes` without the window, for work that only reads."""
+def check_requests(context: RunContext, *, requests: bool = True) -> None:
+    """`check_brakes` without the window, for work that only reads.
+
+    Args:
+        requests: whether `pause` and `cancel` are looked at.
+    """
     context.lease.check()
     recovery = context.workspace.ledger.recoveries.get(context.recovery.id)
-    if recovery.requested == "cancel":
+    if requests and recovery.requested == "cancel":
         raise CancelRequested("it was cancelled while it ran", subject=f"recovery {recovery.id}")
-    if recovery.requested == "pause":
+    if requests and recovery.requested == "pause":
         raise make_operator_pause(recovery)
     if context.interrupts.asked:
         raise PausedBecause(
             INTERRUPTED,
-            "interrupted; it stopped between two chunks",
+            "interrupted; it stopped between two transactions",
             subject=f"recovery {recovery.id}",
             hint=f"`backlogctl run {recovery.id}` goes on where it stopped",
         )

@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rich.console import Console
+
 from backlog.config import mask_secrets
 from backlog.errors import BacklogError, LeaseHeld, Refused
 from backlog.ledger import Lease
 from backlog.values import Recovery, RecoveryState
 from replay.brakes import OPERATOR
+from replay.context import RunContext
+from replay.expand_closing import close_layout
+from replay.expand_context import ExpandContext
 from replay.identity import find_identity
 from replay.injection import fence_recovery
+from replay.interrupts import Interrupts
+from replay.kinds import EXPAND
 from replay.workspace import Workspace
 
 State = RecoveryState
@@ -90,6 +97,7 @@ def cancel_work(
     *,
     wait: float,
     say: Callable[[str], None] = lambda _: None,
+    console: Console | None = None,
 ) -> Recovery:
     """Cancels for good: here, or by the live runner, which is waited for.
 
@@ -116,7 +124,7 @@ def cancel_work(
                 current = ledger.recoveries.get(recovery_id)
                 if current.state is State.CANCELLED:
                     return current
-                return finish_cancel(workspace, recovery_id, lease)
+                return finish_cancel(workspace, recovery_id, lease, console=console)
         except LeaseHeld as held:
             if not asked:
                 found = ledger.recoveries.request(recovery_id, "cancel", actor)
@@ -139,24 +147,38 @@ def cancel_work(
             )
 
 
-def finish_cancel(workspace: Workspace, recovery_id: str, lease: Lease) -> Recovery:
-    """Fences every slot, and only then changes the state; gaps open again with it.
+def finish_cancel(
+    workspace: Workspace,
+    recovery_id: str,
+    lease: Lease,
+    *,
+    context: RunContext | None = None,
+    console: Console | None = None,
+) -> Recovery:
+    """Leaves nothing half done, and only then changes the state; gaps open again with it.
 
-    The recovery is read under the lease: one read before it ran would not be fenced.
+    A rebuild: every slot is fenced. An expansion: cut over now, and restore the layout. The
+    recovery is read under the lease: one read before it ran would not be fenced.
+
+    Args:
+        context: that of the run which is cancelled, where there is one.
 
     Raises:
-        LeaseHeld: another runner took it over; nothing was fenced.
-        KafkaFailure: not every slot is fenced, so nothing was changed; cancel again.
+        LeaseHeld: another runner took it over; nothing was done.
+        BacklogError: it could not be closed, so the state was not changed; cancel again.
     """
     lease.confirm()
     recovery = workspace.ledger.recoveries.get(recovery_id)
     if recovery.state is not State.APPROVED:
         try:
-            fence_recovery(workspace, recovery)
+            if recovery.kind == EXPAND:
+                _close_layout(workspace, recovery, lease, context, console)
+            else:
+                fence_recovery(workspace, recovery)
         except BacklogError as error:
             detail = {"code": error.code, "message": mask_secrets(error.message)}
             actor = str(find_identity())
-            workspace.ledger.events.append(recovery.id, actor, "fencing failed", detail)
+            workspace.ledger.events.append(recovery.id, actor, "cancelling failed", detail)
             raise
     return workspace.ledger.recoveries.advance(
         recovery.id,
@@ -165,3 +187,32 @@ def finish_cancel(workspace: Workspace, recovery_id: str, lease: Lease) -> Recov
         detail={"injected": recovery.injected},
         owner=lease.owner,
     )
+
+
+def _close_layout(
+    workspace: Workspace,
+    recovery: Recovery,
+    lease: Lease,
+    context: RunContext | None,
+    console: Console | None,
+) -> None:
+    if isinstance(context, ExpandContext):
+        close_layout(context)
+        return
+    interrupts = Interrupts()
+    alone = ExpandContext(
+        workspace=workspace,
+        recovery=recovery,
+        stream=workspace.config.stream(recovery.stream),
+        lease=lease,
+        interrupts=interrupts,
+        console=console or Console(stderr=True, quiet=True),
+    )
+    with interrupts.installed():
+        alone.open()
+        try:
+            close_layout(alone)
+        except BaseException as error:
+            alone.close(error)
+            raise
+        alone.close(None)

@@ -21,7 +21,7 @@ from replay.identity import find_identity
 from replay.workspace import Workspace
 
 if TYPE_CHECKING:
-    from replay.context import RunContext
+    from replay.rebuild_context import RebuildContext
     from spark_backfill.job import InjectionJob
     from spark_backfill.request import PriorChunk
 
@@ -218,7 +218,7 @@ def fence_recovery(workspace: Workspace, recovery: Recovery) -> None:
     )
 
 
-def make_job(context: RunContext) -> InjectionJob:
+def make_job(context: RebuildContext) -> InjectionJob:
     """What the stored plan says, as the injection takes it.
 
     `open_ledger_topic` must have been called before.

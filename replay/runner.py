@@ -27,8 +27,7 @@ from replay.context import RunContext
 from replay.housekeeping import clear_staging
 from replay.identity import find_identity
 from replay.interrupts import Interrupts
-from replay.progress import Bar
-from replay.steps import REBUILD
+from replay.ways import WAYS, Way
 from replay.workspace import Workspace
 
 LOG = logging.getLogger("backlog.replay")
@@ -90,40 +89,44 @@ class Run:
         check_startable(recovery)
         if recovery.requested == "cancel":
             # Somebody asked a runner that died before it saw it.
-            finish_cancel(self._workspace, self._id, lease)
+            finish_cancel(self._workspace, self._id, lease, console=self._console)
             raise CancelRequested("it was cancelled", subject=f"recovery {self._id}")
         held_back = (
             recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR
         )
         if (held_back or recovery.requested == "pause") and not self._resumed:
             raise make_operator_pause(recovery)
-        manifest_total = int(recovery.plan["outcome"]["counts"]["rebuilt"])
-        bar = Bar(self._console, manifest_total)
-        context = RunContext(
+        way = WAYS[recovery.kind]
+        context = way.make_context(
             workspace=self._workspace,
             recovery=recovery,
             stream=self._workspace.config.stream(recovery.stream),
             lease=lease,
             interrupts=self._interrupts,
-            bar=bar,
+            console=self._console,
+            resumed=self._resumed,
         )
         self._context = context
-        for step in REBUILD:
-            self._validate(context, step.name)
+        self._validate(context, way)
         self._enter_running(recovery, lease)
-        bar.start()
+        context.open()
         try:
-            return self._take_steps(context)
-        finally:
-            bar.stop()
-
-    def _validate(self, context: RunContext, name: str) -> None:
-        step = next(step for step in REBUILD if step.name == name)
-        try:
-            step.validate(context)
-        except BacklogError as error:
-            context.record("refused", step=name, **_tell(error))
+            done = self._take_steps(context, way)
+        except BaseException as error:
+            context.close(error)
             raise
+        context.close(None)
+        return done
+
+    def _validate(self, context: RunContext, way: Way) -> None:
+        for step in way.steps:
+            if context.is_complete(step.name):
+                continue
+            try:
+                step.validate(context)
+            except BacklogError as error:
+                context.record("refused", step=step.name, **_tell(error))
+                raise
 
     def _enter_running(self, recovery: Recovery, lease: Lease) -> None:
         detail = {"runner": str(lease.owner), "resumed": self._resumed}
@@ -139,15 +142,17 @@ class Run:
             owner=lease.owner,
         )
 
-    def _take_steps(self, context: RunContext) -> Recovery:
+    def _take_steps(self, context: RunContext, way: Way) -> Recovery:
         try:
             check_window(context)
-            for step in REBUILD:
-                context.record(f"{step.name} started")
+            for step in way.steps:
+                if context.is_complete(step.name):
+                    continue
+                context.begin(step.name)
                 step.start(context)
                 context.lease.confirm()
                 step.complete(context)
-                context.record(f"{step.name} completed")
+                context.end(step.name)
             return self._advance(context.lease, RecoveryState.VERIFIED, dict(context.found))
         except Paused as pause:
             why = pause.why if isinstance(pause, PausedBecause) else HELD
@@ -155,14 +160,14 @@ class Run:
             self._end(context.lease, RecoveryState.PAUSED, detail)
             raise
         except CancelRequested:
-            finish_cancel(self._workspace, self._id, context.lease)
+            finish_cancel(self._workspace, self._id, context.lease, context=context)
             raise
         except LeaseHeld:
             # It is another runner's now, and so is its state.
             raise
         except KeyboardInterrupt:
             # The second Ctrl-C: the open chunk's transaction is aborted by the next run.
-            message = "interrupted; the open chunk is aborted, what is committed stays"
+            message = "interrupted; what was open is aborted, what is committed stays"
             detail = {"why": INTERRUPTED, "message": message}
             self._end(context.lease, RecoveryState.PAUSED, detail)
             raise PausedBecause(

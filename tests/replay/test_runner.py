@@ -10,7 +10,7 @@ from rich.console import Console
 
 from backlog.errors import LeaseHeld, Paused, ProducerFenced
 from backlog.values import Recovery, RecoveryState
-from replay import cancellation, runner
+from replay import cancellation, runner, ways
 from replay.brakes import CancelRequested
 from replay.context import RunContext
 from replay.runner import Run
@@ -62,7 +62,7 @@ def run_with(
     recovery_id: str,
     part: Callable[[RunContext], None],
 ) -> Recovery:
-    monkeypatch.setattr(runner, "REBUILD", (Act(part),))
+    monkeypatch.setitem(ways.WAYS, "rebuild", ways.Way(RunContext, (Act(part),)))
     return Run(desk, recovery_id, Console(quiet=True)).carry_out()
 
 

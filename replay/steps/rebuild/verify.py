@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from backlog.values import GapState
 from replay.brakes import check_requests
-from replay.context import RunContext
 from replay.injection import make_job
+from replay.rebuild_context import RebuildContext
 
 
 class Verify:
@@ -13,10 +13,10 @@ class Verify:
 
     name = "verify"
 
-    def validate(self, context: RunContext) -> None:
+    def validate(self, context: RebuildContext) -> None:
         """Nothing to look at before the injection."""
 
-    def start(self, context: RunContext) -> None:
+    def start(self, context: RebuildContext) -> None:
         """Reads the target ranges back.
 
         Raises:
@@ -44,16 +44,16 @@ class Verify:
         context.record("read back", **result.to_json())
         result.require_exact(f"topic {job.topic}")
 
-    def complete(self, context: RunContext) -> None:
+    def complete(self, context: RebuildContext) -> None:
         """The gaps are closed."""
         context.advance_gaps(GapState.VERIFIED, [GapState.INJECTED])
         context.bar.tell("verified")
 
-    def rollback(self, context: RunContext) -> None:
+    def rollback(self, context: RebuildContext) -> None:
         """It only reads."""
 
 
-def _find_ends(context: RunContext) -> dict[int, int]:
+def _find_ends(context: RebuildContext) -> dict[int, int]:
     """The offset after the last injected message of each slot whose chunks' offsets are known."""
     chunks = context.workspace.ledger.chunks.list(context.recovery.id)
     ends: dict[int, list[int | None]] = {}

@@ -7,9 +7,9 @@ from backlog.errors import PlanStale
 from backlog.kafka.admin import describe_topic, list_topic_groups
 from backlog.kafka.errors import TopicMissing
 from replay.approval import check_runnable
-from replay.context import RunContext
 from replay.injection import open_ledger_topic
 from replay.plans import check_denied, fingerprint_stream
+from replay.rebuild_context import RebuildContext
 
 _AGAIN = "`backlogctl cancel {id}`, then plan again"
 
@@ -19,7 +19,7 @@ class CheckTarget:
 
     name = "check_target"
 
-    def validate(self, context: RunContext) -> None:
+    def validate(self, context: RebuildContext) -> None:
         """Faults 15, 16, 64; the configuration; readers who came since.
 
         Raises:
@@ -65,16 +65,16 @@ class CheckTarget:
                 hint=hint,
             )
 
-    def start(self, context: RunContext) -> None:
+    def start(self, context: RebuildContext) -> None:
         """Checks the Kafka ledger, or makes it."""
         context.ledger_topic = open_ledger_topic(
             context.workspace, context.stream, context.recovery
         )
 
-    def complete(self, context: RunContext) -> None:
+    def complete(self, context: RebuildContext) -> None:
         """Nothing to close."""
 
-    def rollback(self, context: RunContext) -> None:
+    def rollback(self, context: RebuildContext) -> None:
         """The Kafka ledger stays: it is shared by all recoveries."""
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from backlog.errors import Refused
 from backlog.values import GapState
 from replay.brakes import check_brakes
-from replay.context import RunContext
 from replay.injection import fence_recovery, make_job
+from replay.rebuild_context import RebuildContext
 
 if TYPE_CHECKING:
     from spark_backfill.brakes import Progress
@@ -20,7 +20,7 @@ class Inject:
 
     name = "inject"
 
-    def validate(self, context: RunContext) -> None:
+    def validate(self, context: RebuildContext) -> None:
         """A plan without messages is not a success.
 
         Raises:
@@ -29,7 +29,7 @@ class Inject:
         if not context.manifest.count:
             raise Refused("the plan holds no messages", subject=f"recovery {context.recovery.id}")
 
-    def start(self, context: RunContext) -> None:
+    def start(self, context: RebuildContext) -> None:
         """Injects; what an earlier run committed is skipped."""
         spark = context.spark
         from spark_backfill.brakes import Brake, CombinedBrakes, LiveLagBrake
@@ -58,11 +58,11 @@ class Inject:
                 on_progress=tracker.note_progress,
             )
 
-    def complete(self, context: RunContext) -> None:
+    def complete(self, context: RebuildContext) -> None:
         """The gaps' messages are in the topic."""
         context.advance_gaps(GapState.INJECTED, [GapState.PLANNED, GapState.STAGED])
 
-    def rollback(self, context: RunContext) -> None:
+    def rollback(self, context: RebuildContext) -> None:
         """Fences the slots. Messages that are committed stay: later plans subtract them."""
         fence_recovery(context.workspace, context.recovery)
 
@@ -70,7 +70,7 @@ class Inject:
 class _RunBrake:
     """The window, requests, Ctrl-C and the lease, as a brake of the waves."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RebuildContext) -> None:
         self._context = context
 
     def look(self, progress: Progress) -> str:
@@ -82,7 +82,7 @@ class _RunBrake:
 class _Tracker:
     """Copies what was committed into SQL, and moves the bar."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RebuildContext) -> None:
         self._context = context
         self._counts = context.found.setdefault("counts", {"injected": 0, "skipped": 0})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backlog.errors import StagingError
 from backlog.values import GapState
-from replay.context import RunContext
+from replay.rebuild_context import RebuildContext
 
 
 class StageCheck:
@@ -12,7 +12,7 @@ class StageCheck:
 
     name = "stage_check"
 
-    def validate(self, context: RunContext) -> None:
+    def validate(self, context: RebuildContext) -> None:
         """The manifest is the approved one and its files are there.
 
         Raises:
@@ -37,13 +37,13 @@ class StageCheck:
                     hint="restore the staging directory, or cancel this recovery and plan again",
                 )
 
-    def start(self, context: RunContext) -> None:
+    def start(self, context: RebuildContext) -> None:
         """The gaps are staged."""
         context.workspace.ledger.chunks.add_all(context.recovery.id, context.manifest.chunks)
         context.advance_gaps(GapState.STAGED, [GapState.PLANNED])
 
-    def complete(self, context: RunContext) -> None:
+    def complete(self, context: RebuildContext) -> None:
         """Nothing to close."""
 
-    def rollback(self, context: RunContext) -> None:
+    def rollback(self, context: RebuildContext) -> None:
         """The staged files stay: their ids are evidence for later plans."""

@@ -1,0 +1,191 @@
+"""Guard and relays together: started, and started again for as long as that is safe."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError
+from fanout.relay.guard import Guard
+from fanout.relay.interface import (
+    GuardLost,
+    Position,
+    PositionExpired,
+    RelayTask,
+    SourceRange,
+)
+from fanout.relay.pool import PATIENCE_SECONDS, RelayPool
+
+MakeRanges = Callable[[], Sequence[SourceRange]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the caller does for a session.
+
+    Attributes:
+        look: called while it waits; raises what stops the run.
+        before_start: called before a relay is started: it takes the partition's transactional.id
+            from whoever has it, so the caller makes sure that this is his to do.
+        on_expired: retention was faster than the relay; called before the relay goes on behind
+            what is lost, so that the gap is on record first.
+    """
+
+    look: Callable[[], None]
+    before_start: Callable[[], None]
+    on_expired: Callable[[], None]
+
+
+class RelaySession:
+    """One run's guard and relays (protocol P4.5 and 6)."""
+
+    def __init__(
+        self,
+        guard: Callable[[], Guard],
+        task: Callable[[bytes], RelayTask],
+        log: Path,
+        hooks: Hooks,
+        *,
+        processes: int | None = None,
+    ) -> None:
+        """Args: `guard` makes a new guard, `task` a task with the guard's membership."""
+        self._make_guard = guard
+        self._make_task = task
+        self._log = log
+        self._hooks = hooks
+        self._processes = processes
+        self._guard: Guard | None = None
+        self._metadata = b""
+        self._pool: RelayPool | None = None
+        self._make_ranges: MakeRanges = tuple
+        self._known: dict[int, Position] = {}
+        self._at_restart: dict[int, Position] = {}
+        self._patience = Deadline(PATIENCE_SECONDS)
+        self.restarts = 0
+
+    def join(self) -> None:
+        """The guard joins, where it is not there yet.
+
+        Raises:
+            ConsumerCameBack: somebody else is in the group; names them.
+        """
+        if self._guard is not None:
+            return
+        guard = self._make_guard()
+        self._guard = guard
+        try:
+            self._metadata = guard.join(self._hooks.look)
+        except BaseException:
+            self.leave()
+            raise
+
+    def start(self, ranges: MakeRanges) -> None:
+        """Starts the relays, with the guard in place; `ranges` is asked again at each restart."""
+        self._make_ranges = ranges
+        self._patience = Deadline(PATIENCE_SECONDS)
+        self._launch()
+
+    def check(self) -> None:
+        """Looks at guard and relays, and starts again what can be.
+
+        Raises:
+            ConsumerCameBack: somebody joined the group; the relays have stopped.
+            ProducerFenced: another runner's relays have taken over.
+            BacklogError: it failed, and would again.
+        """
+        try:
+            if self._guard is not None:
+                self._guard.check()
+            if self._pool is not None:
+                self._pool.check()
+        except (GuardLost, PositionExpired) as error:
+            self._restart(error)
+        except BacklogError:
+            self.abandon()
+            raise
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """What each partition last committed in this run."""
+        if self._pool is not None:
+            self._known.update(self._pool.positions)
+        return dict(self._known)
+
+    @property
+    def last_offsets(self) -> dict[int, int]:
+        """The last data record in each temporary partition, as far as this run knows."""
+        found: dict[int, int] = {}
+        for position in self.positions.values():
+            for place, offset in position.last_offsets.items():
+                found[place] = max(offset, found.get(place, -1))
+        return found
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every partition came to its range's end."""
+        return self._pool is None or self._pool.is_done
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The relay processes that run."""
+        return () if self._pool is None else self._pool.pids
+
+    def stop_relays(self) -> None:
+        """Ends the relays between two transactions; the guard stays."""
+        pool = self._pool
+        if pool is not None:
+            pool.stop()
+            self._known.update(pool.positions)
+            self._pool = None
+
+    def leave(self) -> None:
+        """The guard leaves the group cleanly."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.leave()
+
+    def abandon(self) -> None:
+        """Ends the relays at once; the next ones abort what they left open."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.kill()
+            self._known.update(pool.positions)
+
+    def close(self) -> None:
+        """Ends everything, as gently as it goes."""
+        with contextlib.suppress(BacklogError):
+            self.stop_relays()
+        self.abandon()
+        self.leave()
+
+    def _launch(self) -> None:
+        ranges = self._make_ranges()
+        pool = RelayPool(
+            self._make_task(self._metadata),
+            ranges,
+            self._log,
+            processes=self._processes,
+            before_start=self._hooks.before_start,
+        )
+        pool.start()
+        self._pool = pool
+
+    def _restart(self, error: BacklogError) -> None:
+        """The guard was lost and nobody else is there, or retention was faster."""
+        relaying = self._pool is not None
+        self.abandon()
+        if self.positions != self._at_restart:
+            self._at_restart, self._patience = self.positions, Deadline(PATIENCE_SECONDS)
+        if self._patience.expired:
+            raise error
+        self.restarts += 1
+        if isinstance(error, PositionExpired):
+            self._hooks.on_expired()
+        else:
+            self.leave()
+            self.join()
+        if relaying:
+            self._launch()

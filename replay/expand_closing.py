@@ -1,0 +1,118 @@
+"""Ends the relays and reads the temporary topic to its end (protocol P4.8 and 9)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.kafka.clients import make_admin
+from fanout.quiet import await_empty
+from fanout.relay.commits import read_all
+from fanout.relay.fencing import fence_relays
+from fanout.relay.guard import find_others, refuse_others
+from replay.expand_context import ExpandContext
+
+_POLL_SECONDS = 0.1
+_OTHERS_EACH = 2.0
+
+
+def close_relays(context: ExpandContext) -> dict[str, Any]:
+    """What was relayed is handled, and nobody relays any more. Safe to call again.
+
+    Returns:
+        What was relayed: `{"relayed": {source partition: messages}, "placed": {temporary
+        partition: messages} or None}`; empty where nothing can have been relayed.
+
+    Raises:
+        ConsumerCameBack: somebody else is in the original group while messages are unread.
+    """
+    if not context.has_temporary or not context.was_started("canary"):
+        return {}
+    context.session.stop_relays()  # 1. between two transactions
+    fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
+        context.properties,
+        context.plan["transactional_prefix"],
+        context.recovery.topic,
+        range(context.partitions),
+    )
+    relayed = _read_relayed(context)  # 3. waits while an offset commit is undecided
+    _drain_rest(context)  # 4. by reading: lag is no test
+    context.launcher.stop(context.fleet, context.look)  # 5.
+    await_empty(
+        make_admin(context.properties),
+        context.recovery_group,
+        context.look,
+        within=context.consumers.stop_within.total_seconds(),
+    )
+    return relayed
+
+
+def _read_relayed(context: ExpandContext) -> dict[str, Any]:
+    """The counters of the group's stable commits."""
+    commits = read_all(
+        context.admin,
+        context.recovery.group,
+        context.recovery.topic,
+        list(range(context.partitions)),
+        Deadline(60.0),
+    )
+    counters = {number: commit.counters(context.recovery.id) for number, commit in commits.items()}
+    placed: dict[int, int] | None = {}
+    for each in counters.values():
+        if each.counts is None or placed is None:
+            placed = None
+            continue
+        for place, count in each.counts.items():
+            placed[place] = placed.get(place, 0) + count
+    return {
+        "committed": {str(number): commit.offset for number, commit in commits.items()},
+        "relayed": {str(number): each.relayed for number, each in counters.items()},
+        "placed": None if placed is None else {str(n): c for n, c in sorted(placed.items()) if c},
+    }
+
+
+def _drain_rest(context: ExpandContext) -> None:
+    """Waits until nothing is unread; starts the recovery's consumers where they do not run."""
+    others_at = 0.0
+    if not context.find_unread():
+        return
+    if (context.launcher.count_running(context.fleet) or 0) == 0:
+        context.launcher.scale(context.fleet, _count_wanted(context), context.look)
+    while True:
+        context.tick()
+        if time.monotonic() >= others_at:
+            others_at = time.monotonic() + _OTHERS_EACH
+            others = find_others(context.properties, context.recovery.group, Deadline(30.0))
+            if others:
+                raise refuse_others(context.recovery.group, others)
+        # The read is the test; the lag only tells when it is worth asking.
+        nearly = context.read_lags().temporary_total <= context.temporary_partitions * 20
+        if nearly and not context.find_unread():
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _count_wanted(context: ExpandContext) -> int:
+    wanted = int(context.plan["consumers"])
+    cap = context.consumers.max_consumers
+    return wanted if cap is None else min(wanted, cap)
+
+
+def close_layout(context: ExpandContext) -> None:
+    """Cancel: cut over now, and restore the layout; what is done already is not done again.
+
+    Never a deletion of unread messages. Requests are no longer looked at; Ctrl-C is: cancelling
+    again goes on.
+    """
+    from replay.steps.expand import CLOSING
+
+    context.closing = True
+    for step in CLOSING:
+        if context.is_complete(step.name):
+            continue
+        context.begin(step.name)
+        step.start(context)
+        context.lease.confirm()
+        step.complete(context)
+        context.end(step.name)

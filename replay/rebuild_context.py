@@ -1,0 +1,79 @@
+"""What the steps of a rebuild work with: staged messages, Spark, the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backlog.config import StreamLimits
+from backlog.kafka.ledger_topic import LedgerSnapshot
+from backlog.manifest import Manifest, read_manifest
+from backlog.values import GapState
+from replay.context import RunContext
+from replay.identity import find_identity
+from replay.progress import Bar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class RebuildContext(RunContext):
+    """One run of one rebuild."""
+
+    ledger_topic: LedgerSnapshot | None = None
+
+    @cached_property
+    def bar(self) -> Bar:
+        """How many messages are put back."""
+        return Bar(self.console, int(self.recovery.plan["outcome"]["counts"]["rebuilt"]))
+
+    @property
+    def directory(self) -> Path:
+        """Where the staged messages lie."""
+        return self.workspace.staging_of(self.recovery.id)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The staged messages, exactly those of the plan.
+
+        Raises:
+            StagingError: they are missing or changed.
+        """
+        return read_manifest(self.directory, self.recovery.plan["manifest_sha256"])
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """Spark, started at the first use."""
+        from spark_backfill.session import open_session
+
+        self.bar.tell("starting Spark")
+        return open_session(self.workspace.config.spark, f"backlogctl run {self.recovery.id}")
+
+    @property
+    def limits(self) -> StreamLimits:
+        """The plan's limits."""
+        return StreamLimits.model_validate(self.recovery.plan["limits"])
+
+    def open(self) -> None:
+        """Shows the bar."""
+        self.bar.start()
+
+    def close(self, error: BaseException | None) -> None:
+        """Leaves the bar as it is."""
+        self.bar.stop()
+
+    def advance_gaps(self, to: GapState, before: Iterable[GapState]) -> None:
+        """Moves the recovery's gaps that are in a state of `before`; later ones stay."""
+        ledger = self.workspace.ledger
+        allowed = set(before)
+        ids = [
+            gap_id
+            for gap_id in ledger.recoveries.gap_ids(self.recovery.id)
+            if ledger.gaps.get(gap_id).state in allowed
+        ]
+        if ids:
+            ledger.gaps.advance(ids, to, recovery_id=self.recovery.id, actor=str(find_identity()))

@@ -1,0 +1,151 @@
+"""Step 5: one consumer drains a small share; its speed is held against the plan."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from backlog.errors import BacklogError
+from fanout.relay.interface import SourceRange
+from replay.brakes import CANARY, PausedBecause
+from replay.expand_closing import close_relays
+from replay.expand_context import ExpandContext
+
+NOTHING_SECONDS = 60.0
+MEASURED_SECONDS = 5.0
+SLOW_SHARE = 0.5
+_POLL_SECONDS = 0.1
+
+
+class CanaryFailed(BacklogError):
+    """The first consumer on the temporary topic handled nothing."""
+
+    code = "canary_failed"
+
+
+class Canary:
+    """Relays the share, starts one consumer on it, and measures."""
+
+    name = "canary"
+
+    def validate(self, context: ExpandContext) -> None:
+        """The plan has the share; nothing to look at."""
+
+    def start(self, context: ExpandContext) -> None:
+        """Relays and measures.
+
+        Raises:
+            CanaryFailed: nothing was handled.
+            PausedBecause: it is slower than half of what the plan counts on; `resume` accepts it.
+        """
+        context.session.join()
+        context.note_counters()
+        context.session.start(lambda: _cut_ranges(context))
+        while not context.session.is_done:
+            context.tick()
+            time.sleep(0.02)
+        context.session.stop_relays()
+        share, begun = context.read_lags().temporary_total, time.monotonic()
+        context.launcher.scale(context.fleet, 1, context.tick)
+        if not share:  # an earlier run's consumer has read it
+            return
+        measured = _measure(context, share, begun)
+        context.details[self.name] = measured.to_json()
+        _hold_against_plan(context, measured.rate)
+
+    def complete(self, context: ExpandContext) -> None:
+        """Nothing to close: its consumer goes on."""
+
+    def rollback(self, context: ExpandContext) -> None:
+        """Drains what was relayed, and stops the consumer."""
+        close_relays(context)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the first consumer did: messages, seconds, and messages a second."""
+
+    handled: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.handled / self.seconds if self.seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, float]:
+        """For the record."""
+        return {
+            "handled": self.handled,
+            "seconds": round(self.seconds, 2),
+            "messages_per_second": round(self.rate, 1),
+        }
+
+
+def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
+    """The share of each partition, from where its group is now."""
+    lags = context.read_lags().source
+    share = {int(n): count for n, count in context.plan["canary"]["partitions"].items()}
+    ranges: list[SourceRange] = []
+    for part in context.make_ranges():
+        count = min(share.get(part.partition, 0), lags[part.partition])
+        if count:
+            begin = context.find_commit(part.partition)
+            start = max(part.start, begin)
+            ranges.append(SourceRange(part.partition, part.start, start + count))
+    return ranges
+
+
+def _measure(context: ExpandContext, share: int, begun: float) -> Measured:
+    """From the first commit of the consumer on: what it takes to start is not its speed.
+
+    Args:
+        share: offsets that were there for it. begun: when it was started, by the monotonic clock.
+    """
+    first_at, first_left = 0.0, share
+    last_at, last_left = begun, share
+    while True:
+        context.tick()
+        left, now = context.read_lags().temporary_total, time.monotonic()
+        if left < last_left:
+            if not first_at:
+                first_at, first_left = now, left
+            last_at, last_left = now, left
+        if left == 0 or (first_at and now - first_at >= MEASURED_SECONDS):
+            break
+        if not first_at and now - begun > NOTHING_SECONDS:
+            raise _say_nothing(context)
+        time.sleep(_POLL_SECONDS)
+    if last_at > first_at:
+        return Measured(first_left - last_left, last_at - first_at)
+    # All of it came with one commit: it is at least this fast.
+    return Measured(share - last_left, last_at - begun)
+
+
+def _hold_against_plan(context: ExpandContext, rate: float) -> None:
+    planned = float(context.plan["rate_per_consumer"])
+    if rate >= SLOW_SHARE * planned:
+        return
+    told = (
+        f"one consumer handled {rate:.0f} messages/s on the temporary topic, and the plan counts "
+        f"on {planned:.0f}"
+    )
+    if context.resumed:
+        context.say(f"{told}; going on, as said by `resume`")
+        return
+    raise PausedBecause(
+        CANARY,
+        told,
+        subject=f"recovery {context.recovery.id}",
+        hint=f"`backlogctl resume {context.recovery.id}` goes on all the same; "
+        f"`backlogctl cancel {context.recovery.id}` restores the layout",
+    )
+
+
+def _say_nothing(context: ExpandContext) -> CanaryFailed:
+    return CanaryFailed(
+        f"the first consumer committed nothing within {NOTHING_SECONDS:.0f} s",
+        subject=f"group {context.recovery_group} on topic {context.temporary_topic}",
+        hint=f"it must read the topic and group of BACKLOG_TOPIC and BACKLOG_GROUP; its log is in "
+        f"{context.fleet.directory}. Mend it and run again; nothing is lost",
+    )

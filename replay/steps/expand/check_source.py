@@ -1,0 +1,88 @@
+"""Step 1: topic, configuration and temporary topic are those of the plan (protocol P4.1)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from backlog.clock import Deadline
+from backlog.errors import PlanStale, Refused
+from backlog.kafka.admin import read_topic_id
+from backlog.kafka.errors import TopicMissing
+from replay.approval import check_runnable
+from replay.expand_context import ExpandContext, check_topic
+from replay.expand_plans import fingerprint_expansion
+from replay.plans import check_denied
+
+
+class CheckSource:
+    """Looks at everything the plan was made on; changes nothing."""
+
+    name = "check_source"
+
+    def validate(self, context: ExpandContext) -> None:
+        """Faults 15, 16, 60; the configuration; the temporary topic's name is free, or ours.
+
+        Raises:
+            PlanStale: something is no longer what the plan was made on.
+            Refused: a guard says no.
+        """
+        check_runnable(context.recovery)
+        check_denied(context.workspace, context.stream)
+        _check_configuration(context)
+        check_topic(context)
+        known = context.temporary
+        if known is None or known.topic_id is None:
+            if known is None:
+                _refuse_existing(context)
+            return
+        if known.deleted_at is None:
+            _check_temporary(context, known.topic_id)
+
+    def start(self, context: ExpandContext) -> None:
+        """Everything was looked at before the run began."""
+
+    def complete(self, context: ExpandContext) -> None:
+        """Nothing to close."""
+
+    def rollback(self, context: ExpandContext) -> None:
+        """It changes nothing."""
+
+
+def _check_configuration(context: ExpandContext) -> None:
+    before = context.plan["configuration"]
+    now = fingerprint_expansion(context.workspace.config, context.stream)
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if changed:
+        names = ", ".join(f"`{name}`" for name in changed)
+        raise PlanStale(
+            f"its configuration changed since the plan was made: {names}",
+            subject=f"stream {context.stream.name}",
+            hint=f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
+        )
+
+
+def _refuse_existing(context: ExpandContext) -> None:
+    name = context.temporary_topic
+    try:
+        read_topic_id(context.admin, name, Deadline(30.0))
+    except TopicMissing:
+        return
+    raise Refused(
+        "a topic of this name is there already, and this recovery did not make it",
+        subject=f"topic {name}",
+        hint="look who did; nothing was changed",
+    )
+
+
+def _check_temporary(context: ExpandContext, topic_id: str) -> None:
+    name, found = context.temporary_topic, None
+    with suppress(TopicMissing):
+        found, _ = read_topic_id(context.admin, name, Deadline(30.0))
+    if found != topic_id:
+        what = "is gone" if found is None else f"was replaced: its id is {found}, not {topic_id}"
+        raise PlanStale(
+            f"this recovery's temporary topic {what}",
+            subject=f"topic {name}",
+            hint="what was relayed into it and not handled is lost there; the recovery's record "
+            f"has the source offsets. `backlogctl cancel {context.recovery.id}` restores the rest",
+        )

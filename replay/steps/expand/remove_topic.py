@@ -1,0 +1,50 @@
+"""Step 10: the temporary topic is deleted, when nothing in it is unread (protocol P4.9)."""
+
+from __future__ import annotations
+
+from backlog.clock import Deadline
+from backlog.errors import Refused
+from backlog.kafka.admin import describe_topic
+from fanout.temporary import delete_temporary_topic
+from replay.expand_context import ExpandContext
+
+
+class RemoveTopic:
+    """Deletes it by name and id."""
+
+    name = "remove_topic"
+
+    def validate(self, context: ExpandContext) -> None:
+        """Nothing to look at before the layout is restored."""
+
+    def start(self, context: ExpandContext) -> None:
+        """Deletes the topic; one that is gone is fine."""
+        remove_temporary_topic(context)
+
+    def complete(self, context: ExpandContext) -> None:
+        """The ledger says that it is gone.
+
+        Raises:
+            Refused: it is not.
+        """
+        known = context.temporary
+        if known is not None and known.deleted_at is None:
+            raise Refused("it is still there", subject=f"topic {known.name}")
+
+    def rollback(self, context: ExpandContext) -> None:
+        """What was in it was handled: there is nothing to bring back."""
+
+
+def remove_temporary_topic(context: ExpandContext) -> None:
+    """Deletes this recovery's temporary topic, if there is one and nothing in it is unread."""
+    if context.temporary is None:
+        return
+    delete_temporary_topic(
+        context.workspace.ledger,
+        context.admin,
+        recovery_id=context.recovery.id,
+        cluster=context.recovery.cluster,
+        source=describe_topic(context.admin, context.recovery.topic, Deadline(30.0)),
+        deny_topics=context.workspace.config.guards.deny_topics,
+        is_drained=lambda: not context.find_unread(),
+    )

@@ -1,0 +1,133 @@
+"""Step 9: what was relayed is what was written and handled; the group moves (protocol P4.10)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.errors import VerificationFailed
+from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
+from fanout.unread import count_records
+from replay.expand_context import COUNTERS_LOST, ExpandContext
+
+MOVES_SECONDS = 120.0
+_POLL_SECONDS = 0.25
+
+
+class Verify:
+    """Counts the temporary topic by reading it, and watches the original group."""
+
+    name = "verify"
+
+    def validate(self, context: ExpandContext) -> None:
+        """Nothing to look at before the layout is restored."""
+
+    def start(self, context: ExpandContext) -> None:
+        """Reads, compares, watches.
+
+        Raises:
+            VerificationFailed: says what differs; the temporary topic is kept.
+        """
+        found: dict[str, Any] = {"relayed": 0, "written": 0}
+        if context.has_temporary:
+            found = _compare(context)
+        if context.was_started("stop_consumers"):
+            _await_movement(context)
+        context.details[self.name] = found
+        context.found["verified"] = found
+        context.found["counts"] = {
+            "relayed": found["relayed"],
+            "handled": found["written"],
+            "drained_per_second": _measure_drain(context),
+        }
+
+    def complete(self, context: ExpandContext) -> None:
+        """Nothing to close."""
+
+    def rollback(self, context: ExpandContext) -> None:
+        """It only reads."""
+
+
+def _compare(context: ExpandContext) -> dict[str, Any]:
+    topic = context.temporary_topic
+    step = context.workspace.ledger.steps.get(context.recovery.id, "cut_over")
+    detail: Mapping[str, Any] = {} if step is None else step.detail
+    relayed = {int(n): int(count) for n, count in detail.get("relayed", {}).items()}
+    placed = detail.get("placed")
+    ends = list_offsets(
+        context.admin, topic, range(context.temporary_partitions), "latest", "read_committed"
+    )
+    written = count_records(context.properties, topic, ends)
+    total = sum(relayed.values())
+    events = context.workspace.ledger.events.list(context.recovery.id)
+    if any(event.action == COUNTERS_LOST for event in events):
+        # Somebody who came back committed over them: what is there was counted, and is handled.
+        total, placed = sum(written.values()), None
+    if total != sum(written.values()):
+        raise _fail(topic, f"{total} messages were relayed, and {sum(written.values())} are there")
+    if placed is not None:
+        wanted = {int(n): int(count) for n, count in placed.items()}
+        wrong = {n: (wanted.get(n, 0), at) for n, at in written.items() if wanted.get(n, 0) != at}
+        if wrong:
+            told = ", ".join(f"{n}: {a} relayed, {b} there" for n, (a, b) in sorted(wrong.items()))
+            raise _fail(topic, f"partitions differ ({told})")
+    unread = context.find_unread()
+    if unread:
+        raise _fail(topic, f"messages are unread in partitions {sorted(unread)}")
+    return {
+        "relayed": total,
+        "written": sum(written.values()),
+        "partitions": {str(number): count for number, count in sorted(relayed.items())},
+        "temporary_partitions": {str(n): count for n, count in sorted(written.items())},
+    }
+
+
+def _await_movement(context: ExpandContext) -> None:
+    """The original group has members, and moves or has nothing to read."""
+    group, topic, limit = context.recovery.group, context.recovery.topic, Deadline(MOVES_SECONDS)
+    numbers = range(context.partitions)
+    before = committed_offsets(context.admin, group, topic, numbers)
+    while True:
+        context.look()
+        now = committed_offsets(context.admin, group, topic, numbers)
+        if now != before:
+            return
+        ends = list_offsets(context.admin, topic, numbers, "latest", "read_committed")
+        behind = sum(max(0, ends[number] - (now[number] or 0)) for number in numbers)
+        state = describe_group_state(context.admin, group, Deadline(30.0))
+        # A reader that has read everything may stay one control record behind on each partition.
+        if state.members and behind <= 2 * context.partitions:
+            return
+        if limit.expired:
+            who = f"{len(state.members)} members" if state.members else "no members"
+            raise VerificationFailed(
+                f"it does not move: {behind} messages are unread, it has {who}",
+                subject=f"group {group} on topic {topic}",
+                hint="look at the consumers' logs; everything else is restored. Run again to "
+                "verify, once they work",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _measure_drain(context: ExpandContext) -> float | None:
+    """Messages a second over the drain, from the samples."""
+    samples = [
+        sample
+        for sample in context.workspace.ledger.burndown.list(context.recovery.id)
+        if sample.step in ("drain", "cut_over")
+    ]
+    if len(samples) < 2:
+        return None
+    done = next((s for s in samples if not s.source_lag + s.temporary_lag), samples[-1])
+    seconds = (done.at - samples[0].at).total_seconds()
+    return round((done.handled - samples[0].handled) / seconds, 1) if seconds > 0 else None
+
+
+def _fail(topic: str, why: str) -> VerificationFailed:
+    return VerificationFailed(
+        why,
+        subject=f"topic {topic}",
+        hint="the temporary topic is kept; compare it with the source before it is deleted",
+    )
