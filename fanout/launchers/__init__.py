@@ -1,1 +1,42 @@
 """Consumer launchers: how a stream's consumers are started, stopped and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backlog.config import Consumers
+from fanout.launchers.command import CommandLauncher
+from fanout.launchers.interface import Fleet, Launcher, Look, Role, Say
+from fanout.launchers.manual import ManualLauncher
+from fanout.launchers.process import ConsumerState, ProcessLauncher
+from fanout.launchers.ramp import ramp_up
+
+__all__ = [
+    "CommandLauncher",
+    "ConsumerState",
+    "Fleet",
+    "Launcher",
+    "Look",
+    "ManualLauncher",
+    "ProcessLauncher",
+    "Role",
+    "Say",
+    "make_launcher",
+    "ramp_up",
+]
+
+
+def make_launcher(consumers: Consumers, properties: Mapping[str, str], say: Say) -> Launcher:
+    """The launcher that the configuration names.
+
+    Args:
+        properties: client properties of the stream's cluster.
+        say: takes what people must do.
+    """
+    match consumers.launcher:
+        case "process":
+            return ProcessLauncher(consumers)
+        case "command":
+            return CommandLauncher(consumers)
+        case "manual":
+            return ManualLauncher(properties, say)

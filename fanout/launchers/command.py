@@ -1,0 +1,184 @@
+"""Consumers that the user's own commands start, stop and count."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from backlog.clock import Deadline
+from backlog.config import Consumers, mask_secrets
+from backlog.config.arguments import fill_in
+from backlog.errors import BacklogError
+from fanout.launchers.interface import Fleet, Look
+
+_TICK = 0.02
+_ASK_EVERY = 1.0
+_END_WITHIN = 5.0
+_TAIL_LINES = 10
+
+
+class CommandLauncher:
+    """Runs `scale`, `stop` and `status` of the configuration, without a shell."""
+
+    name = "command"
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+
+    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+        """Runs `scale`, and waits until `status`, where there is one, prints `count`.
+
+        Raises:
+            BacklogError: a command failed, or it took longer than `command_within`.
+        """
+        if count == 0:
+            self.stop(fleet, look)
+            return
+        assert self._consumers.scale is not None  # the configuration was checked
+        limit = Deadline(self._consumers.command_within.total_seconds())
+        self._run("scale", self._consumers.scale, fleet, limit, look, count)
+        self._wait_for(fleet, count, limit, look)
+
+    def stop(self, fleet: Fleet, look: Look) -> None:
+        """Runs `stop`, and waits until `status`, where there is one, prints 0."""
+        assert self._consumers.stop is not None
+        limit = Deadline(self._consumers.command_within.total_seconds())
+        self._run("stop", self._consumers.stop, fleet, limit, look, 0)
+        limit = Deadline(self._consumers.stop_within.total_seconds())
+        self._wait_for(fleet, 0, limit, look)
+
+    def count_running(self, fleet: Fleet) -> int | None:
+        """What `status` prints; None without one."""
+        return self._ask(fleet, lambda: None)
+
+    def describe(self, fleet: Fleet) -> str:
+        """Both command lines, for a plan."""
+        assert self._consumers.scale is not None
+        assert self._consumers.stop is not None
+        scale = shlex.join(fill_in(self._consumers.scale, {**fleet.words, "replicas": "N"}))
+        stop = shlex.join(fill_in(self._consumers.stop, fleet.words))
+        return f"your commands: `{scale}` starts N of them, `{stop}` ends all"
+
+    def _wait_for(self, fleet: Fleet, count: int, limit: Deadline, look: Look) -> None:
+        while (said := self._ask(fleet, look)) not in (count, None):
+            if limit.expired:
+                raise BacklogError(
+                    f"its `status` still says {said} after {limit.seconds:g} s, not {count}",
+                    subject=f"stream {fleet.stream}, group {fleet.group}",
+                    hint="see why they do not start or end, then run this again",
+                )
+            pause = Deadline(limit.remaining(_ASK_EVERY))
+            while not pause.expired:
+                look()
+                time.sleep(pause.remaining(_TICK))
+
+    def _ask(self, fleet: Fleet, look: Look) -> int | None:
+        if self._consumers.status is None:
+            return None
+        limit = Deadline(self._consumers.command_within.total_seconds())
+        said = self._run("status", self._consumers.status, fleet, limit, look, None)
+        number = re.search(r"\d+", said)
+        if number is None:
+            raise BacklogError(
+                f"its `status` command printed no number but: {_cut(said) or '(nothing)'}",
+                subject=f"stream {fleet.stream}",
+                hint="it must print how many consumers run; see `consumers.status`",
+            )
+        return int(number[0])
+
+    def _run(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        fleet: Fleet,
+        limit: Deadline,
+        look: Look,
+        replicas: int | None,
+    ) -> str:
+        """Runs one command to its end; what it printed on stdout."""
+        asked = {} if replicas is None else {"replicas": str(replicas)}
+        command = fill_in(arguments, {**fleet.words, **asked})
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BACKLOG_")}
+        environment = {
+            **inherited,
+            **self._consumers.reveal_environment(),
+            **fleet.variables,
+            **{f"BACKLOG_{word.upper()}": value for word, value in asked.items()},
+        }
+        subject = f"stream {fleet.stream}, `consumers.{name}`"
+        # Files without a name: what it prints may be secret, and a child of it may stay and hold
+        # them open.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            try:
+                process = self._start(command, environment, out, err)
+            except OSError as error:
+                raise BacklogError(
+                    f"the command could not be started: {error.strerror}: {error.filename}",
+                    subject=subject,
+                    hint="it is looked for on PATH, and runs in `consumers.directory`",
+                ) from error
+            try:
+                while process.poll() is None and not limit.expired:
+                    look()
+                    time.sleep(limit.remaining(_TICK))
+            finally:
+                ended = process.poll() is not None
+                if not ended:
+                    _end(process)
+            told, complaint = _read(out), _read(err)
+        if ended and process.returncode == 0:
+            return told
+        last = _cut(complaint) or _cut(told) or "(nothing)"
+        if ended:
+            why, hint = f"ended with exit code {process.returncode}", "run it by hand to see more"
+        else:
+            why = f"took longer than {limit.seconds:g} s and was ended"
+            hint = "see `consumers.command_within`"
+        raise BacklogError(
+            f"the command {why}; its last lines:\n{last}", subject=subject, hint=hint
+        )
+
+    def _start(
+        self, command: list[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            cwd=self._consumers.directory or Path.cwd(),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a command that may not go on, and its children."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(_END_WITHIN)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _cut(text: str) -> str:
+    """The last lines of an output, without secrets."""
+    lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
+    return "\n".join(lines[-_TAIL_LINES:])

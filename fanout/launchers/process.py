@@ -1,0 +1,305 @@
+"""Consumers as processes of this machine, kept running by one supervisor for each fleet.
+
+The supervisor and what it knows outlive this process: files in the fleet's directory say what is
+wanted and what runs, and any later `ProcessLauncher` goes on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.config import Consumers, mask_secrets
+from backlog.config.arguments import fill_in
+from backlog.errors import BacklogError
+from fanout.launchers import supervisor as room
+from fanout.launchers.interface import Fleet, Look
+
+_TICK = 0.02
+_SETTLED = 0.5  # seconds that a consumer must have run to be counted as started
+_QUICK_ENDS = 3
+_SUPERVISOR_TRIES = 3
+_SUPERVISOR_WITHIN = 15.0  # beyond the time that consumers have to end
+_TAIL_LINES, _TAIL_BYTES = 10, 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """One consumer as its supervisor tells it; `exit_code` is of its last end."""
+
+    index: int
+    pid: int | None  # None while it does not run
+    restarts: int
+    exit_code: int | None
+    log: Path
+
+
+class ProcessLauncher:
+    """Starts, stops and counts local processes."""
+
+    name = "process"
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        self._stop_within = consumers.stop_within.total_seconds()
+
+    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+        """Makes `count` processes run; returns when each has run for half a second.
+
+        A running supervisor keeps the environment that it was started with: changed variables are
+        taken up by a stop and a start.
+
+        Raises:
+            BacklogError: the command cannot be started, or ends at once again and again.
+        """
+        if count == 0:
+            self.stop(fleet, look)
+            return
+        self._check_directory(fleet)
+        try:
+            fleet.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._want(fleet, count)
+        except OSError as error:
+            raise BacklogError(
+                f"its consumers cannot be started: {error.strerror}",
+                subject=f"directory {fleet.directory}",
+                hint="what its launcher must remember is written there; see `staging.dir`",
+            ) from error
+        limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
+        tries = 0
+        while True:
+            if self._supervise(fleet):
+                tries += 1
+            look()
+            state = _read_state(fleet)
+            request = _follow(fleet, count)
+            if state.get("request") == request:
+                self._refuse_failing(fleet, state, count)
+                if _has_settled(state, count):
+                    return
+                limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
+            elif tries > _SUPERVISOR_TRIES:
+                raise self._fail_supervisor(fleet, "it ends again and again")
+            elif limit.expired:
+                # It hangs; its consumers end with it, and the next one starts others.
+                self._kill_supervisor(state)
+                limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
+            time.sleep(_TICK)
+
+    def stop(self, fleet: Fleet, look: Look) -> None:
+        """Ends every process of the fleet: SIGTERM, then SIGKILL after `stop_within`."""
+        if not fleet.directory.is_dir():
+            return
+        self._want(fleet, 0)
+        limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
+        while True:
+            with _locked(fleet) as lock:
+                if lock is not None:
+                    # No supervisor lives; what one of them may have left is ended here.
+                    room.end_leftovers(_real(fleet), self._stop_within, look)
+                    (fleet.directory / room.STATE).unlink(missing_ok=True)
+                    return
+            look()
+            _follow(fleet, 0)
+            if limit.expired:
+                self._kill_supervisor(_read_state(fleet))
+            time.sleep(_TICK)
+
+    def count_running(self, fleet: Fleet) -> int | None:
+        """How many processes live, by pid and start time."""
+        return sum(consumer.pid is not None for consumer in self.list_consumers(fleet))
+
+    def describe(self, fleet: Fleet) -> str:
+        """The command line, for a plan."""
+        command = shlex.join(fill_in(self._command, {**fleet.words, "index": "N"}))
+        within = f"{self._stop_within:g} s"
+        return f"local processes `{command}`, ended with SIGTERM, with SIGKILL after {within}"
+
+    def list_consumers(self, fleet: Fleet) -> list[ConsumerState]:
+        """The fleet's consumers, also those that wait for their next start."""
+        return [
+            ConsumerState(
+                told["index"],
+                told["pid"] if _lives(told) else None,
+                told["restarts"],
+                told["exit_code"],
+                room.log_of(fleet.directory, told["index"]),
+            )
+            for told in _read_state(fleet).get("consumers", [])
+        ]
+
+    @property
+    def _command(self) -> tuple[str, ...]:
+        assert self._consumers.command is not None  # the configuration was checked
+        return self._consumers.command
+
+    @property
+    def _place(self) -> Path:
+        return self._consumers.directory or Path.cwd()
+
+    def _check_directory(self, fleet: Fleet) -> None:
+        if not self._place.is_dir():
+            raise BacklogError(
+                f"its consumers cannot be started: there is no directory {self._place}",
+                subject=f"stream {fleet.stream}",
+                hint="see `consumers.directory`",
+            )
+
+    def _want(self, fleet: Fleet, count: int) -> None:
+        """Leaves word for the supervisor. No secret is in it: the file stays."""
+        document = {
+            "request": uuid.uuid4().hex,
+            "count": count,
+            "command": list(self._command),
+            "words": dict(fleet.words),
+            "directory": str(self._place),
+            "stop_within": self._stop_within,
+        }
+        room.write_private(fleet.directory / room.WANTED, document)
+
+    def _supervise(self, fleet: Fleet) -> bool:
+        """Starts a supervisor where none lives; whether it did."""
+        with _locked(fleet) as lock:
+            if lock is None:
+                return False
+            inherited = {k: v for k, v in os.environ.items() if not k.startswith("BACKLOG_")}
+            environment = {**self._consumers.reveal_environment(), **fleet.variables}
+            program = [sys.executable, "-I", "-S", str(Path(room.__file__).absolute())]
+            mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            log = os.open(fleet.directory / room.OWN_LOG, mode, 0o600)
+            try:
+                # The lock goes along with its open file: nobody can take it in between.
+                started = subprocess.run(
+                    [*program, str(_real(fleet)), str(lock)],
+                    env={**inherited, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                    check=False,
+                )
+            finally:
+                os.close(log)
+            if started.returncode:
+                raise self._fail_supervisor(fleet, f"exit code {started.returncode}")
+            return True
+
+    def _fail_supervisor(self, fleet: Fleet, why: str) -> BacklogError:
+        log = fleet.directory / room.OWN_LOG
+        return BacklogError(
+            f"the supervisor of its consumers could not be started, {why}:\n{_read_tail(log)}",
+            subject=f"stream {fleet.stream}",
+            hint=f"its log is {log}",
+        )
+
+    def _refuse_failing(self, fleet: Fleet, state: dict[str, Any], count: int) -> None:
+        for told in state["consumers"]:
+            if told["index"] >= count or told["quick_ends"] < _QUICK_ENDS:
+                continue
+            log, hint = room.log_of(fleet.directory, told["index"]), "see `consumers.command`"
+            why = f"it could not be started ({told['error']})"
+            if not told["error"]:
+                why = f"{_tell_exit(told['exit_code'])}; its last lines:\n{_read_tail(log)}"
+                hint = f"its log is {log}"
+            raise BacklogError(
+                mask_secrets(
+                    f"consumer {told['index']} ended at once {told['quick_ends']} times: {why}"
+                ),
+                subject=f"stream {fleet.stream}, group {fleet.group}",
+                hint=hint,
+            )
+
+    def _kill_supervisor(self, state: dict[str, Any]) -> None:
+        told = state.get("supervisor")
+        if told and room.find_start(told["pid"]) == told["started"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(told["pid"], signal.SIGKILL)
+
+
+def _real(fleet: Fleet) -> Path:
+    return Path(os.path.realpath(fleet.directory))
+
+
+def _read_state(fleet: Fleet) -> dict[str, Any]:
+    return room.read_private(fleet.directory / room.STATE)
+
+
+def _follow(fleet: Fleet, count: int) -> str:
+    """The last word on how many shall run; another process may have had it since.
+
+    Raises:
+        BacklogError: it wants another number than we do.
+    """
+    wanted = room.read_private(fleet.directory / room.WANTED)
+    if wanted.get("count", count) != count:
+        raise BacklogError(
+            f"another process asked for {wanted['count']} consumers, while this one for {count}",
+            subject=f"stream {fleet.stream}, group {fleet.group}",
+            hint="see who else starts or stops them, then run this again",
+        )
+    return str(wanted.get("request"))
+
+
+def _lives(told: dict[str, Any]) -> bool:
+    return bool(told["pid"]) and room.find_start(told["pid"]) == told["started"]
+
+
+def _has_settled(state: dict[str, Any], count: int) -> bool:
+    """Whether exactly `count` run, each long enough to have found its own mistakes."""
+    now, consumers = time.monotonic(), state["consumers"]
+    return len(consumers) == count and all(
+        not told["stopping"] and now - told["born"] >= _SETTLED and _lives(told)
+        for told in consumers
+    )
+
+
+@contextmanager
+def _locked(fleet: Fleet) -> Iterator[int | None]:
+    """The fleet's lock while nobody has it; None where a supervisor has it."""
+    descriptor = os.open(fleet.directory / room.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        # Closed, not unlocked: a supervisor that has inherited it keeps it.
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _tell_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _read_tail(log: Path) -> str:
+    """The last lines of a log, without secrets."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return "(nothing)"
+    # Masked before it is cut: half a secret would not be found.
+    lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
+    return "\n".join(lines[-_TAIL_LINES:]) or "(nothing)"

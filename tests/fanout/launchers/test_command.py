@@ -1,0 +1,95 @@
+"""The user's own commands: their errors, their time limits, what they print."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlog.config import Consumers, root
+from backlog.errors import BacklogError
+from fanout.launchers import CommandLauncher, Fleet
+from tests.fanout.launchers.fleets import make_fleet, no_look, python
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return make_fleet(tmp_path)
+
+
+def make(**settings: Any) -> CommandLauncher:
+    commands = {"scale": ["true"], "stop": ["true"]}
+    return CommandLauncher(
+        Consumers.model_validate({"launcher": "command", **commands, **settings})
+    )
+
+
+def test_without_a_status_nobody_knows(fleet: Fleet) -> None:
+    launcher = make()
+    launcher.scale(fleet, 3, no_look)
+    assert launcher.count_running(fleet) is None
+    launcher.stop(fleet, no_look)
+
+
+@pytest.mark.parametrize(
+    ("printed", "count"), [("3", 3), ("ready: 2/5", 2), ("a\n\n 12 b 7", 12), ("n=0", 0)]
+)
+def test_status_is_the_first_number(fleet: Fleet, printed: str, count: int) -> None:
+    status = python(f"import sys; print(99, file=sys.stderr); print({printed!r})")
+    assert make(status=status).count_running(fleet) == count
+
+
+def test_a_failed_command_is_an_error_with_its_last_lines(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(root, "_SECRETS", {"hunter2-of-the-shop"})
+    text = "import sys; print('out'); [print('line', n, file=sys.stderr) for n in range(99)];"
+    text += "sys.exit('denied: hunter2-of-the-shop')"
+    with pytest.raises(
+        BacklogError, match=r"exit code 1.*(\n.*)*line 98\ndenied: \*\*\*"
+    ) as caught:
+        make(stop=python(text)).stop(fleet, no_look)
+    assert "hunter2" not in f"{caught.value} {caught.value!r}"
+    assert "line 5\n" not in caught.value.message
+    assert "consumers.stop" in caught.value.subject
+    with pytest.raises(BacklogError, match="only on stdout"):
+        make(scale=python("import sys; print('only on stdout'); sys.exit(2)")).scale(
+            fleet, 1, no_look
+        )
+    with pytest.raises(BacklogError, match="could not be started: No such file"):
+        make(scale=["no-such-program"]).scale(fleet, 1, no_look)
+    with pytest.raises(BacklogError, match="printed no number but: none"):
+        make(status=["echo", "none"]).count_running(fleet)
+
+
+def test_a_command_that_takes_too_long_is_ended(fleet: Fleet) -> None:
+    began = time.monotonic()
+    slow = make(scale=["sh", "-c", "echo begun; sleep 60; :"], command_within="300ms")
+    with pytest.raises(BacklogError, match=r"longer than 0.3 s(.|\n)*begun"):
+        slow.scale(fleet, 1, no_look)
+    assert time.monotonic() - began < 5
+
+
+def test_scale_waits_for_status_and_gives_up_in_the_end(fleet: Fleet, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    count.write_text("0")
+    text = "import sys; p = sys.argv[1]; n = int(open(p).read()) + 1; open(p, 'w').write(str(n));"
+    status = python(text + "print(n - 1)", str(count))
+    make(status=status).scale(fleet, 2, no_look)
+    assert count.read_text() == "3"
+    with pytest.raises(BacklogError, match=r"still says 7 after 0.2 s, not 2"):
+        make(status=["echo", "7"], command_within="200ms").scale(fleet, 2, no_look)
+    with pytest.raises(BacklogError, match=r"still says 7 after 0.2 s, not 0"):
+        make(status=["echo", "7"], stop_within="200ms").stop(fleet, no_look)
+
+
+def test_look_ends_a_command(fleet: Fleet) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        make(scale=["sleep", "60"]).scale(fleet, 1, stop)
+    assert time.monotonic() - began < 5
