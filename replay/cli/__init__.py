@@ -18,9 +18,11 @@ from replay.cli import shared
 from replay.cli.approve import approve_recovery
 from replay.cli.broker import broker
 from replay.cli.cancel import cancel_recovery
+from replay.cli.consumers import consumers
 from replay.cli.db import db
 from replay.cli.demo import run_demo
 from replay.cli.gaps import list_gaps
+from replay.cli.hold import hold_retention
 from replay.cli.init import write_configuration
 from replay.cli.pause import pause_recovery
 from replay.cli.plan import plan
@@ -48,7 +50,7 @@ class _InOrder(TyperGroup):
         return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)
 
 
-_ORDER = ("status", "watch", "gaps", "waive", "plan")
+_ORDER = ("status", "watch", "gaps", "waive", "hold", "plan")
 
 app = typer.Typer(
     name="backlogctl",
@@ -76,6 +78,7 @@ app.command("status", rich_help_panel=_LOOK)(show_status)
 app.command("watch", rich_help_panel=_LOOK)(watch_streams)
 app.command("gaps", rich_help_panel=_LOOK)(list_gaps)
 app.command("waive", rich_help_panel=_LOOK)(waive_gap)
+app.command("hold", rich_help_panel=_RECOVER)(hold_retention)
 app.add_typer(plan, name="plan", rich_help_panel=_RECOVER)
 app.command("recoveries", rich_help_panel=_RECOVER)(list_recoveries)
 app.command("show", rich_help_panel=_RECOVER)(show_recovery)
@@ -85,6 +88,7 @@ app.command("run", rich_help_panel=_RECOVER)(run_recovery)
 app.command("pause", rich_help_panel=_RECOVER)(pause_recovery)
 app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
 app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
+app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)
 app.add_typer(db, name="db", rich_help_panel=_HELP)
 app.command("demo", rich_help_panel=_HELP)(run_demo)

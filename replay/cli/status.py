@@ -37,6 +37,7 @@ def show_status(
     from rich.live import Live
 
     from backlog.errors import UsageError
+    from replay.holds import release_due
     from replay.observation import choose_streams
     from replay.rendering import draw_status
 
@@ -44,6 +45,8 @@ def show_status(
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
     workspace = open_for_looking(session, bootstrap, group, topic)
     chosen = choose_streams(workspace.config, streams or [])
+    for sentence in release_due(workspace):
+        session.say(sentence, "yellow")
     if not watch:
         document = collect_status(workspace, chosen)
         session.emit(document, lambda console: console.print(draw_status(document)))

@@ -11,7 +11,6 @@ import typer
 from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
-    from backlog.errors import BacklogError
     from monitoring.watcher import Observation
 
 
@@ -22,10 +21,12 @@ def watch_streams(
         int | None, typer.Option("--rounds", help="End after so many rounds.", min=1)
     ] = None,
 ) -> None:
-    """Sample every stream on an interval until Ctrl-C; new gaps are told and recorded."""
+    """Sample every stream on an interval until Ctrl-C; tell and record gaps; give holds back."""
     from backlog.clock import utc_now
     from backlog.config import mask_secrets
+    from backlog.errors import BacklogError
     from monitoring.watcher import watch_streams as watch_all
+    from replay.holds import release_due
     from replay.observation import choose_streams, tell_findings
     from replay.rendering import format_count, format_plural
 
@@ -38,12 +39,28 @@ def watch_streams(
     known = {gap.id for gap in workspace.ledger.gaps.list()}
     told: set[str] = set()
     new = 0
+    look_at = utc_now()  # when due holds are looked for again
 
     def say(text: str, style: str = "") -> None:
         session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
 
+    def give_back() -> None:
+        nonlocal look_at
+        if utc_now() < look_at:
+            return
+        look_at = utc_now() + config.watch.interval
+        try:
+            sentences = release_due(workspace)
+        except BacklogError as error:
+            sentences = [str(error)]
+        for text in sentences:
+            if text not in told:
+                told.add(text)
+                say(text, "yellow")
+
     def tell(seen: Observation) -> None:
         nonlocal new
+        give_back()
         for gap in seen.gaps:
             if gap.id not in known:
                 known.add(gap.id)

@@ -1,0 +1,160 @@
+"""`backlogctl hold`: raise a topic's retention now, so that nothing more expires for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replay.cli.shared import Session, verb
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from rich.console import Console, RenderableType
+
+    from backlog.ledger import Hold
+
+
+@verb
+def hold_retention(
+    session: Session,
+    stream: Annotated[str | None, typer.Argument(help="The stream; needed to change it.")] = None,
+    duration: Annotated[
+        str | None, typer.Option("--for", help="Keep what is there now for 6h, 2d, ...")
+    ] = None,
+    release: Annotated[bool, typer.Option("--release", help="Give it back now.")] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="`disk`: hold it though the disks may fill up.")
+    ] = None,
+) -> None:
+    """Hold a topic's retention for a while, give it back, or show what is held."""
+    from backlog.errors import UsageError
+    from replay.holds import ALLOW_DISK, hold_stream, release_due, release_stream
+
+    for word in allow or []:
+        if word != ALLOW_DISK:
+            raise UsageError(f"only {ALLOW_DISK} can be allowed, not {word}", subject="--allow")
+    if duration is not None and release:
+        raise UsageError("--for and --release exclude each other", subject="--for")
+    if stream is None and (duration is not None or release):
+        raise UsageError("name the stream", subject="hold", hint="backlogctl hold STREAM --for 6h")
+    length = None if duration is None else _read_duration(duration)
+    workspace = session.open_workspace()
+    chosen = None if stream is None else workspace.config.stream(stream)
+    if not release:
+        for sentence in release_due(workspace):
+            session.say(sentence, "yellow")
+    holds = workspace.ledger.holds
+    if chosen is None or (length is None and not release):
+        _emit(session, holds.list(stream=stream), (), "nothing is held")
+        return
+    if length is not None:
+        held = hold_stream(workspace, chosen, length, allow_full=bool(allow))
+        told = f"nothing deletes the messages of topic {chosen.topic}, so nothing was raised"
+        found = [] if held.hold is None else [held.hold]
+        _emit(session, found, held.warnings, told, disk=asdict(held.disk))
+        return
+    released, warnings = release_stream(workspace, chosen)
+    others = holds.list(stream=stream)
+    warnings += [
+        f"{one.holder} holds topic {one.topic} still, and gives it back when it ends"
+        for one in others
+    ]
+    _emit(session, released, warnings, f"no operator holds stream {stream}")
+
+
+def _read_duration(text: str) -> timedelta:
+    from backlog.clock import parse_duration
+    from backlog.errors import UsageError
+
+    try:
+        length = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(str(error), subject="--for") from None
+    if not length:
+        raise UsageError("it must be longer than zero", subject="--for")
+    return length
+
+
+def _emit(
+    session: Session,
+    holds: Iterable[Hold],
+    warnings: Sequence[str],
+    nothing: str,
+    disk: Mapping[str, Any] | None = None,
+) -> None:
+    from replay.holds import describe_hold
+
+    document: dict[str, Any] = {
+        "holds": [describe_hold(hold) for hold in holds],
+        "disk": disk,
+        "warnings": list(warnings),
+    }
+
+    def show(console: Console) -> None:
+        from replay.cli.shared import print_text
+
+        if document["holds"]:
+            console.print(_draw(document["holds"]))
+        else:
+            print_text(console, nothing)
+        for line in _tell_who(document["holds"]):
+            print_text(console, line)
+        if disk is not None and disk["enough"]:
+            print_text(console, f"disks: {disk['reason']}", "dim")
+        for warning in warnings:
+            print_text(console, f"! {warning}", "yellow")
+
+    session.emit(document, show)
+
+
+def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
+    from replay.rendering import add_row, make_table
+
+    table = make_table("=hold", "stream", "=by", "=setting", "#was", "#is", "=until")
+    for hold in holds:
+        if hold["released_at"]:
+            until = "released"
+        elif hold["until"]:
+            until = f"{hold['until'][:16].replace('T', ' ')}Z"
+        else:
+            until = "it ends"
+        first = True
+        for name, value in hold["raised"].items():
+            old, new = hold["old"][name], value
+            if hold["released_at"]:
+                old, new = new, old
+            add_row(
+                table,
+                *((hold["id"], hold["stream"], hold["holder"]) if first else ("", "", "")),
+                name,
+                _tell_value(name, old),
+                _tell_value(name, new),
+                until if first else "",
+            )
+            first = False
+    return table
+
+
+def _tell_value(name: str, value: str | None) -> str:
+    from replay.rendering import format_duration
+
+    if value is None:
+        return "unset"
+    if value == "-1":
+        return "unlimited"
+    return format_duration(int(value) / 1000) if name.endswith(".ms") else f"{int(value):,}"
+
+
+def _tell_who(holds: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Until when, and who gives it back."""
+    return [
+        f"{hold['stream']} is held until {hold['until'][:19].replace('T', ' ')}Z. `backlogctl "
+        "watch` gives it back then, else the next `status` or `hold`; "
+        f"`backlogctl hold {hold['stream']} --release` does at once."
+        for hold in holds
+        if hold["until"] and not hold["released_at"]
+    ]

@@ -1,0 +1,310 @@
+"""The temporary topic on a real broker: ours only, kept whole, and read from its beginning."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from backlog.embedded import EmbeddedKafka
+from backlog.errors import Refused, UsageError
+from backlog.kafka import admin as verbs
+from backlog.kafka.admin import TopicInfo
+from backlog.kafka.clients import Admin, make_admin
+from backlog.kafka.errors import GroupActive, TopicMissing
+from backlog.ledger import Ledger, TemporaryTopic, open_ledger
+from fanout import temporary
+from fanout.temporary import (
+    create_temporary_topic,
+    delete_temporary_topic,
+    make_temporary_config,
+    name_temporary_topic,
+    start_recovery_group,
+)
+from tests.kafka_tools import (
+    commit,
+    delete_topic,
+    join,
+    properties_of,
+    publish,
+    read_all,
+    wait_until,
+)
+
+MakeTopic = Callable[..., str]
+PLAIN: Any = {"compression.type": "none"}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        yield opened
+
+
+class Desk:
+    """A planned expansion of a topic with two partitions, and its temporary topic."""
+
+    def __init__(self, ledger: Ledger, admin: Admin, topic: str) -> None:
+        self.ledger, self.admin, self.topic = ledger, admin, topic
+        self.source = verbs.describe_topic(admin, topic)
+        create = ledger.recoveries.create
+        self.id = create("expand", topic, "main", topic, "g", {}, "hash", (), "ada").id
+        self.name = name_temporary_topic(topic, self.id)
+
+    def create(self, partitions: int = 4) -> TemporaryTopic:
+        return create_temporary_topic(
+            self.ledger,
+            self.admin,
+            recovery_id=self.id,
+            cluster="main",
+            source=self.source,
+            partitions=partitions,
+        )
+
+    def delete(self, drained: bool = True, deny: tuple[str, ...] = ("__*",)) -> None:
+        delete_temporary_topic(
+            self.ledger,
+            self.admin,
+            recovery_id=self.id,
+            cluster="main",
+            source=self.source,
+            deny_topics=deny,
+            is_drained=lambda: drained,
+        )
+
+    def exists(self) -> bool:
+        try:
+            verbs.read_topic_id(self.admin, self.name)
+        except TopicMissing:
+            return False
+        return True
+
+
+@pytest.fixture
+def desk(kafka: EmbeddedKafka, topic: MakeTopic, ledger: Ledger) -> Iterator[Desk]:
+    admin = make_admin(properties_of(kafka.bootstrap))
+    made = Desk(ledger, admin, topic(partitions=2))
+    yield made
+    if made.exists():
+        delete_topic(properties_of(kafka.bootstrap), made.name)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for brokers that are behind are short where there is one broker."""
+    monkeypatch.setattr(temporary, "_TRY_SECONDS", 1.0)
+
+
+def test_name_is_one_that_kafka_takes() -> None:
+    assert name_temporary_topic("orders", "r-20261121-0001") == "orders.recovery.r-20261121-0001"
+    assert len(name_temporary_topic("o" * 224, "r-20261121-0001")) == 249
+    for topic, recovery in (("o" * 225, "r-20261121-0001"), ("orders", "*"), ("or ders", "r-1")):
+        with pytest.raises(UsageError, match="249"):
+            name_temporary_topic(topic, recovery)
+
+
+def test_settings_of_old_and_new_brokers() -> None:
+    new = {"max.message.bytes": str(64 * 2**20), "message.timestamp.before.max.ms": "1"}
+    config = make_temporary_config(TopicInfo("t", "id", 1, {**new, "min.insync.replicas": "2"}))
+    assert config["max.message.bytes"] == str(64 * 2**20)
+    assert config["min.insync.replicas"] == "2"
+    assert config["message.timestamp.after.max.ms"] == str(2**63 - 1)
+    old = make_temporary_config(TopicInfo("t", "id", 1, {"max.message.bytes": "1000"}))
+    assert old["max.message.bytes"] == str(32 * 2**20)
+    assert "message.timestamp.before.max.ms" not in old
+    assert old["message.timestamp.difference.max.ms"] == str(2**63 - 1)
+
+
+def test_topic_is_created_once_and_deleted_once(desk: Desk) -> None:
+    made = desk.create()
+    assert made == desk.create() == desk.ledger.temporary_topics.get(desk.id)
+    info = verbs.describe_topic(desk.admin, desk.name)
+    assert (info.topic_id, info.partitions) == (made.topic_id, 4)
+    wanted = make_temporary_config(desk.source)
+    assert {name: info.config[name] for name in wanted} == wanted
+    with pytest.raises(Refused, match="messages in it are unread"):
+        desk.delete(drained=False)
+    assert desk.exists()
+    desk.delete()
+    assert not desk.exists()
+    desk.delete()
+    gone = desk.ledger.temporary_topics.get(desk.id)
+    assert gone is not None
+    assert gone.deleted_at is not None
+    with pytest.raises(Refused, match="deleted already"):
+        desk.create()
+
+
+@pytest.mark.usefixtures("quick")
+def test_crash_between_creation_and_record(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The empty topic is taken as ours; with a record in it, or other settings, it is not."""
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.ledger.temporary_topics, "record_id", fail)
+        with pytest.raises(KeyboardInterrupt):
+            desk.create()
+    first = verbs.read_topic_id(desk.admin, desk.name)[0]
+    verbs.alter_topic_config(desk.admin, desk.name, {"retention.ms": "5"})
+    with pytest.raises(Refused, match=r"its retention\.ms differ"):
+        desk.create()
+    verbs.alter_topic_config(desk.admin, desk.name, {"retention.ms": "-1"})
+    publish(properties_of(desk.admin.addresses), desk.name, {1: 1})
+    for verb in (desk.create, desk.delete):
+        with pytest.raises(Refused, match="there are records in it"):
+            verb()
+    assert verbs.read_topic_id(desk.admin, desk.name)[0] == first
+    delete_topic(properties_of(desk.admin.addresses), desk.name)
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.ledger.temporary_topics, "record_id", fail)
+        with pytest.raises(KeyboardInterrupt):
+            desk.create()
+    assert desk.create().topic_id == verbs.read_topic_id(desk.admin, desk.name)[0] != first
+
+
+def test_cancel_after_a_crash_between_creation_and_record(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.ledger.temporary_topics, "record_id", fail)
+        with pytest.raises(KeyboardInterrupt):
+            desk.create()
+    desk.delete()
+    assert not desk.exists()
+
+
+def test_nothing_to_delete_is_fine(desk: Desk) -> None:
+    desk.delete()
+    desk.ledger.temporary_topics.announce(desk.id, "main", desk.name, 4)
+    desk.delete()
+
+
+def test_fault_17_topic_that_is_still_being_deleted_is_waited_for(desk: Desk) -> None:
+    properties = properties_of(desk.admin.addresses)
+    old = verbs.create_topic(desk.admin, desk.name, partitions=4)
+
+    def delete_late() -> None:
+        time.sleep(0.7)
+        delete_topic(properties, desk.name)
+
+    thread = threading.Thread(target=delete_late)
+    thread.start()
+    made = desk.create()
+    thread.join()
+    assert made.topic_id not in (None, old)
+
+
+@pytest.mark.usefixtures("quick")
+def test_fault_15_topic_of_the_same_name_and_another_id_is_left_alone(desk: Desk) -> None:
+    properties = properties_of(desk.admin.addresses)
+    desk.create()
+    delete_topic(properties, desk.name)
+    with pytest.raises(Refused, match="somebody deleted it"):
+        desk.create()
+    other = verbs.create_topic(desk.admin, desk.name, partitions=4)
+    for verb in (desk.create, desk.delete):
+        with pytest.raises(Refused, match=f"has id {re.escape(other)}"):
+            verb()
+    assert verbs.read_topic_id(desk.admin, desk.name)[0] == other
+
+
+@pytest.mark.usefixtures("quick")
+def test_fault_60_only_our_topic_is_deleted(desk: Desk, tmp_path: Path) -> None:
+    """Not one that is not ours, no wildcard, no internal topic, whatever the ledger was made."""
+    verbs.set_group_offsets(desk.admin, "anybody", desk.topic, {0: 0})  # makes the internal topic
+    theirs = verbs.create_topic(desk.admin, desk.name, partitions=4)
+    with pytest.raises(Refused, match="did not make it"):
+        desk.create()
+    desk.delete()
+    assert verbs.read_topic_id(desk.admin, desk.name)[0] == theirs, "not in the ledger"
+    delete_topic(properties_of(desk.admin.addresses), desk.name)
+
+    made = desk.create()
+    engine = create_engine(f"sqlite:///{tmp_path}/ledger.db")
+    for name in (desk.topic, "*", f"{desk.topic}.*", "__consumer_offsets", f"{desk.name}*"):
+        topic_id = desk.source.topic_id if name == desk.topic else made.topic_id
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE backlog_temporary_topics SET name = :name, topic_id = :id"),
+                {"name": name, "id": topic_id},
+            )
+        with pytest.raises(Refused, match="not the name of a temporary topic"):
+            desk.delete()
+    with engine.begin() as connection:
+        statement = text("UPDATE backlog_temporary_topics SET name = :n, topic_id = :i")
+        connection.execute(statement, {"n": desk.name, "i": made.topic_id})
+    engine.dispose()
+    with pytest.raises(Refused, match="never deleted"):
+        desk.delete(deny=("__*", "*.recovery.*"))
+    desk.source = replace(desk.source, name="__consumer_offsets")
+    with pytest.raises(Refused):
+        desk.delete()
+    assert desk.exists()
+    verbs.read_topic_id(desk.admin, desk.topic)
+    verbs.read_topic_id(desk.admin, "__consumer_offsets")
+
+
+def test_recovery_group_begins_at_the_beginning_and_is_not_moved_back(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic(partitions=3)
+    admin = make_admin(properties)
+
+    def start() -> tuple[int, ...]:
+        return start_recovery_group(admin, group=group, topic=name, partitions=3)
+
+    publish(properties, name, {0: 5, 1: 5, 2: 5})
+    commit(properties, group, name, {1: 3})
+    assert start() == (0, 2)
+    assert verbs.committed_offsets(admin, group, name, range(3)) == {0: 0, 1: 3, 2: 0}
+    member = join(properties, group, name)
+    assert start() == (), "nothing to set: it may be running already"
+    with pytest.raises(GroupActive):
+        start_recovery_group(admin, group=group, topic=topic(partitions=1), partitions=1)
+    member.close()
+
+
+def test_fault_67_brokers_with_a_size_limit_keep_all_of_it(tmp_path: Path, ledger: Ledger) -> None:
+    limits = {
+        "log.retention.bytes": "1000",
+        "log.retention.ms": "1000",
+        "log.segment.bytes": "1048576",
+        "log.message.timestamp.before.max.ms": "3600000",
+        "log.message.timestamp.type": "LogAppendTime",
+    }
+    with EmbeddedKafka.start(tmp_path / "kafka", heap="256m", properties=limits) as broker:
+        properties = properties_of(broker.bootstrap)
+        admin = make_admin(properties)
+        verbs.create_topic(admin, "orders", partitions=1)
+        desk = Desk(ledger, admin, "orders")
+        desk.create(partitions=1)
+        publish(properties, "orders", {0: 3000}, value=b"x" * 2000, **PLAIN)
+        publish(
+            properties,
+            desk.name,
+            {0: 3000},
+            hours_ago=48,
+            value=b"x" * 2000,
+            **PLAIN,
+        )
+        wait_until(
+            lambda: verbs.list_offsets(admin, "orders", [0], "earliest")[0] > 0,
+            what="the brokers' limits delete from the source",
+        )
+        time.sleep(2.5)  # two more checks of the retention
+        assert verbs.list_offsets(admin, desk.name, [0], "earliest") == {0: 0}
+        kept = read_all(properties, desk.name, [0])
+        assert len(kept) == 3000
+        assert all(message.timestamp()[1] < (time.time() - 47 * 3600) * 1000 for message in kept)
