@@ -114,7 +114,7 @@ def _draw_race(document: Document) -> RenderableType:
     _add(grid, "retention", _tell_retention(document))
     speed = f"{_per_second(rate)} by each consumer ({document['rate_source']})"
     if written is not None:
-        speed += f", {_per_second(written)} written meanwhile"
+        speed += f", {_per_second(written) if written else 'nothing'} written meanwhile"
     _add(grid, "speed", speed)
     temporary = document["temporary"]
     _add(

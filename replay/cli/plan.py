@@ -1,4 +1,4 @@
-"""`backlogctl plan rebuild`: what would be put back, computed and stored; nothing is changed."""
+"""`backlogctl plan`: what would be done, computed and stored; nothing is changed."""
 
 from __future__ import annotations
 
@@ -69,6 +69,53 @@ def plan_rebuild(
 
     def show(console: Console) -> None:
         console.print(draw_plan(document))
+        print_next(console, *list_next_commands(recovery))
+
+    session.emit(document, show)
+
+
+@plan.command("expand")
+@verb
+def plan_expand(
+    session: Session,
+    stream: Annotated[str, typer.Argument(help="The stream that is behind.")],
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Messages one consumer handles a second; else measured from samples."),
+    ] = None,
+    factor: Annotated[
+        int | None, typer.Option(help="Temporary partitions per partition; else `expand.factor`.")
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(help="`key` or `round_robin`; else `expand.order`.")
+    ] = None,
+    start: Annotated[
+        str, typer.Option(help="Where partitions without a commit begin: `earliest` or `latest`.")
+    ] = "earliest",
+    allow: Annotated[
+        list[str] | None, typer.Option(help="`disk`: go on though the copy does not fit.")
+    ] = None,
+) -> None:
+    """Drain a backlog through a temporary topic with many partitions and consumers."""
+    from rich.console import Console
+
+    from replay.expand_plans import ExpandOptions
+    from replay.expand_plans import plan_expand as make_plan
+    from replay.expand_rendering import draw_expand_plan
+    from replay.progress import spin
+    from replay.rendering import print_next
+    from replay.views import describe_recovery, list_next_commands
+
+    options = ExpandOptions(rate, factor, order, start, frozenset(allow or ()))
+    options.check()
+    workspace = session.open_workspace()
+    chosen = workspace.config.stream(stream)
+    with spin(session.err) as tell:
+        recovery = make_plan(workspace, chosen, options, tell)
+    document = describe_recovery(recovery)
+
+    def show(console: Console) -> None:
+        console.print(draw_expand_plan(document))
         print_next(console, *list_next_commands(recovery))
 
     session.emit(document, show)

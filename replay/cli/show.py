@@ -56,7 +56,8 @@ def show_recovery(
 
 
 def _collect(workspace: Workspace, found: Recovery) -> dict[str, Any]:
-    from replay.expand_views import describe_progress, is_at_end
+    from backlog.values import RecoveryState
+    from replay.expand_views import describe_progress
     from replay.kinds import EXPAND
     from replay.views import describe_event, describe_recovery
 
@@ -67,7 +68,7 @@ def _collect(workspace: Workspace, found: Recovery) -> dict[str, Any]:
             ledger.steps.list(found.id),
             ledger.burndown.list(found.id),
             ledger.now(),
-            live=not is_at_end(found),
+            live=found.state is RecoveryState.RUNNING,
         )
     document["events"] = [describe_event(event) for event in ledger.events.list(found.id)]
     document["events_intact"] = ledger.events.verify_chain(found.id)

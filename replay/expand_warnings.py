@@ -1,0 +1,124 @@
+"""What to know before an expansion is approved, one sentence each."""
+
+from __future__ import annotations
+
+from backlog.config import Stream
+from backlog.values import RecoveryState
+from fanout.disk import DiskCheck
+from fanout.layout import Layout
+from fanout.peek import count_misplaced
+from replay.expand_ground import Ground
+from replay.kinds import EXPAND
+from replay.rendering import format_plural
+from replay.workspace import Workspace
+
+# Two commits of a consumer may lie seconds apart: less than this says little.
+_SHORT_SECONDS = 60.0
+
+
+def warn_about_stream(workspace: Workspace, stream: Stream) -> list[str]:
+    """What the stream's own configuration, or another plan of it, means for this one."""
+    warnings = [
+        f"the plan {other.id} ({other.kind}), which nobody approved, is rejected: this one takes "
+        "its place"
+        for other in workspace.ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
+        if other.kind != EXPAND
+    ]
+    if stream.approval == "auto":
+        warnings.append("`approval: auto` is for exact rebuilds: this needs an approval by name")
+    if stream.isolation == "read_uncommitted":
+        warnings.append(
+            "the group reads uncommitted data, the relay only committed: aborted messages are "
+            "left out, and an open transaction holds back what comes after it"
+        )
+    return warnings
+
+
+def warn_about_backlog(stream: Stream, ground: Ground, start_at: str) -> list[str]:
+    """What is lost already, where the relay begins by choice, and what the topic is."""
+    warnings: list[str] = []
+    if ground.lost:
+        warnings.append(
+            f"at most {format_plural(ground.lost, 'message')} of this group expired unread: "
+            f"draining does not bring them back, `backlogctl plan rebuild {stream.name}` does"
+        )
+    for part in ground.partitions:
+        unread = part.unread
+        if part.committed is not None or unread.high <= unread.log_start:
+            continue
+        told = f"partition {unread.partition} has no committed offset: the relay begins at "
+        skipped = unread.start - unread.log_start
+        if start_at == "latest":
+            told += f"its end {unread.start:,}, {format_plural(skipped, 'message')} before it are "
+            told += "never read"
+        else:
+            told += f"its log start {unread.start:,}; `--start latest` leaves what is there unread"
+        warnings.append(told)
+    if "compact" in ground.topic.config.get("cleanup.policy", ""):
+        warnings.append("the topic is compacted: holes between its offsets are no losses")
+    if ground.lag <= stream.expand.max_lag_at_cutover:
+        warnings.append(
+            f"no more than `expand.max_lag_at_cutover` ({stream.expand.max_lag_at_cutover:,}) is "
+            "behind: the original consumers would do"
+        )
+    return warnings
+
+
+def warn_about_speed(stream: Stream, ground: Ground, layout: Layout, *, given: bool) -> list[str]:
+    """How sure the drain times are, and whether they are good enough.
+
+    Args:
+        given: whether an operator said how fast a consumer is.
+    """
+    warnings: list[str] = []
+    pace = ground.pace
+    if not given and pace.seconds < _SHORT_SECONDS:
+        warnings.append(
+            f"the speed of a consumer was measured over {pace.seconds:.0f} s only; "
+            "`--rate N` says it for sure"
+        )
+    if pace.produced_per_second is None:
+        warnings.append(
+            "how fast the topic is written is not known: drain times are those of a topic at rest"
+        )
+    if layout.seconds_expanded is None:
+        warnings.append(
+            f"even {format_plural(layout.consumers, 'consumer')} do not keep up with what is "
+            "written: the group will fall behind again"
+        )
+    consumers = stream.consumers
+    if consumers and layout.consumers < layout.factor * min(
+        consumers.replicas, ground.topic.partitions
+    ):
+        cap = format_plural(layout.consumers, "consumer")
+        warnings.append(f"`consumers.max_consumers` keeps it at {cap}")
+    if layout.wins is False:
+        better = (
+            f"a factor of {layout.smallest_factor} would win"
+            if layout.smallest_factor
+            else "no factor wins"
+        )
+        warnings.append(
+            f"retention is faster than the drain, so it is raised first; without that {better}"
+        )
+    return warnings
+
+
+def warn_about_keys(stream: Stream, ground: Ground, order: str) -> list[str]:
+    """Whether messages of a key stay in order; looks at the oldest unread ones."""
+    if order == "round_robin":
+        return ["messages of one key lose their order: they are spread evenly (`round_robin`)"]
+    wrong, looked = count_misplaced(ground.peeked, stream.partitioner, ground.topic.partitions)
+    if not wrong:
+        return []
+    return [
+        f"{wrong} of {looked} keys looked at are not where `partitioner: {stream.partitioner}` "
+        "puts them: a key that lies in several partitions has no order among them"
+    ]
+
+
+def warn_about_disk(disk: DiskCheck) -> list[str]:
+    """Where it is not known that the copy fits."""
+    if disk.enough is None:
+        return [f"whether the brokers' disks have room is not known: {disk.reason}"]
+    return [] if disk.enough else [f"the copy does not fit: {disk.reason}"]

@@ -1,0 +1,315 @@
+"""Plans of expansions on a real broker: what they say, and that they change nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from backlog.config import Stream
+from backlog.errors import BacklogError, InvalidTransition, Refused, UsageError
+from backlog.kafka.admin import describe_topic
+from backlog.kafka.clients import make_admin
+from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlog.values import Recovery, RecoveryState
+from replay import expand_ground
+from replay.approval import approve_plan, check_hash
+from replay.expand_ground import observe
+from replay.expand_plans import ExpandOptions, compute_plan, plan_expand
+from replay.observation import look_at_stream
+from replay.workspace import Workspace
+from tests.conftest import MakeTopic
+from tests.kafka_tools import commit, join, publish, set_config, set_offsets_raw
+from tests.replay.shop import Shop
+
+SECRET = "hunter2-of-the-consumers"
+CONSUMERS: dict[str, Any] = {
+    "launcher": "process",
+    "command": ["python", "-m", "order_service", "--topic", "{topic}"],
+    "replicas": 2,
+    "environment": {"DB_PASSWORD": "${env:DB_PASSWORD}"},
+}
+BEHIND = {0: 400, 1: 200, 2: 100}
+GIVEN = ExpandOptions(rate=20.0)
+
+
+@pytest.fixture
+def behind(empty_shop: Shop) -> Shop:
+    """A shop whose group has read 10 messages of each partition, and stopped."""
+    publish(empty_shop.properties, empty_shop.topic, BEHIND)
+    set_offsets_raw(
+        empty_shop.properties, empty_shop.group, empty_shop.topic, dict.fromkeys(BEHIND, 10)
+    )
+    empty_shop.environment["DB_PASSWORD"] = SECRET
+    empty_shop.write_config(consumers=CONSUMERS)
+    return empty_shop
+
+
+def plan(shop: Shop, options: ExpandOptions = GIVEN, **extra: Any) -> Recovery:
+    """Plans in this process; `extra` are keys of the stream."""
+    if extra:
+        shop.write_config(**extra)
+    workspace, stream = open_both(shop)
+    return plan_expand(workspace, stream, options)
+
+
+def open_both(shop: Shop) -> tuple[Workspace, Stream]:
+    workspace = shop.open()
+    return workspace, workspace.config.stream("orders")
+
+
+def find_warning(recovery: Recovery, words: str) -> str:
+    (found,) = [text for text in recovery.plan["warnings"] if words in text]
+    return str(found)
+
+
+def test_a_backlog_is_planned_from_measured_speed_and_nothing_is_changed(behind: Shop) -> None:
+    workspace, stream = open_both(behind)
+    topics = set(make_admin(behind.properties).list_topics(timeout=10).topics)
+    before = describe_topic(behind.properties, behind.topic)
+    look_at_stream(workspace, stream)
+    time.sleep(1)
+    commit(behind.properties, behind.group, behind.topic, {0: 110, 1: 60, 2: 10})
+    recovery = plan_expand(workspace, stream, ExpandOptions())
+    made: Any = recovery.plan
+    assert (recovery.kind, recovery.state) == ("expand", RecoveryState.PLANNED)
+    check_hash(workspace.ledger.recoveries.get(recovery.id))
+    assert workspace.ledger.recoveries.gap_ids(recovery.id) == ()
+
+    rows = [(row["start"], row["committed"], row["end"], row["lag"]) for row in made["partitions"]]
+    assert rows == [(110, 110, 400, 290), (60, 60, 200, 140), (10, 10, 100, 90)]
+    assert all(row["oldest_unread_at"] for row in made["partitions"])
+    assert made["lag"] == 520
+    assert made["temporary"] == {
+        "topic": f"{behind.topic}.recovery.{recovery.id}",
+        "partitions": 30,
+        "replication": 1,
+    }
+    assert made["recovery_group"] == f"{behind.group}.recovery.{recovery.id}"
+    assert (made["order"], made["factor"], made["replicas"], made["consumers"]) == (
+        "key",
+        10,
+        2,
+        20,
+    )
+    assert made["canary"]["messages"] == 500
+    assert sum(made["canary"]["partitions"].values()) == 500
+
+    # 150 messages were read while 2 replicas ran.
+    assert made["consumed_per_second"] == pytest.approx(2 * made["rate_per_consumer"], rel=0.01)
+    assert made["rate_source"].startswith("measured over ")
+    assert "only; `--rate N`" in find_warning(recovery, "speed of a consumer")
+    assert made["seconds_to_drain_expanded"] < made["seconds_to_drain_now"]
+    # The broker keeps a week.
+    assert made["seconds_to_loss"] == pytest.approx(7 * 86400, abs=120)
+    assert (made["loss_by"], made["wins"], made["smallest_factor"]) == ("time", True, 1)
+    assert made["hold"] == {"needed": False, "changes": {}}
+    assert (made["raised"], made["members"], made["other_groups"]) == ([], [], [])
+    assert made["disk"]["enough"] is True
+    assert "python -m order_service" in made["stopped"][0]
+    assert "are not where `partitioner: murmur2`" in find_warning(recovery, "keys looked at")
+    assert made["launch"]["environment"] == ["DB_PASSWORD"]
+    assert SECRET not in json.dumps(made)
+
+    assert set(make_admin(behind.properties).list_topics(timeout=10).topics) == topics
+    assert describe_topic(behind.properties, behind.topic) == before
+
+
+def test_the_same_ground_makes_the_same_plan(behind: Shop) -> None:
+    workspace, stream = open_both(behind)
+    ground = observe(workspace, stream, "earliest", lambda _: None)
+    once, again = (
+        compute_plan(workspace, stream, GIVEN, ground, "r-20261121-0001") for _ in range(2)
+    )
+    assert once.pop("planned_at") <= again.pop("planned_at")
+    assert once == again
+
+
+def test_options_take_the_place_of_the_configuration(behind: Shop) -> None:
+    options = ExpandOptions(rate=5.0, factor=3, order="round_robin")
+    recovery = plan(behind, options, consumers={**CONSUMERS, "max_consumers": 4})
+    made = recovery.plan
+    assert (made["factor"], made["temporary"]["partitions"], made["consumers"]) == (3, 9, 4)
+    assert (made["order"], made["rate_source"]) == ("round_robin", "given")
+    assert made["seconds_to_drain_now"] == pytest.approx(670 / 10, abs=0.1)
+    assert made["seconds_to_drain_expanded"] == pytest.approx(670 / 20, abs=0.1)
+    assert find_warning(recovery, "lose their order")
+    assert find_warning(recovery, "max_consumers")
+
+
+def test_stopped_consumers_without_samples_need_a_rate(behind: Shop) -> None:
+    with pytest.raises(UsageError, match="how fast one consumer is") as caught:
+        plan(behind, ExpandOptions())
+    assert "first repair the consumer" in caught.value.hint
+    assert "--rate" in caught.value.hint
+
+
+def test_fault_21_a_partition_without_a_commit_begins_where_it_was_said(behind: Shop) -> None:
+    behind.group += "-new"
+    set_offsets_raw(behind.properties, behind.group, behind.topic, {0: 10, 1: 10})
+    recovery = plan(behind, consumers=CONSUMERS)
+    row = recovery.plan["partitions"][2]
+    assert (row["start"], row["committed"], row["lag"]) == (0, None, 100)
+    assert "its log start 0" in find_warning(recovery, "no committed offset")
+    recovery = plan(behind, ExpandOptions(rate=20.0, start="latest"))
+    row = recovery.plan["partitions"][2]
+    assert (row["start"], row["committed"], row["lag"]) == (100, None, 0)
+    assert "100 messages before it are never read" in find_warning(recovery, "no committed offset")
+
+
+def test_fault_64_other_groups_and_members_are_named(behind: Shop) -> None:
+    audit = f"{behind.group}-audit"
+    set_offsets_raw(behind.properties, audit, behind.topic, {0: 5})
+    member = join(behind.properties, behind.group, behind.topic, client_id="till-7")
+    try:
+        recovery = plan(behind)
+    finally:
+        member.close()
+    assert recovery.plan["other_groups"] == [audit]
+    (name,) = recovery.plan["members"]
+    assert name.startswith("till-7 at ")
+    assert name in recovery.plan["stopped"][1]
+
+
+def test_retention_is_raised_where_it_may_be_faster(
+    behind: Shop, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = {"retention.ms": "3600000", "retention.bytes": "1000000000"}
+    behind.topic = topic(partitions=1, config=hour)
+    publish(behind.properties, behind.topic, {0: 500}, hours_ago=0.9)
+    set_offsets_raw(behind.properties, behind.group, behind.topic, {0: 10})
+    recovery = plan(behind, consumers=CONSUMERS)
+    made = recovery.plan
+    assert made["seconds_to_loss"] == pytest.approx(360, abs=60)
+    assert made["hold"] == {
+        "needed": True,
+        "changes": {
+            "retention.bytes": {"from": "1000000000", "to": "-1"},
+            "retention.ms": {"from": "3600000", "to": "-1"},
+        },
+    }
+    assert f"retention.ms of {behind.topic} from 1 h to unlimited" in made["raised"]
+    assert f"retention.ms of {behind.topic}: 1 h again" in made["given_back"]
+    slow = plan(behind, ExpandOptions(rate=0.1, factor=1))
+    assert (slow.plan["wins"], slow.plan["smallest_factor"]) == (False, 14)
+    assert "a factor of 14 would win" in find_warning(slow, "faster than the drain")
+
+    # By size, where the broker tells the bytes: what is unread takes more than may stay.
+    dirs = LogDirs((BrokerLogDirs(1, 10**12, 10**12, {0: 2 * 10**9}),))
+    monkeypatch.setattr(expand_ground, "read_log_dirs", lambda *_: dirs)
+    sized = plan(behind).plan
+    assert (sized["seconds_to_loss"], sized["loss_by"]) == (0.0, "size")
+
+
+def test_what_a_topic_or_group_is_told(behind: Shop) -> None:
+    set_config(behind.properties, behind.topic, {"cleanup.policy": "compact"})
+    recovery = plan(behind, approval="auto", isolation="read_uncommitted")
+    assert recovery.state is RecoveryState.PLANNED
+    assert find_warning(recovery, "holes between its offsets are no losses")
+    assert find_warning(recovery, "the relay only committed")
+    assert find_warning(recovery, "needs an approval by name")
+    assert recovery.plan["seconds_to_loss"] is None
+    assert recovery.plan["hold"]["needed"] is False
+
+
+def test_disks(behind: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = LogDirs((BrokerLogDirs(1, 10, 10**9, dict.fromkeys(BEHIND, 10**6)),))
+    monkeypatch.setattr(expand_ground, "read_log_dirs", lambda *_: full)
+    with pytest.raises(Refused, match="does not fit") as caught:
+        plan(behind)
+    assert "--allow disk" in caught.value.hint
+    workspace = behind.open()
+    assert workspace.ledger.recoveries.list() == ()
+    allowed = plan(behind, ExpandOptions(rate=20.0, allow=frozenset({"disk"})))
+    assert find_warning(allowed, "does not fit")
+    approve_plan(workspace.ledger, workspace.config, allowed, by="ada")
+    # One at a time; a failed one has left things behind.
+    with pytest.raises(InvalidTransition, match=allowed.id):
+        plan(behind)
+    for state in (RecoveryState.RUNNING, RecoveryState.FAILED):
+        workspace.ledger.recoveries.advance(allowed.id, state, "ada")
+        with pytest.raises(InvalidTransition, match=f"is {state}"):
+            plan(behind)
+    workspace.ledger.recoveries.advance(allowed.id, RecoveryState.CANCELLED, "ada")
+    monkeypatch.setattr(expand_ground, "read_log_dirs", lambda *_: LogDirs(None, "not granted"))
+    unknown = plan(behind)
+    assert unknown.plan["disk"]["enough"] is None
+    assert "not granted" in find_warning(unknown, "room is not known")
+
+
+def _read_all(shop: Shop) -> None:
+    set_offsets_raw(shop.properties, shop.group, shop.topic, BEHIND)
+
+
+def _go_beyond(shop: Shop) -> None:
+    set_offsets_raw(shop.properties, shop.group, shop.topic, {1: 999})
+
+
+def _forget_consumers(shop: Shop) -> None:
+    shop.write_config(consumers=None)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "kind", "told"),
+    [
+        (_read_all, Refused, "nothing is behind"),
+        (_go_beyond, Refused, "lies beyond the end"),
+        (_forget_consumers, UsageError, "how its consumers are started"),
+    ],
+)
+def test_refusals(
+    behind: Shop, prepare: Callable[[Shop], None], kind: type[BacklogError], told: str
+) -> None:
+    prepare(behind)
+    with pytest.raises(kind, match=told) as caught:
+        plan(behind)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ExpandOptions(rate=0.0),
+        ExpandOptions(rate=float("nan")),
+        ExpandOptions(factor=0),
+        ExpandOptions(factor=1001),
+        ExpandOptions(order="none"),
+        ExpandOptions(start="now"),
+        ExpandOptions(allow=frozenset({"surplus"})),
+    ],
+)
+def test_bad_options(options: ExpandOptions) -> None:
+    with pytest.raises(UsageError) as caught:
+        options.check()
+    assert caught.value.subject.startswith("--")
+
+
+def test_the_command_line(behind: Shop) -> None:
+    """One document of the contract; `show`, `recoveries`, `approve` and `reject` take it."""
+    said = behind.run("plan", "expand", "orders", "--json", code=2)
+    assert "--rate" in said.error["hint"]
+    document = behind.run("plan", "expand", "orders", "--rate", "20", "--json").document
+    contract = {"id", "kind", "stream", "state", "plan_hash", "verdict", "counts", "partitions"}
+    assert contract | {"warnings"} <= set(document)
+    assert (document["kind"], document["state"], document["verdict"]) == (
+        "expand",
+        "planned",
+        "wins",
+    )
+    keys = {"partition", "log_start", "committed", "end", "lag", "lost", "start"}
+    assert keys <= set(document["partitions"][0])
+    people = behind.run("plan", "expand", "orders", "--rate", "20", "--factor", "4")
+    assert "670 messages" in people.out
+    recovery = people.out.split()[1]
+    assert f"next: backlogctl approve {recovery} --by NAME" in people.out
+    assert behind.run("show", recovery, "--json").document["progress"]["steps"] == []
+    assert behind.run("approve", recovery, "--by", "ada", "--json").document["state"] == "approved"
+    rows = behind.run("recoveries", "--json").document["recoveries"]
+    assert {row["id"]: row["state"] for row in rows} == {
+        recovery: "approved",
+        document["id"]: "rejected",
+    }
+    assert recovery in behind.run("recoveries").out
