@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from backlog.clock import Deadline
+from backlog.crashpoints import reach
 from backlog.kafka.clients import make_admin
 from fanout.quiet import await_empty
 from fanout.relay.commits import read_all
@@ -30,14 +31,17 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     if not context.has_temporary or not context.was_started("canary"):
         return {}
     context.session.stop_relays()  # 1. between two transactions
+    reach("p4.8.relays.stopped")
     fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
         context.properties,
         context.plan["transactional_prefix"],
         context.recovery.topic,
         range(context.partitions),
     )
+    reach("p4.9.fenced")
     relayed = _read_relayed(context)  # 3. waits while an offset commit is undecided
     _drain_rest(context)  # 4. by reading: lag is no test
+    reach("p4.9.drained")
     context.launcher.stop(context.fleet, context.look)  # 5.
     await_empty(
         make_admin(context.properties),
@@ -45,6 +49,7 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
         context.look,
         within=context.consumers.stop_within.total_seconds(),
     )
+    reach("p4.8.consumers.stopped")
     return relayed
 
 

@@ -126,7 +126,8 @@ def list_next_commands(recovery: Recovery) -> list[str]:
         case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:
             return [f"backlogctl run {recovery.id}"]
         case RecoveryState.PAUSED:
-            word = "resume" if recovery.detail.get("why") == "operator" else "run"
+            held = recovery.detail.get("why") in ("operator", "canary")
+            word = "resume" if held else "run"
             return [f"backlogctl {word} {recovery.id}"]
     return []
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
+    from replay.runner import Run
     from replay.workspace import Workspace
 
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 def run_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
-    """Carry out an approved plan: inject, canary first, then verify. Safe to run again."""
+    """Carry out an approved plan, canary first, then verify. Safe to run again."""
     carry_out(session, session.open_workspace(), recovery)
 
 
@@ -26,6 +28,7 @@ def carry_out(
     """Runs a recovery and prints what came of it."""
     from rich.console import Console
 
+    from replay.kinds import EXPAND
     from replay.rendering import format_duration, format_plural, say_done
     from replay.runner import Run
     from replay.views import describe_run
@@ -35,6 +38,9 @@ def carry_out(
     document = describe_run(found, run.describe())
 
     def show(console: Console) -> None:
+        if found.kind == EXPAND:
+            say_done(console, found.id, str(found.state), _tell_drained(document, run))
+            return
         counts = document["counts"]
         count = counts["injected"] + counts["skipped"]
         told = f": {format_plural(count, 'message')} {'is' if count == 1 else 'are'} in topic "
@@ -48,3 +54,16 @@ def carry_out(
             console.print(f"{format_plural(left_out, 'row')} in quarantine", style="yellow")
 
     session.emit(document, show)
+
+
+def _tell_drained(document: Mapping[str, Any], run: Run) -> str:
+    """What an expansion did, behind its name and state."""
+    from replay.rendering import format_count, format_duration, format_plural
+
+    if run.was_done:
+        return " (it was verified before; nothing was done now)"
+    counts = document["counts"]
+    told = f": {format_plural(counts['relayed'], 'message')} drained"
+    if rate := counts["drained_per_second"]:
+        told += f" at {format_count(round(rate))}/s"
+    return f"{told}, the layout is as it was, in {format_duration(run.seconds)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from backlog.crashpoints import reach
 from backlog.errors import BacklogError
 from fanout.relay.interface import SourceRange
 from replay.brakes import CANARY, PausedBecause
@@ -45,10 +46,12 @@ class Canary:
             context.tick()
             time.sleep(0.02)
         context.session.stop_relays()
+        reach("p4.7.canary.relayed")
         share, begun = context.read_lags().temporary_total, time.monotonic()
         context.launcher.scale(context.fleet, 1, context.tick)
         if not share:  # an earlier run's consumer has read it
             return
+        reach("p4.7.canary.started")
         measured = _measure(context, share, begun)
         context.details[self.name] = measured.to_json()
         _hold_against_plan(context, measured.rate)

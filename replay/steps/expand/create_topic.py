@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
+from backlog.crashpoints import reach
 from backlog.kafka.admin import describe_topic
 from fanout.temporary import create_temporary_topic, start_recovery_group
 from replay.expand_context import ExpandContext
@@ -28,6 +29,7 @@ class CreateTopic:
             source=source,
             partitions=context.temporary_partitions,
         )
+        reach("p4.4.created")
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition of the recovery's group is at 0, before any consumer starts."""

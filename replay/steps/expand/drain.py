@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure
 from fanout.launchers.ramp import ramp_up
 from replay.expand_closing import close_relays
@@ -27,8 +28,10 @@ class Drain:
             ConsumerCameBack: somebody is in the group; the relay has stopped.
         """
         context.session.join()  # 5. the guard
+        reach("p4.5.guard.joined")
         context.note_counters()
         context.session.start(context.make_ranges)  # 6. the relays
+        reach("p4.6.relays.started")
         ramp_up(  # 7. the consumers
             context.launcher,
             context.fleet,
@@ -38,6 +41,7 @@ class Drain:
             lambda _: None,
             max_consumers=context.consumers.max_consumers,
         )
+        reach("p4.7.consumers.started")
         while not _is_relayed(context):
             context.tick()
             time.sleep(_POLL_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backlog.crashpoints import reach
 from fanout.retention import give_back, raise_retention
 from replay.expand_context import ExpandContext
 from replay.identity import find_identity
@@ -32,6 +33,7 @@ class HoldRetention:
             until=None,
             actor=str(find_identity()),
         )
+        reach("p4.2.raised")
 
     def complete(self, context: ExpandContext) -> None:
         """Nothing to close."""

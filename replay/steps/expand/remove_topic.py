@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
+from backlog.crashpoints import reach
 from backlog.errors import Refused
 from backlog.kafka.admin import describe_topic
 from fanout.temporary import delete_temporary_topic
@@ -19,7 +20,9 @@ class RemoveTopic:
 
     def start(self, context: ExpandContext) -> None:
         """Deletes the topic; one that is gone is fine."""
+        reach("p4.10.verified")
         remove_temporary_topic(context)
+        reach("p4.9.deleted")
 
     def complete(self, context: ExpandContext) -> None:
         """The ledger says that it is gone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backlog.crashpoints import reach
 from replay.expand_closing import close_relays
 from replay.expand_context import ExpandContext
 from replay.steps.expand.hold_retention import give_retention_back
@@ -21,9 +22,12 @@ class Restore:
         context.closing = True
         close_relays(context)  # 1. to 3. fenced, offsets stable, nothing unread
         context.session.leave()  # 4. the guard leaves cleanly
+        reach("p4.9.guard.left")
         if context.was_started("stop_consumers"):
             start_originals(context)  # 5. only then
+        reach("p4.9.originals.started")
         give_retention_back(context)  # 6.
+        reach("p4.9.retention.given_back")
 
     def complete(self, context: ExpandContext) -> None:
         """The temporary topic is deleted when it was counted: see Verify and RemoveTopic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
+from backlog.crashpoints import reach
 from backlog.kafka.admin import committed_offsets, set_group_offsets
 from fanout.quiet import await_quiet
 from replay.expand_context import ExpandContext
@@ -29,6 +30,7 @@ class StopConsumers:
             GroupStillCommits: somebody commits without being a member.
         """
         context.launcher.stop(context.originals, context.look)
+        reach("p4.3.stopped")
         await_quiet(
             context.properties,
             context.recovery.group,
