@@ -99,7 +99,9 @@ def make_step(
     return StepRecord(ID, name, start, start, done, back, attempts, {})
 
 
-def make_burndown(seconds: int, *, relayed: int = 4000, handled: int = 1000) -> list[BurndownSample]:
+def make_burndown(
+    seconds: int, *, relayed: int = 4000, handled: int = 1000
+) -> list[BurndownSample]:
     """One sample a second of 100,000 messages that are relayed and handled at these rates."""
 
     def take(second: int) -> BurndownSample:
