@@ -1,0 +1,103 @@
+"""`backlogctl consumers`: start, stop and see a stream's own consumers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replay.cli.shared import Session, verb
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+consumers = typer.Typer(help="Start, stop and see a stream's own consumers.", no_args_is_help=True)
+
+StreamName = Annotated[str, typer.Argument(help="The stream.")]
+
+
+@consumers.callback()
+def _consumers() -> None:
+    """Start, stop and see a stream's own consumers."""
+
+
+@consumers.command("start")
+@verb
+def start(session: Session, stream: StreamName) -> None:
+    """Make its `replicas` run, as the configuration says."""
+    from replay.consumers import start_consumers
+
+    workspace = session.open_workspace()
+    document = start_consumers(workspace, workspace.config.stream(stream), session.say)
+    _emit(session, document)
+
+
+@consumers.command("stop")
+@verb
+def stop(session: Session, stream: StreamName) -> None:
+    """End them, and name who is still in the group."""
+    from replay.consumers import stop_consumers
+    from replay.rendering import format_plural
+
+    workspace = session.open_workspace()
+    document = stop_consumers(workspace, workspace.config.stream(stream), session.say)
+    _emit(session, document)
+    if members := document["members"]:
+        named = ", ".join(f"{member['client_id']} at {member['host']}" for member in members)
+        session.say(
+            f"the group still has {format_plural(len(members), 'member')}: {named}; "
+            f"the launcher did not start them, or they were killed and their session has not ended",
+            "yellow",
+        )
+
+
+@consumers.command("status")
+@verb
+def status(session: Session, stream: StreamName) -> None:
+    """Say how many run, and who is in the group."""
+    from replay.consumers import tell_consumers
+
+    workspace = session.open_workspace()
+    _emit(session, tell_consumers(workspace, workspace.config.stream(stream), session.say))
+
+
+def _emit(session: Session, document: dict[str, Any]) -> None:
+    from backlog.config import mask_secrets
+
+    document["problem"] = mask_secrets(document["problem"])
+    session.emit(document, lambda console: console.print(_draw(document)))
+    if document["problem"]:
+        session.say(f"the group could not be looked at: {document['problem']}", "yellow")
+
+
+def _draw(document: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    from replay.rendering import add_row, format_count, make_table
+
+    summary = make_table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
+    known = document["group_state"] is not None
+    add_row(
+        summary,
+        document["stream"],
+        document["launcher"],
+        format_count(document["running"]),
+        format_count(document["replicas"]),
+        document["group"],
+        document["group_state"] or "unknown",
+        format_count(len(document["members"]) if known else None),
+    )
+    if not document["consumers"]:
+        return summary
+    table = make_table("#consumer", "#pid", "#restarts", "#last exit", "log")
+    for row in document["consumers"]:
+        pid, code = row["pid"], row["exit_code"]
+        add_row(
+            table,
+            str(row["index"]),
+            "—" if pid is None else str(pid),
+            format_count(row["restarts"]),
+            "—" if code is None else str(code),
+            row["log"],
+        )
+    return Group(summary, table)
