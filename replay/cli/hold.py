@@ -114,7 +114,7 @@ def _emit(
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
     from replay.rendering import add_row, make_table
 
-    table = make_table("=hold", "stream", "=by", "=setting", "#was", "#is", "=until")
+    table = make_table("stream", "=by", "=setting", "#was", "#is", "=until")
     for hold in holds:
         if hold["released_at"]:
             until = "released"
@@ -129,7 +129,7 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
                 old, new = new, old
             add_row(
                 table,
-                *((hold["id"], hold["stream"], hold["holder"]) if first else ("", "", "")),
+                *((hold["stream"], hold["holder"]) if first else ("", "")),
                 name,
                 _tell_value(name, old),
                 _tell_value(name, new),
