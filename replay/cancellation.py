@@ -134,7 +134,8 @@ def cancel_work(
                 raise LeaseHeld(
                     f"the runner has not stopped yet: {held.message}",
                     subject=held.subject,
-                    hint="the request stays; it stops between two waves",
+                    hint="the request stays, and the runner carries it out; look with "
+                    f"`backlogctl show {recovery_id}`",
                 ) from held
         time.sleep(_POLL_SECONDS)
         current = ledger.recoveries.get(recovery_id)

@@ -15,14 +15,22 @@ def cancel_recovery(
     recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
     wait: Annotated[float, typer.Option(help="Seconds to wait for a live runner.")] = 120.0,
 ) -> None:
-    """Cancel a recovery; what it has put back already stays, and later plans know it."""
+    """Cancel a recovery: a rebuild keeps what it has put back, an expansion is cut over now.
+
+    Nothing is lost: messages in a temporary topic are read to their end before the layout is
+    restored and the topic deleted.
+    """
     from replay.cancellation import cancel_work
+    from replay.kinds import EXPAND
     from replay.rendering import format_plural
     from replay.views import describe_recovery
 
     workspace = session.open_workspace()
-    found = cancel_work(workspace, recovery, wait=wait, say=session.say)
-    message = f"{recovery} is {found.state}; its gaps are open again"
+    found = cancel_work(workspace, recovery, wait=wait, say=session.say, console=session.err)
+    if found.kind == EXPAND:
+        message = f"{recovery} is {found.state}; the layout is as it was"
+    else:
+        message = f"{recovery} is {found.state}; its gaps are open again"
     if found.injected:
         were = "was" if found.injected == 1 else "were"
         message += f" ({format_plural(found.injected, 'message')} {were} put back before; "

@@ -10,11 +10,12 @@ from fanout.launchers.ramp import ramp_up
 from replay.expand_closing import close_relays
 from replay.expand_context import ExpandContext
 
+CUT_OVER_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
 
 class Drain:
-    """Relays until the source's lag is under the threshold, with all consumers at work."""
+    """Relays until little is left in both topics, with all consumers at work."""
 
     name = "drain"
 
@@ -42,7 +43,7 @@ class Drain:
             max_consumers=context.consumers.max_consumers,
         )
         reach("p4.7.consumers.started")
-        while not _is_relayed(context):
+        while not _is_nearly_drained(context):
             context.tick()
             time.sleep(_POLL_SECONDS)
 
@@ -54,11 +55,19 @@ class Drain:
         close_relays(context)
 
 
-def _is_relayed(context: ExpandContext) -> bool:
+def _is_nearly_drained(context: ExpandContext) -> bool:
+    """Whether what is left in both topics is little.
+
+    From the cut over on nobody reads the source until the temporary topic is read to its end, so
+    that must not take long: what is left there is at most what the consumers read in 2 s.
+    """
     try:
-        left = context.read_lags().source_total
+        lags = context.read_lags()
     except KafkaFailure as error:
         if not error.retryable:
             raise
         return False
-    return left <= int(context.plan["max_lag_at_cutover"])
+    plan = context.plan
+    threshold = int(plan["max_lag_at_cutover"])
+    at_once = plan["consumers"] * plan["rate_per_consumer"] * CUT_OVER_SECONDS
+    return lags.source_total <= threshold and lags.temporary_total <= max(threshold, at_once)
