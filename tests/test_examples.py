@@ -23,16 +23,26 @@ def read(text: str) -> Any:
 @pytest.mark.parametrize("directory", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_loads_and_is_explained(directory: Path) -> None:
     config = load_config(directory / "backlog.yaml", ENV)
-    assert all(stream.source is not None for stream in config.streams.values())
+    assert all(stream.source or stream.consumers for stream in config.streams.values())
     assert (directory / "README.md").read_text().startswith(f"# {directory.name[:2]}: ")
 
 
 def test_there_are_examples() -> None:
-    assert [path.name for path in EXAMPLES][:1] == ["01-lost-orders"]
+    assert [path.name for path in EXAMPLES][:2] == ["01-lost-orders", "02-drain-a-backlog"]
 
 
 def test_the_first_example_is_the_demos_shop() -> None:
     assert read((EXAMPLES[0] / "backlog.yaml").read_text()) == read(render_configuration())
+
+
+def test_the_second_example_starts_a_program_that_is_there() -> None:
+    consumers = load_config(EXAMPLES[1] / "backlog.yaml", ENV).stream("orders").consumers
+    assert consumers is not None
+    assert consumers.command is not None
+    assert consumers.directory == EXAMPLES[1]
+    assert (EXAMPLES[1] / consumers.command[1]).is_file()
+    for name in (consumers.command[1], "make_backlog.py"):
+        assert callable(runpy.run_path(str(EXAMPLES[1] / name))["main"])
 
 
 def test_what_the_first_example_runs_can_be_imported() -> None:
