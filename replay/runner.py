@@ -213,7 +213,7 @@ def check_startable(recovery: Recovery) -> None:
         raise Refused(
             f"it was {recovery.state}",
             subject=f"recovery {recovery.id}",
-            hint=f"plan again with `backlogctl plan rebuild {recovery.stream}`",
+            hint=f"plan again with `backlogctl plan {recovery.kind} {recovery.stream}`",
         )
     check_approval(recovery)
 

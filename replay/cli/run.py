@@ -28,6 +28,7 @@ def carry_out(
     """Runs a recovery and prints what came of it."""
     from rich.console import Console
 
+    from replay.holds import release_due
     from replay.kinds import EXPAND
     from replay.rendering import format_duration, format_plural, say_done
     from replay.runner import Run
@@ -35,6 +36,8 @@ def carry_out(
 
     run = Run(workspace, recovery_id, session.err, resumed=resumed)
     found = run.carry_out()
+    for sentence in release_due(workspace):
+        session.say(sentence, "yellow")
     document = describe_run(found, run.describe())
 
     def show(console: Console) -> None:

@@ -8,6 +8,7 @@ from backlog.clock import Deadline
 from backlog.errors import PlanStale, Refused
 from backlog.kafka.admin import read_topic_id
 from backlog.kafka.errors import TopicMissing
+from fanout.permissions import require_permissions
 from replay.approval import check_runnable
 from replay.expand_context import ExpandContext, check_topic
 from replay.expand_plans import fingerprint_expansion
@@ -30,6 +31,12 @@ class CheckSource:
         check_denied(context.workspace, context.stream)
         _check_configuration(context)
         check_topic(context)
+        require_permissions(
+            context.admin,
+            topic=context.recovery.topic,
+            group=context.recovery.group,
+            hold=bool(context.plan["hold"]["changes"]),
+        )
         known = context.temporary
         if known is None or known.topic_id is None:
             if known is None:
