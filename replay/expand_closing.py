@@ -50,6 +50,7 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
         within=context.consumers.stop_within.total_seconds(),
     )
     reach("p4.8.consumers.stopped")
+    context.sample()
     return relayed
 
 

@@ -87,7 +87,7 @@ class BurndownView:
         if rate := down["handled_per_second"]:
             told += f", {format_count(round(rate))}/s handled"
         if eta := down["eta_seconds"]:
-            told += f", drained in about {format_duration(eta)}"
+            told += f", drained in about {format_duration(max(1.0, eta))}"
         return told
 
     def _describe(self) -> dict[str, Any]:

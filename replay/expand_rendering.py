@@ -219,6 +219,8 @@ def _draw_left(down: Document, *, live: bool) -> RenderableType:
             told = Text("drained", style="bold green")
         elif eta is None:
             told = Text("not yet known when it is drained", style="dim")
+        elif eta < 1:
+            told = Text("drained in a moment", style="bold green")
         else:
             told = Text.assemble("drained in about ", (format_duration(eta), "bold green"))
         _add(grid, "", told)

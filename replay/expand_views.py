@@ -10,7 +10,7 @@ from backlog.clock import format_time
 from backlog.values import Recovery, RecoveryState
 
 # Rates are those of the last seconds.
-RATE_SECONDS = 10.0
+RATE_SECONDS = 5.0
 _CURVE_POINTS = 36
 _AT_END = (
     RecoveryState.VERIFIED,
