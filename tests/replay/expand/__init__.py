@@ -1,0 +1,1 @@
+"""An emergency expansion from end to end, on a real broker."""

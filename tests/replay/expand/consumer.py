@@ -1,0 +1,80 @@
+"""A consumer that tells what it handled: `key sequence topic partition time_ns` lines in ORDER_LOG.
+
+A line is written before the offset is committed. A file `ORDER_LOG.<role>` holds messages a second
+for the consumers of that role; it is looked at all the time, and 0 handles nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+_LOG = os.environ["ORDER_LOG"]
+_SPEED = Path(f"{_LOG}.{os.environ['BACKLOG_ROLE']}")
+_AT_ONCE = 100
+
+
+def main() -> None:
+    """Reads, writes lines, commits; until SIGTERM."""
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
+    log = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": os.environ["BACKLOG_BOOTSTRAP_SERVERS"],
+            "group.id": os.environ["BACKLOG_GROUP"],
+            "client.id": f"order-service-{os.environ['BACKLOG_ROLE']}",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 3000,
+            "heartbeat.interval.ms": 500,
+            "fetch.wait.max.ms": 50,
+            "reconnect.backoff.max.ms": 500,
+            "topic.metadata.refresh.fast.interval.ms": 50,
+            "log_level": 3,
+        }
+    )
+    done: dict[int, int] = {}
+
+    def commit() -> None:
+        offsets = [TopicPartition(os.environ["BACKLOG_TOPIC"], p, at) for p, at in done.items()]
+        done.clear()
+        if offsets:
+            try:
+                consumer.commit(offsets=offsets, asynchronous=False)
+            except KafkaException as error:
+                print(f"not committed: {error}", flush=True)  # read again by who has it now
+
+    consumer.subscribe([os.environ["BACKLOG_TOPIC"]], on_revoke=lambda *_: commit())
+    while not ending:
+        try:
+            speed = float(_SPEED.read_text() or 0)
+        except FileNotFoundError:
+            speed = 1e9
+        messages = consumer.consume(min(_AT_ONCE, max(1, int(speed / 10))), 0.05) if speed else []
+        if not speed:
+            time.sleep(0.05)
+        lines: list[bytes] = []
+        for message in messages:
+            if message.error() is not None:
+                print(message.error(), flush=True)
+                continue
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            words = (message.key() or b"", message.value() or b"", (message.topic() or "").encode())
+            lines.append(b"%s %s %s %d %d\n" % (*words, partition, time.time_ns()))
+            done[partition] = offset + 1
+        if lines:
+            os.write(log, b"".join(lines))
+            commit()
+            time.sleep(len(lines) / speed)
+    consumer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""A topic with a backlog, the consumers that are behind, and all that is done to them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from backlog import crashpoints
+from backlog.config import load_config
+from backlog.kafka.clients import make_producer
+from backlog.values import Recovery
+from fanout.launchers import Launcher, ProcessLauncher, Role
+from fanout.launchers.interface import Fleet
+from replay import expand_closing
+from replay.approval import approve_plan
+from replay.cancellation import cancel_work
+from replay.expand_plans import ExpandOptions, plan_expand
+from replay.fleets import fleet_of, launcher_of
+from replay.runner import Run
+from replay.steps import expand as steps
+from replay.workspace import Workspace
+from tests.kafka_tools import wait_until
+from tests.replay.expand.shortened import WORLD
+from tests.replay.shop import ROOT, Said
+
+CONSUMER = Path(__file__).with_name("consumer.py")
+PARTITIONS = FACTOR = REPLICAS = 2
+KEYS = 40
+RATE = 100.0  # of one consumer, as planned; they are faster
+_REACHING = ("canary", "create_topic", "drain", "hold_retention", "remove_topic", "restore")
+
+
+@dataclass
+class World:
+    """Names, addresses and files of one story."""
+
+    directory: Path
+    bootstrap: str
+    topic: str
+    group: str
+    patch: pytest.MonkeyPatch
+    stream: dict[str, Any] = field(default_factory=dict)
+    produced: Counter[str] = field(default_factory=Counter)
+    told: io.StringIO = field(default_factory=io.StringIO)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Client properties."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    @property
+    def log(self) -> Path:
+        """Where the consumers say what they handled."""
+        return self.directory / "orders.log"
+
+    def write_config(self, **stream: Any) -> None:
+        """Writes backlog.yaml; `stream` are keys of the stream. JSON is YAML."""
+        self.stream.update(stream)
+        consumers = {
+            "launcher": "process",
+            "command": [sys.executable, str(CONSUMER)],
+            "replicas": REPLICAS,
+            "environment": {"ORDER_LOG": str(self.log)},
+            "stop_within": "10s",
+        }
+        section = {
+            "cluster": "main",
+            "topic": self.topic,
+            "group": self.group,
+            "consumers": consumers,
+            "expand": {"factor": FACTOR, "order": "key", "max_lag_at_cutover": 50},
+            **self.stream,
+        }
+        document = {
+            "ledger": "sqlite:///ledger.db",
+            "staging": {"dir": "./staging"},
+            "kafka_ledger": {"transactional_prefix": self.topic},
+            "clusters": {"main": self.properties},
+            "streams": {"orders": section},
+        }
+        (self.directory / "backlog.yaml").write_text(json.dumps(document, indent=1))
+        (self.directory / "properties.json").write_text(json.dumps(self.properties))
+
+    def open(self) -> Workspace:
+        """The workspace, in this process."""
+        return Workspace.open(load_config(self.directory / "backlog.yaml", dict(os.environ)))
+
+    # What happens on the topic.
+
+    def publish(self, count: int) -> None:
+        """The next messages of each key, where Java's producers put them."""
+        producer = make_producer(self.properties, {"partitioner": "murmur2_random"})
+        for _ in range(count):
+            key = f"k{self.produced.total() % KEYS}"
+            producer.produce(self.topic, str(self.produced[key]), key)
+            self.produced[key] += 1
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    @contextmanager
+    def publishing(self, each_second: int = 200) -> Iterator[None]:
+        """Producers that do not stop for a recovery."""
+        ended = threading.Event()
+
+        def go_on() -> None:
+            while not ended.wait(0.1):
+                self.publish(each_second // 10)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def set_speed(self, role: Role, speed: float | None) -> None:
+        """Messages a second of each consumer in that role; None: as fast as they can."""
+        path = Path(f"{self.log}.{role.value}")
+        if speed is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_text(str(speed))
+
+    # The consumers.
+
+    def fleet(self, role: Role, recovery: Recovery | None = None) -> Fleet:
+        """Consumers of a role, as the launcher knows them."""
+        workspace = self.open()
+        stream = workspace.config.stream("orders")
+        if recovery is None:
+            return fleet_of(workspace, stream, role)
+        topic, group = recovery.plan["temporary"]["topic"], recovery.plan["recovery_group"]
+        return fleet_of(workspace, stream, role, recovery.id, topic=topic, group=group)
+
+    @property
+    def launcher(self) -> Launcher:
+        """The stream's launcher."""
+        workspace = self.open()
+        return launcher_of(workspace, workspace.config.stream("orders"), lambda _: None)
+
+    def start_originals(self) -> None:
+        """As many as in normal times, and slow ones."""
+        self.set_speed(Role.ORIGINAL, 50)
+        self.launcher.scale(self.fleet(Role.ORIGINAL), REPLICAS, lambda: None)
+
+    def list_pids(self, role: Role, recovery: Recovery | None = None) -> list[int]:
+        """The consumers' processes."""
+        launcher = self.launcher
+        assert isinstance(launcher, ProcessLauncher)
+        found = launcher.list_consumers(self.fleet(role, recovery))
+        return [consumer.pid for consumer in found if consumer.pid]
+
+    # The recovery.
+
+    def plan(self, rate: float = RATE, **options: Any) -> Recovery:
+        """Plans in this process."""
+        workspace = self.open()
+        stream = workspace.config.stream("orders")
+        return plan_expand(workspace, stream, ExpandOptions(rate=rate, **options))
+
+    def plan_approved(self, rate: float = RATE, **options: Any) -> Recovery:
+        """Plans and approves."""
+        workspace = self.open()
+        planned = self.plan(rate, **options)
+        return approve_plan(workspace.ledger, workspace.config, planned, by="tester")
+
+    def read(self, recovery: Recovery) -> Recovery:
+        """As it is now."""
+        return self.open().ledger.recoveries.get(recovery.id)
+
+    def run(self, recovery: Recovery, *, resumed: bool = False) -> Recovery:
+        """Runs it in this process; what it says is in `told`."""
+        console = Console(file=self.told, width=400)
+        return Run(self.open(), recovery.id, console, resumed=resumed).carry_out()
+
+    def cancel(self, recovery: Recovery) -> Recovery:
+        """Cancels it in this process."""
+        return cancel_work(self.open(), recovery.id, wait=60.0)
+
+    def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
+        """Does something when a run of this process reaches a point of the protocol."""
+        left = [times]
+        before = crashpoints.reach
+
+        def reach(name: str) -> None:
+            before(name)
+            if name == point and left[0]:
+                left[0] -= 1
+                action()
+
+        self.patch.setattr(crashpoints, "reach", reach)
+        for module in (
+            expand_closing,
+            *(getattr(steps, name) for name in (*_REACHING, "stop_consumers")),
+        ):
+            self.patch.setattr(module, "reach", reach)
+
+    def start(self, *words: str, crash_at: str = "", whole: bool = False) -> subprocess.Popen[str]:
+        """Starts `backlogctl` in a process group of its own; `whole`: nothing in it is shortened."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), WORLD: str(self.directory)}
+        if crash_at:
+            environment[crashpoints.VARIABLE] = crash_at
+        module = "replay.cli" if whole else "tests.replay.expand.shortened"
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def call(self, *words: str, code: int | None = 0, **settings: Any) -> Said:
+        """Runs `backlogctl` to its end; checks its exit code unless None."""
+        process = self.start(*words, **settings)
+        out, err = process.communicate(timeout=150)
+        said = Said(process.returncode, out, err)
+        assert code is None or said.code == code, f"backlogctl {' '.join(words)}: {said}"
+        return said
+
+    def wait_for_state(self, recovery: Recovery, state: str, seconds: float = 60) -> None:
+        """Until the ledger says so."""
+        wait_until(lambda: self.read(recovery).state == state, seconds, f"it is {state}")
+
+    def wait_for_step(self, recovery: Recovery, step: str, seconds: float = 60) -> None:
+        """Until a step was begun."""
+        ledger = self.open().ledger
+        wait_until(lambda: ledger.steps.get(recovery.id, step), seconds, f"{step} has begun")
+
+    def list_processes(self, *, without: tuple[Role, ...] = ()) -> dict[int, str]:
+        """Processes of this world: runners, relays, supervisors, consumers; none in `without`."""
+        mark = f"{WORLD}={self.directory}".encode()
+        found: dict[int, str] = {}
+        for path in Path("/proc").iterdir():
+            if not path.name.isdigit() or int(path.name) == os.getpid():
+                continue
+            try:
+                words = (path / "environ").read_bytes().split(b"\0")
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            roles = [f"BACKLOG_ROLE={role.value}".encode() for role in without]
+            if mark in words and command and not any(role in words for role in roles):
+                found[int(path.name)] = command
+        return found
+
+    def end(self) -> None:
+        """Nothing of it stays behind."""
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.communicate()
+        limit = time.monotonic() + 5
+        while left := self.list_processes():
+            for pid in left:
+                try:
+                    # The supervisor's own SIGTERM: it ends its consumers first.
+                    late = time.monotonic() > limit
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.1)
