@@ -52,9 +52,9 @@ class ManualLauncher:
         if running > count:
             self._say(f"End {running - count} of the {running} consumers {where}: {count} will do.")
             return
+        before = self._ask(lambda: self._read_commits(fleet), look)
         more = f"{count - running} more consumers" if running else _tell_number(count)
         self._say(f"Start {more} {where}; waiting until the group has {_tell_members(count)}.")
-        before = self._ask(lambda: self._read_commits(fleet), look)
         while True:
             members = self._ask(lambda: self._count_members(fleet), look)
             if members >= count:

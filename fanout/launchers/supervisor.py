@@ -33,6 +33,9 @@ _BACK_OFF, _MOST_BACK_OFF = 1.0, 30.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _HAS_PROC = Path("/proc/self/stat").exists()
+# Start times are counted from the boot: those of another boot say nothing.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT = _BOOT_ID.read_text()[:8] if _BOOT_ID.exists() else ""
 
 
 def write_private(path: Path, document: Any) -> None:
@@ -74,7 +77,7 @@ def _read_stat(pid: int | str) -> tuple[int, str] | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else (int(fields[2]), fields[19])
+    return None if fields[0] in "ZX" else (int(fields[2]), f"{_BOOT}:{fields[19]}")
 
 
 def _list_pids() -> list[int]:

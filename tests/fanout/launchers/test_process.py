@@ -17,7 +17,7 @@ import pytest
 
 from backlog.config import Config
 from backlog.errors import BacklogError
-from fanout.launchers import Fleet, ProcessLauncher
+from fanout.launchers import Fleet, ProcessLauncher, process
 from fanout.launchers import supervisor as room
 from tests.fanout.launchers.fleets import (
     CONSUMER,
@@ -191,6 +191,35 @@ def test_a_killed_caller_leaves_a_fleet_that_is_found(
     assert make().count_running(fleet) == 3
     make().scale(fleet, 3, no_look)
     assert len(read_seen(seen)) == 3
+
+
+def test_a_supervisor_that_hangs_is_replaced(
+    make: Make, fleet: Fleet, seen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = make(stop_within="500ms")
+    launcher.scale(fleet, 1, no_look)
+    monkeypatch.setattr(process, "_SUPERVISOR_WITHIN", 0.5)
+    for _ in range(2):
+        os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGSTOP)
+        launcher.scale(fleet, 2, no_look)
+        assert launcher.count_running(fleet) == len(read_seen(seen)) == 2
+    os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGSTOP)
+    launcher.stop(fleet, no_look)
+    assert not read_seen(seen)
+
+
+def test_another_callers_last_word_counts(make: Make, fleet: Fleet, seen: Path) -> None:
+    launcher = make()
+
+    def ask_for_two() -> None:
+        document = room.read_private(fleet.directory / room.WANTED)
+        if document["count"] != 2:
+            room.write_private(fleet.directory / room.WANTED, {**document, "count": 2})
+
+    with pytest.raises(BacklogError, match="another process asked for 2 consumers"):
+        launcher.scale(fleet, 3, ask_for_two)
+    launcher.scale(fleet, 3, no_look)
+    assert launcher.count_running(fleet) == 3
 
 
 def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Path) -> None:

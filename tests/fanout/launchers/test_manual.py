@@ -1,0 +1,94 @@
+"""People as launchers: what they are told, and consumers that never show as members."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from backlog.embedded import EmbeddedKafka
+from backlog.kafka.clients import make_consumer
+from fanout.launchers import Fleet, ManualLauncher
+from tests.conftest import MakeTopic
+from tests.fanout.launchers.fleets import make_fleet, no_look
+from tests.kafka_tools import properties_of
+
+
+class AssignedConsumer:
+    """Takes its partition by itself and commits now and then; the group shows no member."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.last = 0.0
+        settings = {"group.id": fleet.group, "auto.offset.reset": "earliest"}
+        self._consumer = make_consumer(properties_of(fleet.bootstrap_servers), settings)
+        self._place = TopicPartition(fleet.topic, 0, 0)
+        self._consumer.assign([self._place])
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._commit)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _commit(self) -> None:
+        while not self._ending.wait(0.2):
+            self._place.offset += 1
+            self._consumer.commit(offsets=[self._place], asynchronous=False)
+            self.last = time.monotonic()
+        self._consumer.close()
+
+
+@pytest.fixture
+def fleet(kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path) -> Fleet:
+    return make_fleet(
+        tmp_path, topic=topic(partitions=2), group=group, bootstrap_servers=kafka.bootstrap
+    )
+
+
+def test_consumers_that_never_show_as_members(fleet: Fleet) -> None:
+    consumer = AssignedConsumer(fleet)
+    errands: list[threading.Timer] = []
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        do = consumer.start if text.startswith("Start") else consumer.end
+        errands.append(threading.Timer(1.0, do))
+        errands[-1].start()
+
+    launcher = ManualLauncher(properties_of(fleet.bootstrap_servers), hear)
+    launcher.scale(fleet, 3, no_look)
+    assert consumer.last > 0
+    launcher.stop(fleet, no_look)
+    assert time.monotonic() - consumer.last > 5
+    for errand in errands:
+        errand.join()
+    assert len(said) == 2
+    for text in (fleet.topic, fleet.group, fleet.bootstrap_servers):
+        assert all(text in sentence for sentence in said)
+    assert said[0].startswith("Start 3 consumers")
+    assert "3 members" in said[0]
+    assert said[1].startswith("Stop every consumer")
+
+
+def test_it_looks_twice_a_second_and_never_gives_up_by_itself(fleet: Fleet) -> None:
+    looks: list[float] = []
+
+    class Enough(Exception):
+        pass
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        if looks[-1] - looks[0] > 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        ManualLauncher(properties_of(fleet.bootstrap_servers), lambda _: None).scale(fleet, 1, look)
+    assert max(b - a for a, b in itertools.pairwise(looks)) < 1.5
