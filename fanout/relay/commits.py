@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -19,6 +20,7 @@ class CommitWithMetadata:
 
     offset: int
     metadata: str | None
+    epoch: int | None = None  # of the leader that the message before it came from
 
     def counters(self, recovery_id: str) -> Counters:
         """The relay's counters, zero where another recovery, or a consumer, committed."""
@@ -40,11 +42,17 @@ def read_start(
 
 
 def read_all(
-    admin: Admin, group: str, topic: str, partitions: list[int], limit: Deadline
+    admin: Admin,
+    group: str,
+    topic: str,
+    partitions: list[int],
+    limit: Deadline,
+    *,
+    stable: bool = True,
 ) -> dict[int, CommitWithMetadata]:
-    """`read_start` of several partitions."""
+    """`read_start` of several partitions; not `stable`: without what is undecided."""
     subject, doing = f"group {group} on topic {topic}", "read stable committed offsets"
-    reader = admin.open_reader(group, require_stable=True)
+    reader = admin.open_reader(group, require_stable=stable)
 
     def call() -> dict[int, CommitWithMetadata]:
         wanted = [TopicPartition(topic, partition) for partition in partitions]
@@ -64,7 +72,9 @@ def read_all(
                     subject=f"{subject}, partition {item.partition}",
                     hint="set one with kafka-consumer-groups, and plan again",
                 )
-            found[item.partition] = CommitWithMetadata(item.offset, item.metadata)
+            epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
+            known = None if epoch is None or epoch < 0 else epoch
+            found[item.partition] = CommitWithMetadata(item.offset, item.metadata, known)
         return found
 
     return outlast(limit, call)

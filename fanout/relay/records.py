@@ -92,6 +92,7 @@ class _Relay:
         self._failed: KafkaError | None = None
         self._counters = Counters(task.recovery_id)
         self._next = part.start
+        self._epoch: int | None = None
         self._router: Router | None = None
 
     def run(self) -> Position:
@@ -148,6 +149,7 @@ class _Relay:
         task, part = self._task, self._part
         found = read_start(admin, task.group, task.source, part.partition, Deadline(60.0))
         self._next = max(part.start, found.offset)
+        self._epoch = found.epoch
         self._counters = found.counters(task.recovery_id)
         self._router = Router(
             task.order, task.partitioner, task.target_partitions, self._counters.relayed
@@ -202,6 +204,7 @@ class _Relay:
         self._next = batch.reached
         if not messages:
             return
+        self._epoch = messages[-1].leader_epoch()
         keys = [message.key() for message in messages]
         places = self._router.place(keys)
         last = {place: at for at, place in enumerate(places)}
@@ -257,7 +260,14 @@ class _Relay:
     def _send_offsets(self, producer: Producer, after: Counters) -> None:
         task = self._task
         metadata = write_counters(after, task.target_partitions)
-        position = TopicPartition(task.source, self._part.partition, self._next, metadata)
+        position = TopicPartition(
+            task.source,
+            self._part.partition,
+            self._next,
+            metadata,
+            # A reader's commit carries it; one without looks like an operator's reset.
+            **({} if self._epoch is None else {"leader_epoch": self._epoch}),
+        )
         self._call(
             lambda: producer.send_offsets_to_transaction(
                 [position], task.group_metadata, _CALL_SECONDS
