@@ -9,12 +9,12 @@ from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.kafka.clients import make_admin
 from fanout.quiet import await_empty
-from fanout.relay.commits import read_all
 from fanout.relay.fencing import fence_relays
 from fanout.relay.guard import find_others, refuse_others
-from replay.expand_context import ExpandContext
+from replay.expand_context import SOURCE_GONE, ExpandContext
 
 _POLL_SECONDS = 0.1
+_STILL_SECONDS = 2.0
 _OTHERS_EACH = 2.0
 
 
@@ -39,7 +39,8 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
         range(context.partitions),
     )
     reach("p4.9.fenced")
-    relayed = _read_relayed(context)  # 3. waits while an offset commit is undecided
+    # 3. Waits while an offset commit is undecided.
+    relayed = {} if context.is_complete("cut_over") else _read_relayed(context)
     _drain_rest(context)  # 4. by reading: lag is no test
     reach("p4.9.drained")
     context.launcher.stop(context.fleet, context.look)  # 5.
@@ -55,14 +56,11 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
 
 
 def _read_relayed(context: ExpandContext) -> dict[str, Any]:
-    """The counters of the group's stable commits."""
-    commits = read_all(
-        context.admin,
-        context.recovery.group,
-        context.recovery.topic,
-        list(range(context.partitions)),
-        Deadline(60.0),
-    )
+    """The counters of the group's stable commits; empty where they went with the source topic."""
+    if not context.has_source():
+        context.record(SOURCE_GONE)
+        return {}
+    commits = context.read_relay_commits()
     counters = {number: commit.counters(context.recovery.id) for number, commit in commits.items()}
     placed: dict[int, int] | None = {}
     for each in counters.values():
@@ -80,11 +78,11 @@ def _read_relayed(context: ExpandContext) -> dict[str, Any]:
 
 def _drain_rest(context: ExpandContext) -> None:
     """Waits until nothing is unread; starts the recovery's consumers where they do not run."""
-    others_at = 0.0
     if not context.find_unread():
         return
     if (context.launcher.count_running(context.fleet) or 0) == 0:
         context.launcher.scale(context.fleet, _count_wanted(context), context.look)
+    others_at, moved_at, before = 0.0, time.monotonic(), -1
     while True:
         context.tick()
         if time.monotonic() >= others_at:
@@ -92,10 +90,16 @@ def _drain_rest(context: ExpandContext) -> None:
             others = find_others(context.properties, context.recovery.group, Deadline(30.0))
             if others:
                 raise refuse_others(context.recovery.group, others)
-        # The read is the test; the lag only tells when it is worth asking.
-        nearly = context.read_lags().temporary_total <= context.temporary_partitions * 20
-        if nearly and not context.find_unread():
-            return
+        # The read is the test; the lag only tells when it is worth asking. What was aborted last
+        # stays in it for ever, so it is worth asking too when the lag no longer moves.
+        left = context.read_temporary_lag()
+        if left != before:
+            before, moved_at = left, time.monotonic()
+        still = time.monotonic() - moved_at >= _STILL_SECONDS
+        if left <= context.temporary_partitions * 20 or still:
+            if not context.find_unread():
+                return
+            moved_at = time.monotonic()
         time.sleep(_POLL_SECONDS)
 
 

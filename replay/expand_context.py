@@ -12,14 +12,14 @@ from typing import Any
 
 from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, UsageError
-from backlog.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, UsageError
+from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, make_admin
 from backlog.ledger import BurndownSample, TemporaryTopic
 from fanout.lags import Lags, read_lags
 from fanout.launchers import make_launcher
 from fanout.launchers.interface import Fleet, Launcher, Role
-from fanout.relay.commits import read_all
+from fanout.relay.commits import CommitWithMetadata, read_all
 from fanout.relay.guard import Guard
 from fanout.relay.interface import RelayTask, SourceRange
 from fanout.relay.session import Hooks, RelaySession
@@ -27,13 +27,16 @@ from fanout.unread import find_unread
 from replay.brakes import check_requests
 from replay.context import RunContext
 from replay.expand_progress import BurndownView
+from replay.expand_source import find_overwritten, is_source, refuse_other_source
 from replay.fleets import fleet_of
 from replay.observation import look_at_stream
 
 _REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
+_TOPIC_EACH = 2.0
 # The same each time: what they look at may have changed since.
 COUNTERS_LOST = "counters overwritten by a commit of somebody else"
+SOURCE_GONE = "the source topic is gone, and the counters with it"
 _NEVER_COMPLETE = ("check_source",)
 
 
@@ -53,6 +56,7 @@ class ExpandContext(RunContext):
     _stack: ExitStack = field(default_factory=ExitStack)
     _requests_at: float = 0.0
     _sample_at: float = 0.0
+    _topic_at: float = 0.0
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -220,8 +224,13 @@ class ExpandContext(RunContext):
         check_requests(self, requests=not self.closing)
 
     def tick(self) -> None:
-        """Called again and again while the relays and consumers work."""
+        """Called again and again while the relays and consumers work.
+
+        Raises:
+            PlanStale: the source is not the planned one any more, unless it is closing.
+        """
         self.look()
+        self._look_at_topic()
         self.session.check()
         if time.monotonic() >= self._sample_at:
             self._sample_at = time.monotonic() + _SAMPLE_EACH
@@ -262,6 +271,13 @@ class ExpandContext(RunContext):
             last_offsets=self.session.last_offsets,
         )
 
+    def read_temporary_lag(self) -> int:
+        """Offsets left in the temporary topic; the source may be gone."""
+        topic, numbers = self.temporary_topic, range(self.temporary_partitions)
+        handled = committed_offsets(self.admin, self.recovery_group, topic, numbers)
+        ends = list_offsets(self.admin, topic, numbers, "latest", "read_committed")
+        return sum(max(0, end - (handled[number] or 0)) for number, end in ends.items())
+
     def find_unread(self) -> dict[int, int]:
         """Temporary partitions with unread data records, by reading them."""
         return find_unread(
@@ -281,19 +297,24 @@ class ExpandContext(RunContext):
 
     def note_counters(self) -> None:
         """Takes what earlier runs relayed from the group's commits, for the totals shown."""
-        commits = read_all(
-            self.admin,
-            self.recovery.group,
-            self.recovery.topic,
-            list(range(self.partitions)),
-            Deadline(60.0),
-        )
+        commits = self.read_relay_commits()
         self._relayed_before = {
             number: commit.counters(self.recovery.id).relayed for number, commit in commits.items()
         }
-        latest = self.workspace.ledger.burndown.latest(self.recovery.id)
-        if latest is not None and latest.relayed > sum(self._relayed_before.values()):
-            self.record(COUNTERS_LOST, relayed=latest.relayed)
+
+    def read_relay_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
+        """The original group's commits, with the relays' counters.
+
+        On record where somebody else has committed over the counters: then they are lost.
+        """
+        group, topic = self.recovery.group, self.recovery.topic
+        numbers = list(range(self.partitions))
+        commits = read_all(self.admin, group, topic, numbers, Deadline(60.0), stable=stable)
+        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
+        begun = {} if stopped is None else stopped.detail.get("committed", {})
+        if lost := find_overwritten(commits, begun, self.recovery.id):
+            self.record(COUNTERS_LOST, partitions=lost)
+        return commits
 
     def make_ranges(self) -> list[SourceRange]:
         """Every partition, from its commit on, without an end."""
@@ -308,7 +329,9 @@ class ExpandContext(RunContext):
             PlanStale: the topic was made anew, or has more partitions (faults 15, 16).
         """
         self.lease.confirm()
-        check_topic(self)
+        self.check_topic()
+        # Not waiting for what a relay left undecided: the one that starts now decides it.
+        self.read_relay_commits(stable=False)
 
     def _make_task(self, metadata: bytes) -> RelayTask:
         plan = self.plan
@@ -324,6 +347,23 @@ class ExpandContext(RunContext):
             partitioner=plan["partitioner"],
             transactional_prefix=plan["transactional_prefix"],
         )
+
+    def check_topic(self) -> None:
+        """The source topic is the one of the plan; raises PlanStale where it is not."""
+        refuse_other_source(self.admin, self.recovery)
+
+    def has_source(self) -> bool:
+        """Whether the source is still the topic that was planned, perhaps with more partitions."""
+        return is_source(self.admin, self.recovery)
+
+    def _look_at_topic(self) -> None:
+        if self.closing or time.monotonic() < self._topic_at:
+            return
+        self._topic_at = time.monotonic() + _TOPIC_EACH
+        try:
+            self.check_topic()
+        except KafkaFailure:
+            return  # a broker is away: the next look tells
 
     def _note_expired(self) -> None:
         """Retention was faster: the gap is on record before the commit moves past it."""
@@ -346,28 +386,3 @@ class ExpandContext(RunContext):
         if self.has_temporary:
             with suppress(BacklogError):
                 self.launcher.stop(self.fleet, lambda: None)
-
-
-def check_topic(context: ExpandContext) -> None:
-    """The source topic is the one of the plan.
-
-    Raises:
-        PlanStale: it was deleted and created again, or has more partitions.
-    """
-    plan, topic = context.plan, context.recovery.topic
-    topic_id, partitions = read_topic_id(context.admin, topic, Deadline(30.0))
-    hint = f"`backlogctl cancel {context.recovery.id}` drains what is copied and restores the "
-    hint += "layout; then plan again"
-    if topic_id != plan["topic_id"]:
-        raise PlanStale(
-            "it was deleted and created again since the plan was made",
-            subject=f"topic {topic}",
-            hint=hint,
-        )
-    if partitions != context.partitions:
-        raise PlanStale(
-            f"it has {partitions} partitions, and had {context.partitions} when the plan was "
-            "made: keys belong elsewhere now",
-            subject=f"topic {topic}",
-            hint=hint,
-        )

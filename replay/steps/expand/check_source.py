@@ -10,7 +10,7 @@ from backlog.kafka.admin import read_topic_id
 from backlog.kafka.errors import TopicMissing
 from fanout.permissions import require_permissions
 from replay.approval import check_runnable
-from replay.expand_context import ExpandContext, check_topic
+from replay.expand_context import ExpandContext
 from replay.expand_plans import fingerprint_expansion
 from replay.plans import check_denied
 
@@ -30,7 +30,7 @@ class CheckSource:
         check_runnable(context.recovery)
         check_denied(context.workspace, context.stream)
         _check_configuration(context)
-        check_topic(context)
+        context.check_topic()
         require_permissions(
             context.admin,
             topic=context.recovery.topic,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.errors import Refused
-from backlog.kafka.admin import describe_topic
+from backlog.kafka.admin import TopicInfo, describe_topic
+from backlog.kafka.errors import TopicMissing
 from fanout.temporary import delete_temporary_topic
 from replay.expand_context import ExpandContext
 
@@ -47,7 +48,16 @@ def remove_temporary_topic(context: ExpandContext) -> None:
         context.admin,
         recovery_id=context.recovery.id,
         cluster=context.recovery.cluster,
-        source=describe_topic(context.admin, context.recovery.topic, Deadline(30.0)),
+        source=_describe_source(context),
         deny_topics=context.workspace.config.guards.deny_topics,
         is_drained=lambda: not context.find_unread(),
     )
+
+
+def _describe_source(context: ExpandContext) -> TopicInfo:
+    """The source may be gone; then the plan tells its name."""
+    topic = context.recovery.topic
+    try:
+        return describe_topic(context.admin, topic, Deadline(30.0))
+    except TopicMissing:
+        return TopicInfo(topic, context.plan["topic_id"], context.partitions, {})

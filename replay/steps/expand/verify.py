@@ -10,7 +10,7 @@ from backlog.clock import Deadline
 from backlog.errors import VerificationFailed
 from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
 from fanout.unread import count_records
-from replay.expand_context import COUNTERS_LOST, ExpandContext
+from replay.expand_context import COUNTERS_LOST, SOURCE_GONE, ExpandContext
 
 MOVES_SECONDS = 120.0
 _POLL_SECONDS = 0.25
@@ -33,7 +33,7 @@ class Verify:
         found: dict[str, Any] = {"relayed": 0, "written": 0}
         if context.has_temporary:
             found = _compare(context)
-        if context.was_started("stop_consumers"):
+        if context.was_started("stop_consumers") and context.has_source():
             _await_movement(context)
         context.details[self.name] = found
         context.found["verified"] = found
@@ -62,8 +62,9 @@ def _compare(context: ExpandContext) -> dict[str, Any]:
     written = count_records(context.properties, topic, ends)
     total = sum(relayed.values())
     events = context.workspace.ledger.events.list(context.recovery.id)
-    if any(event.action == COUNTERS_LOST for event in events):
-        # Somebody who came back committed over them: what is there was counted, and is handled.
+    if any(event.action in (COUNTERS_LOST, SOURCE_GONE) for event in events):
+        # They went with the source, or somebody who came back committed over them: what is there
+        # was counted, and is handled.
         total, placed = sum(written.values()), None
     if total != sum(written.values()):
         raise _fail(topic, f"{total} messages were relayed, and {sum(written.values())} are there")
