@@ -23,6 +23,10 @@ $(SETUP): pyproject.toml uv.lock scripts/setup.sh
 demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
 	@.venv/bin/backlogctl demo $(ARGS)
 
+.PHONY: demo-expand
+demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
+	@.venv/bin/backlogctl demo expand $(ARGS)
+
 .PHONY: test
 test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL and Spark
 	@scripts/need-postgres.sh
@@ -59,6 +63,11 @@ crash: $(SETUP) ## Kill recoveries at N random moments: make crash N=50 SEED=7
 bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL
 	@scripts/need-postgres.sh
 	$(PYTHON) -m benchmarks.rebuild $(ARGS)
+
+.PHONY: bench-relay
+bench-relay: $(SETUP) ## Measure the relay beside kcat
+	@scripts/need-kcat.sh
+	$(PYTHON) -m benchmarks.relay $(ARGS)
 
 .PHONY: picture
 picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg

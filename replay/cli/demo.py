@@ -1,19 +1,46 @@
-"""`backlogctl demo`: the main job, told as a story with real parts."""
+"""`backlogctl demo`: what it is for, told as stories with real parts."""
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from replay.cli.shared import Session, verb
 
 
-@verb
-def run_demo(session: Session) -> None:
-    """Lose 1,000 of 10,000 orders for real, and put exactly those back (about a minute)."""
-    from replay.demo.story import tell_story
+class Story(StrEnum):
+    """The stories there are."""
 
-    audit = tell_story(session.err if session.json else session.out)
+    REBUILD = "rebuild"
+    EXPAND = "expand"
+
+
+@verb
+def run_demo(
+    session: Session,
+    story: Annotated[
+        Story,
+        typer.Argument(
+            help="`rebuild`: lose 1,000 of 10,000 orders for real, and put exactly those back. "
+            "`expand`: drain a backlog of 300,000 orders ten times as fast."
+        ),
+    ] = Story.REBUILD,
+) -> None:
+    """Tell a story on a real Kafka that is gone afterwards (about a minute)."""
+    console = session.err if session.json else session.out
+    if story is Story.EXPAND:
+        from replay.demo.expand_story import tell_story as tell_expansion
+
+        expansion = tell_expansion(console)
+        document, passed = expansion.to_json(), expansion.passed
+    else:
+        from replay.demo.story import tell_story
+
+        audit = tell_story(console)
+        document, passed = audit.to_json(), audit.passed
     if session.json:
-        session.write_document(audit.to_json())
-    if not audit.passed:
+        session.write_document(document)
+    if not passed:
         raise typer.Exit(1)

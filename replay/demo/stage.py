@@ -11,12 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
+from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
 from backlog.errors import BacklogError
+from backlog.jars import Progress
+from backlog.ledger import open_ledger
 
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
@@ -50,6 +53,10 @@ class Stage:
         """A sentence or two."""
         self._console.print(Padding(Text.from_markup(text), (0, 0, 0, 2), expand=False))
 
+    def show(self, part: RenderableType) -> None:
+        """A table, or what else there is to see."""
+        self._console.print(part)
+
     def run(self, *words: str) -> None:
         """Shows a command line, and runs it.
 
@@ -71,18 +78,42 @@ class Stage:
             raise BacklogError(f"it ended with exit code {code}", subject=f"backlogctl {line}")
 
 
+def print_opening(console: Console, title: str, text: str) -> None:
+    """What the story is about; `text` is markup."""
+    opening = Panel(
+        Text.from_markup(text), title=f"backlogctl {title}", title_align="left", border_style="cyan"
+    )
+    console.print()
+    console.print(opening)
+
+
+def tell_progress(console: Console) -> Progress:
+    """Prints what is fetched before the story can begin."""
+    return lambda text: console.print(f"  [dim]{text}[/]")
+
+
+def find_recovery(directory: Path) -> str:
+    """The id of the recovery that was planned last."""
+    with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
+        return ledger.recoveries.list(stream="orders")[-1].id
+
+
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the story as Ctrl-C does, so that everything is cleaned up."""
+    """SIGTERM ends the story as Ctrl-C does; a second one does not disturb the cleaning up."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

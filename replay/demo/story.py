@@ -8,13 +8,10 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.embedded import EmbeddedKafka
-from backlog.jars import Progress
-from backlog.ledger import open_ledger
 from replay.demo.audit import Audit, audit_shop
 from replay.demo.configuration import render_configuration
 from replay.demo.order_service import handle_orders
@@ -27,7 +24,13 @@ from replay.demo.shop import (
     publish_orders,
     write_table,
 )
-from replay.demo.stage import Stage, ending_on_sigterm
+from replay.demo.stage import (
+    Stage,
+    ending_on_sigterm,
+    find_recovery,
+    print_opening,
+    tell_progress,
+)
 from replay.demo.topic import expire_old, make_topic, read_ends
 from replay.rendering import format_duration
 
@@ -42,11 +45,17 @@ def tell_story(console: Console) -> Audit:
         BacklogError: a part of it failed.
     """
     started = time.monotonic()
-    _open(console)
+    print_opening(
+        console,
+        "demo",
+        "A topic's retention deleted messages that a consumer group had not read yet.\n"
+        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
+        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
+    )
     with (
         ending_on_sigterm(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
-        EmbeddedKafka.start(Path(name) / "kafka", progress=_progress(console)) as kafka,
+        EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
     ):
         directory = Path(name)
         stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
@@ -55,20 +64,6 @@ def tell_story(console: Console) -> Audit:
         audit = _close(stage, directory, kafka.bootstrap)
     _print_end(console, audit, time.monotonic() - started)
     return audit
-
-
-def _progress(console: Console) -> Progress:
-    return lambda text: console.print(f"  [dim]{text}[/]")
-
-
-def _open(console: Console) -> None:
-    text = Text.from_markup(
-        "A topic's retention deleted messages that a consumer group had not read yet.\n"
-        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
-        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair."
-    )
-    console.print()
-    console.print(Panel(text, title="backlogctl demo", title_align="left", border_style="cyan"))
 
 
 def _lose_orders(stage: Stage, directory: Path, bootstrap: str) -> None:
@@ -105,7 +100,7 @@ def _recover(stage: Stage, directory: Path) -> None:
         "service's own table says it handled. Nothing is changed yet."
     )
     stage.run("plan", "rebuild", "orders")
-    recovery_id = _find_recovery(directory)
+    recovery_id = find_recovery(directory)
     stage.open_chapter("Approve, and put them back")
     stage.tell(
         "A person approves a plan by its hash; the demo does it for itself. [bold]run[/] works in "
@@ -146,8 +141,3 @@ def _print_end(console: Console, audit: Audit, seconds: float) -> None:
     console.print()
     mark, style = ("✔", "bold green") if audit.passed else ("✘", "bold red")
     console.print(Text(f"{mark} {audit}", style=style))
-
-
-def _find_recovery(directory: Path) -> str:
-    with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
-        return ledger.recoveries.list(stream="orders")[-1].id
