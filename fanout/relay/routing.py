@@ -32,6 +32,22 @@ class Router:
         if self._place is None:
             found: list[int] = turns.tolist()
             return found
-        placed = self._place(pa.array(keys, pa.binary()), self._partitions)
-        mixed: list[int] = np.where(placed < 0, turns, placed).tolist()
+        placed = self._place(_make_array(keys), self._partitions)
+        if None in keys:
+            without = np.fromiter((key is None for key in keys), np.bool_, count)
+            placed = np.where(without, turns, placed)
+        mixed: list[int] = placed.tolist()
         return mixed
+
+
+def _make_array(keys: Sequence[bytes | None]) -> pa.Array:
+    """The keys as a column, an empty one for none.
+
+    `pa.array(keys)` would load pandas to see whether they are its own: half a second of a relay's
+    start.
+    """
+    filled = [key or b"" for key in keys]
+    offsets = np.zeros(len(filled) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, filled), np.int64, len(filled)), out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(filled))]
+    return pa.Array.from_buffers(pa.large_binary(), len(filled), buffers)
