@@ -11,7 +11,7 @@ from backlog.kafka.clients import make_admin
 from fanout.quiet import await_empty
 from fanout.relay.fencing import fence_relays
 from fanout.relay.guard import find_others, refuse_others
-from replay.expand_context import SOURCE_GONE, ExpandContext
+from replay.expand_context import COPY_GONE, SOURCE_GONE, ExpandContext
 
 _POLL_SECONDS = 0.1
 _STILL_SECONDS = 2.0
@@ -41,7 +41,11 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     reach("p4.9.fenced")
     # 3. Waits while an offset commit is undecided.
     relayed = {} if context.is_complete("cut_over") else _read_relayed(context)
-    _drain_rest(context)  # 4. by reading: lag is no test
+    was_drained = context.is_complete("cut_over")
+    if not (was_drained or context.cancelling) or context.has_copy():
+        _drain_rest(context)  # 4. by reading: lag is no test
+    elif not was_drained:
+        context.say(COPY_GONE)  # somebody deleted it: cancel restores the rest
     reach("p4.9.drained")
     context.launcher.stop(context.fleet, context.look)  # 5.
     await_empty(
@@ -117,7 +121,7 @@ def close_layout(context: ExpandContext) -> None:
     """
     from replay.steps.expand import CLOSING
 
-    context.closing = True
+    context.closing = context.cancelling = True
     for step in CLOSING:
         if context.is_complete(step.name):
             continue

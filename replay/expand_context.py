@@ -12,7 +12,7 @@ from typing import Any
 
 from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, UsageError
+from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, UsageError
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, make_admin
 from backlog.ledger import BurndownSample, TemporaryTopic
@@ -27,15 +27,21 @@ from fanout.unread import find_unread
 from replay.brakes import check_requests
 from replay.context import RunContext
 from replay.expand_progress import BurndownView
-from replay.expand_source import find_overwritten, is_source, refuse_other_source
+from replay.expand_source import (
+    find_overwritten,
+    is_source,
+    refuse_other_copy,
+    refuse_other_source,
+)
 from replay.fleets import fleet_of
 from replay.observation import look_at_stream
 
 _REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
-_TOPIC_EACH = 2.0
+_TOPICS_EACH = 2.0
 # The same each time: what they look at may have changed since.
 COUNTERS_LOST = "counters overwritten by a commit of somebody else"
+COPY_GONE = "the temporary topic is gone: what was in it and not handled is lost there"
 SOURCE_GONE = "the source topic is gone, and the counters with it"
 _NEVER_COMPLETE = ("check_source",)
 
@@ -46,17 +52,19 @@ class ExpandContext(RunContext):
 
     Attributes:
         closing: the layout is being restored: a request to pause or cancel changes nothing now.
+        cancelling: that is all there is to do, with what is left of the topics.
         details: what a step leaves for the ledger when it is completed.
     """
 
     closing: bool = False
+    cancelling: bool = False
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     step: str = ""
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _requests_at: float = 0.0
     _sample_at: float = 0.0
-    _topic_at: float = 0.0
+    _topics_at: float = 0.0
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -227,10 +235,10 @@ class ExpandContext(RunContext):
         """Called again and again while the relays and consumers work.
 
         Raises:
-            PlanStale: the source is not the planned one any more, unless it is closing.
+            PlanStale: a topic is not the one it was any more, unless it is closing.
         """
         self.look()
-        self._look_at_topic()
+        self._look_at_topics()
         self.session.check()
         if time.monotonic() >= self._sample_at:
             self._sample_at = time.monotonic() + _SAMPLE_EACH
@@ -352,16 +360,31 @@ class ExpandContext(RunContext):
         """The source topic is the one of the plan; raises PlanStale where it is not."""
         refuse_other_source(self.admin, self.recovery)
 
+    def check_copy(self) -> None:
+        """The temporary topic, once it was made, is that one; raises PlanStale where it is not."""
+        known = self.temporary
+        if known is not None and known.topic_id is not None and known.deleted_at is None:
+            refuse_other_copy(self.admin, self.recovery, known.topic_id)
+
+    def has_copy(self) -> bool:
+        """Whether the temporary topic is there, and the one that was made."""
+        try:
+            self.check_copy()
+        except PlanStale:
+            return False
+        return self.has_temporary
+
     def has_source(self) -> bool:
         """Whether the source is still the topic that was planned, perhaps with more partitions."""
         return is_source(self.admin, self.recovery)
 
-    def _look_at_topic(self) -> None:
-        if self.closing or time.monotonic() < self._topic_at:
+    def _look_at_topics(self) -> None:
+        if self.closing or time.monotonic() < self._topics_at:
             return
-        self._topic_at = time.monotonic() + _TOPIC_EACH
+        self._topics_at = time.monotonic() + _TOPICS_EACH
         try:
             self.check_topic()
+            self.check_copy()
         except KafkaFailure:
             return  # a broker is away: the next look tells
 

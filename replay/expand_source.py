@@ -1,9 +1,10 @@
-"""Whether the source topic, and the group's commits on it, are still what an expansion left."""
+"""Whether both topics, and the group's commits, are still what an expansion left."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 from backlog.clock import Deadline
 from backlog.errors import PlanStale
@@ -47,6 +48,25 @@ def is_source(admin: Admin, recovery: Recovery) -> bool:
         return read_topic_id(admin, recovery.topic)[0] == str(recovery.plan["topic_id"])
     except TopicMissing:
         return False
+
+
+def refuse_other_copy(admin: Admin, recovery: Recovery, topic_id: str) -> None:
+    """The temporary topic is the one that was made.
+
+    Raises:
+        PlanStale: it is gone, or was replaced.
+    """
+    name, found = recovery.plan["temporary"]["topic"], None
+    with suppress(TopicMissing):
+        found, _ = read_topic_id(admin, name, Deadline(30.0))
+    if found != topic_id:
+        what = "is gone" if found is None else f"was replaced: its id is {found}, not {topic_id}"
+        raise PlanStale(
+            f"this recovery's temporary topic {what}",
+            subject=f"topic {name}",
+            hint="what was relayed into it and not handled is lost there; the recovery's record "
+            f"has the source offsets. `backlogctl cancel {recovery.id}` restores the rest",
+        )
 
 
 def find_overwritten(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from backlog.clock import Deadline
 from backlog.errors import PlanStale, Refused
 from backlog.kafka.admin import read_topic_id
@@ -37,13 +35,9 @@ class CheckSource:
             group=context.recovery.group,
             hold=bool(context.plan["hold"]["changes"]),
         )
-        known = context.temporary
-        if known is None or known.topic_id is None:
-            if known is None:
-                _refuse_existing(context)
-            return
-        if known.deleted_at is None:
-            _check_temporary(context, known.topic_id)
+        if context.temporary is None:
+            _refuse_existing(context)
+        context.check_copy()
 
     def start(self, context: ExpandContext) -> None:
         """Everything was looked at before the run began."""
@@ -79,17 +73,3 @@ def _refuse_existing(context: ExpandContext) -> None:
         subject=f"topic {name}",
         hint="look who did; nothing was changed",
     )
-
-
-def _check_temporary(context: ExpandContext, topic_id: str) -> None:
-    name, found = context.temporary_topic, None
-    with suppress(TopicMissing):
-        found, _ = read_topic_id(context.admin, name, Deadline(30.0))
-    if found != topic_id:
-        what = "is gone" if found is None else f"was replaced: its id is {found}, not {topic_id}"
-        raise PlanStale(
-            f"this recovery's temporary topic {what}",
-            subject=f"topic {name}",
-            hint="what was relayed into it and not handled is lost there; the recovery's record "
-            f"has the source offsets. `backlogctl cancel {context.recovery.id}` restores the rest",
-        )

@@ -6,6 +6,7 @@ import time
 
 from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure
+from backlog.kafka.errors import TopicMissing
 from fanout.launchers.ramp import ramp_up
 from replay.expand_closing import close_relays
 from replay.expand_context import ExpandContext
@@ -63,6 +64,8 @@ def _is_nearly_drained(context: ExpandContext) -> bool:
     """
     try:
         lags = context.read_lags()
+    except TopicMissing:
+        return False  # the next look at the topics says which
     except KafkaFailure as error:
         if not error.retryable:
             raise

@@ -31,6 +31,7 @@ class StopConsumers:
         """
         context.launcher.stop(context.originals, context.look)
         reach("p4.3.stopped")
+        context.session.make_ready(context.partitions)  # while there is nothing to do but wait
         await_quiet(
             context.properties,
             context.recovery.group,

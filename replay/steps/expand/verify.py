@@ -29,9 +29,12 @@ class Verify:
 
         Raises:
             VerificationFailed: says what differs; the temporary topic is kept.
+            PlanStale: somebody deleted it.
         """
         found: dict[str, Any] = {"relayed": 0, "written": 0}
-        if context.has_temporary:
+        if not context.cancelling:
+            context.check_copy()
+        if context.has_copy():
             found = _compare(context)
         if context.was_started("stop_consumers") and context.has_source():
             _await_movement(context)

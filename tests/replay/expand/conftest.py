@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from backlog.embedded import EmbeddedKafka
+from backlog.kafka.admin import create_topic
 from tests.conftest import MakeTopic
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, World
@@ -24,14 +25,22 @@ def make_world(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[MakeWorld]:
-    """Makes a world; `config` are settings of its topic, the others keys of its stream."""
+    """Makes a world; `config` are settings of its topic; `bootstrap`: on a broker of its own."""
     made: list[World] = []
     monkeypatch.setenv(WORLD, str(tmp_path))
     shorten(monkeypatch.setattr)
 
-    def make(backlog: int = BACKLOG, config: dict[str, str] | None = None) -> World:
-        name = topic(PARTITIONS, config, "orders")
-        world = World(tmp_path, kafka.bootstrap, name, group, monkeypatch)
+    def make(
+        backlog: int = BACKLOG,
+        config: dict[str, str] | None = None,
+        bootstrap: str | None = None,
+    ) -> World:
+        if bootstrap is None:
+            name = topic(PARTITIONS, config, "orders")
+        else:
+            name = f"orders-{group}"
+            create_topic({"bootstrap.servers": bootstrap}, name, partitions=PARTITIONS)
+        world = World(tmp_path, bootstrap or kafka.bootstrap, name, group, monkeypatch)
         world.write_config()
         made.append(world)
         world.publish(backlog)

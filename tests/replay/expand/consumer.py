@@ -23,15 +23,16 @@ def main() -> None:
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
     log = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    modern = os.environ.get("GROUP_PROTOCOL") == "consumer"  # its timeouts are the broker's
+    timeouts = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
     consumer = Consumer(
         {
+            **({"group.protocol": "consumer"} if modern else timeouts),
             "bootstrap.servers": os.environ["BACKLOG_BOOTSTRAP_SERVERS"],
             "group.id": os.environ["BACKLOG_GROUP"],
             "client.id": f"order-service-{os.environ['BACKLOG_ROLE']}",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 3000,
-            "heartbeat.interval.ms": 500,
             "fetch.wait.max.ms": 50,
             "reconnect.backoff.max.ms": 500,
             "topic.metadata.refresh.fast.interval.ms": 50,

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
-from tests.replay.expand.oracle import judge
+from backlog.kafka.admin import committed_offsets
+from tests.kafka_tools import set_offsets_raw
+from tests.replay.expand.conftest import MakeWorld
+from tests.replay.expand.oracle import (
+    await_handled,
+    find_disorder,
+    find_layout_problems,
+    find_unhandled,
+    judge,
+)
 from tests.replay.expand.world import World
 
 
-def test_in_process(world: World) -> None:
+def test_fault_64_by_the_command_line_with_nothing_shortened(make_world: MakeWorld) -> None:
+    """Set retention is raised and given back; another group's offsets are left alone."""
+    world = make_world(config={"retention.ms": "600000"})
+    audit = f"{world.group}-audit"
+    set_offsets_raw(world.properties, audit, world.topic, {0: 5, 1: 7})
+    planned = world.call("plan", "expand", "orders", "--rate", "100", "--json", whole=True).document
+    assert planned["other_groups"] == [audit]
+    world.call("approve", planned["id"], "--by", "Ada", whole=True)
+    done = world.call("run", planned["id"], "--json", whole=True).document
+    assert done["state"] == "verified"
+    assert done["counts"]["relayed"] == done["counts"]["handled"] > 1000
+    assert done["counts"]["drained_per_second"] > 0
+    again = world.call("run", planned["id"], "--json", whole=True).document
+    assert again["already_done"]
+    shown = world.call("show", planned["id"], "--json", whole=True).document
+    assert shown["events_intact"]
+
+    recovery = world.open().ledger.recoveries.get(planned["id"])
+    await_handled(world)
+    assert find_unhandled(world) == []
+    assert find_disorder(world) == []
+    retention = {"retention.ms": "600000", "retention.bytes": None}
+    assert find_layout_problems(world, recovery, retention, "verified") == []
+    assert committed_offsets(world.properties, audit, world.topic, range(2)) == {0: 5, 1: 7}
+
+
+def test_producers_go_on_meanwhile(world: World) -> None:
     recovery = world.plan_approved()
-    world.run(recovery)
+    with world.publishing(each_second=300):
+        world.run(recovery)
     assert judge(world, recovery) == []
+    assert "cut over" in world.told.getvalue()

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from backlog import crashpoints
 from backlog.config import load_config
+from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
 from backlog.kafka.clients import make_producer
 from backlog.values import Recovery
 from fanout.launchers import Launcher, ProcessLauncher, Role
@@ -54,7 +55,7 @@ class World:
     topic: str
     group: str
     patch: pytest.MonkeyPatch
-    stream: dict[str, Any] = field(default_factory=dict)
+    stop_within: str = "10s"
     produced: Counter[str] = field(default_factory=Counter)
     told: io.StringIO = field(default_factory=io.StringIO)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -69,15 +70,14 @@ class World:
         """Where the consumers say what they handled."""
         return self.directory / "orders.log"
 
-    def write_config(self, **stream: Any) -> None:
-        """Writes backlog.yaml; `stream` are keys of the stream. JSON is YAML."""
-        self.stream.update(stream)
+    def write_config(self) -> None:
+        """Writes backlog.yaml. JSON is YAML."""
         consumers = {
             "launcher": "process",
             "command": [sys.executable, str(CONSUMER)],
             "replicas": REPLICAS,
             "environment": {"ORDER_LOG": str(self.log)},
-            "stop_within": "10s",
+            "stop_within": self.stop_within,
         }
         section = {
             "cluster": "main",
@@ -85,7 +85,6 @@ class World:
             "group": self.group,
             "consumers": consumers,
             "expand": {"factor": FACTOR, "order": "key", "max_lag_at_cutover": 50},
-            **self.stream,
         }
         document = {
             "ledger": "sqlite:///ledger.db",
@@ -112,6 +111,22 @@ class World:
             self.produced[key] += 1
             producer.poll(0)
         assert producer.flush(30) == 0
+
+    def find_rest(self) -> int:
+        """What the original group has not read."""
+        numbers = range(PARTITIONS)
+        done = committed_offsets(self.properties, self.group, self.topic, numbers)
+        ends = list_offsets(self.properties, self.topic, numbers, "latest")
+        return sum(ends[number] - (done[number] or 0) for number in numbers)
+
+    def find_members(self) -> set[str]:
+        """Client ids in the original group."""
+        return {m.client_id for m in describe_group_state(self.properties, self.group).members}
+
+    def list_copied(self) -> set[tuple[str, int]]:
+        """What the temporary topic held before it was deleted."""
+        document = json.loads((self.directory / "temporary.json").read_text())
+        return {(key, sequence) for key, sequence, _ in document["messages"]}
 
     @contextmanager
     def publishing(self, each_second: int = 200) -> Iterator[None]:
@@ -166,6 +181,28 @@ class World:
         assert isinstance(launcher, ProcessLauncher)
         found = launcher.list_consumers(self.fleet(role, recovery))
         return [consumer.pid for consumer in found if consumer.pid]
+
+    def list_relays(self) -> list[int]:
+        """The relays' processes."""
+        found = self.list_processes()
+        return [pid for pid, command in found.items() if "fanout.relay.worker" in command]
+
+    def start_intruder(self, protocol: str = "classic") -> subprocess.Popen[str]:
+        """A consumer of the original group that nobody's launcher knows; it handles and commits."""
+        environment = {
+            **os.environ,
+            "BACKLOG_TOPIC": self.topic,
+            "BACKLOG_GROUP": self.group,
+            "BACKLOG_BOOTSTRAP_SERVERS": self.bootstrap,
+            "BACKLOG_ROLE": "intruder",
+            "GROUP_PROTOCOL": protocol,
+            "ORDER_LOG": str(self.log),
+        }
+        process = subprocess.Popen(
+            [sys.executable, str(CONSUMER)], env=environment, start_new_session=True, text=True
+        )
+        self.started.append(process)
+        return process
 
     # The recovery.
 
@@ -243,10 +280,20 @@ class World:
         """Until the ledger says so."""
         wait_until(lambda: self.read(recovery).state == state, seconds, f"it is {state}")
 
-    def wait_for_step(self, recovery: Recovery, step: str, seconds: float = 60) -> None:
-        """Until a step was begun."""
+    def wait_for_drain(self, recovery: Recovery, runner: subprocess.Popen[str]) -> None:
+        """Until all its consumers work."""
         ledger = self.open().ledger
-        wait_until(lambda: ledger.steps.get(recovery.id, step), seconds, f"{step} has begun")
+
+        def works() -> bool:
+            assert runner.poll() is None, runner.communicate()
+            latest = ledger.burndown.latest(recovery.id)
+            return (
+                latest is not None
+                and latest.step == "drain"
+                and (latest.consumers or 0) >= int(recovery.plan["consumers"])
+            )
+
+        wait_until(works, 60, "the drain")
 
     def list_processes(self, *, without: tuple[Role, ...] = ()) -> dict[int, str]:
         """Processes of this world: runners, relays, supervisors, consumers; none in `without`."""

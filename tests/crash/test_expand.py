@@ -1,0 +1,95 @@
+"""Fault 1 of an expansion: killed after every step of P4, run again or cancelled, nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from backlog.values import Recovery
+from fanout.crashpoints import RUNNER_POINTS
+from fanout.launchers import Role
+from replay.steps.expand import canary
+from tests.kafka_tools import wait_until
+from tests.replay.expand.oracle import judge
+from tests.replay.expand.world import World
+
+# So slow that retention would win: it is raised, from unset.
+HOLDING = 0.001
+
+
+def kill_at(world: World, recovery: Recovery, point: str) -> None:
+    """A run whose process group is killed at a point; its relays and consumers are in others."""
+    killed = world.start("run", recovery.id, crash_at=point)
+    out, err = killed.communicate(timeout=90)
+    assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {out} {err}"
+    assert world.read(recovery).state == "running"
+
+
+@pytest.mark.parametrize("points", [RUNNER_POINTS[::2], RUNNER_POINTS[1::2]], ids=["even", "odd"])
+def test_fault_01_killed_at_one_step_after_the_other(world: World, points: Sequence[str]) -> None:
+    """Each run begins where the one before was killed, and comes to the next point."""
+    recovery = world.plan_approved(rate=HOLDING)
+    for point in points:
+        kill_at(world, recovery, point)
+        world.publish(40)
+    world.run(recovery)
+    assert judge(world, recovery) == []
+
+
+@pytest.mark.parametrize("point", RUNNER_POINTS[1::2])
+def test_fault_01_43_killed_at_a_step_and_cancelled(world: World, point: str) -> None:
+    """Nothing is left that is only in the temporary topic."""
+    recovery = world.plan_approved(rate=HOLDING)
+    kill_at(world, recovery, point)
+    world.publish(120)
+    world.cancel(recovery)
+    assert judge(world, recovery, state="cancelled") == []
+
+
+def test_fault_01_a_canary_that_was_read_to_its_end_meanwhile(world: World) -> None:
+    """Control records alone are no share that a consumer could handle."""
+    recovery = world.plan_approved()
+    world.patch.setattr(canary, "NOTHING_SECONDS", 5.0)
+    killed = world.start("run", recovery.id, crash_at="p4.7.canary.started")
+    killed.communicate(timeout=90)
+    topic = recovery.plan["temporary"]["topic"]
+    wait_until(lambda: world.log.read_text().count(topic) == 500, what="the canary is read")
+    # The rest is read by somebody else: the second run has no share to relay.
+    world.start_originals()
+    world.set_speed(Role.ORIGINAL, None)
+    wait_until(lambda: not world.find_rest(), what="the rest is read")
+    world.launcher.stop(world.fleet(Role.ORIGINAL), lambda: None)
+    world.run(recovery)
+    assert judge(world, recovery, whole=False, ordered=False) == []
+
+
+def test_fault_01_13_relays_and_consumers_killed_in_the_drain(world: World) -> None:
+    """The run goes on by itself, over relays that die and a group that is rebalanced."""
+    recovery = world.plan_approved(rate=5)
+    world.set_speed(Role.RECOVERY, 100)
+    killed: list[int] = []
+
+    def kill() -> None:
+        for _ in range(3):
+            world.publish(200)
+            time.sleep(0.2)
+            pids = [*world.list_relays(), *world.list_pids(Role.RECOVERY, recovery)[:2]]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed.extend(pids)
+            time.sleep(0.7)
+        world.set_speed(Role.RECOVERY, None)
+
+    killer = threading.Thread(target=kill)
+    world.at("p4.7.consumers.started", killer.start)
+    world.run(recovery)
+    killer.join()
+    assert len(killed) >= 6
+    assert judge(world, recovery) == []
