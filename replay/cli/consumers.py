@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -98,6 +99,12 @@ def _draw(document: dict[str, Any]) -> RenderableType:
             "—" if pid is None else str(pid),
             format_count(row["restarts"]),
             "—" if code is None else str(code),
-            row["log"],
+            _shorten(row["log"]),
         )
     return Group(summary, table)
+
+
+def _shorten(path: str) -> str:
+    """As one would type it here: relative where it lies below the current directory."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -49,6 +49,7 @@ streams:
       replicas: @REPLICAS@
       environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
       stop_within: 10s
+      ramp: {step: 15, every: 1s}
     expand: {factor: @FACTOR@, order: key}
 """
 

@@ -120,7 +120,7 @@ def _fall_behind(stage: Stage, directory: Path, bootstrap: str, size: Size) -> N
 
 
 def _watch_usual(stage: Stage, bootstrap: str, size: Size) -> None:
-    stage.run("consumers", "start", TOPIC)
+    stage.run("consumers", "start", TOPIC, quiet=True)  # they are not in the group yet
     await_commits(bootstrap, size)
     stage.run("status")
     time.sleep(size.measured)
@@ -175,6 +175,8 @@ def _show(
         steps=times.steps,
     )
     stage.show(Padding(draw_result(result), (0, 0, 0, 2)))
+    stage.show(Text())
+    stage.tell("The steps, from [bold]run[/] on:")
     stage.show(Padding(draw_steps(result), (0, 0, 0, 2)))
     return result
 

@@ -57,8 +57,8 @@ class Stage:
         """A table, or what else there is to see."""
         self._console.print(part)
 
-    def run(self, *words: str) -> None:
-        """Shows a command line, and runs it.
+    def run(self, *words: str, quiet: bool = False) -> None:
+        """Shows a command line, and runs it; `quiet` leaves out what it prints on stdout.
 
         Raises:
             BacklogError: it failed; its own output says why.
@@ -68,7 +68,12 @@ class Stage:
         self._console.print(Text.assemble(("  $ ", "dim"), (f"backlogctl {line}", "bold green")))
         self._console.file.flush()
         command = [sys.executable, "-m", "replay.cli", *words]
-        process = subprocess.Popen(command, cwd=self._directory, env=self._environment)
+        process = subprocess.Popen(
+            command,
+            cwd=self._directory,
+            env=self._environment,
+            stdout=subprocess.DEVNULL if quiet else None,
+        )
         try:
             code = process.wait()
         except BaseException:
