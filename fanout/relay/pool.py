@@ -40,6 +40,44 @@ class _Process:
         return self.child.poll() is not None and not self.listener.is_alive()
 
 
+class Spares:
+    """Relay processes started ahead of time: they have loaded what they need and wait for a task.
+
+    Started when there is nothing else to do, they spare the wait when there is.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._children: list[subprocess.Popen[str]] = []
+
+    def fill(self, count: int) -> None:
+        """Starts as many as are missing."""
+        while len(self._children) < count:
+            self._children.append(_spawn(self._log))
+
+    def take(self) -> subprocess.Popen[str]:
+        """One that waits, or a new one."""
+        while self._children:
+            child = self._children.pop()
+            if child.poll() is None:
+                return child
+            _close_pipes(child)
+        return _spawn(self._log)
+
+    def close(self) -> None:
+        """Ends those that nobody took."""
+        children, self._children = self._children, []
+        for child in children:
+            child.kill()
+            child.wait(10.0)
+            _close_pipes(child)
+
+
+def count_processes(partitions: int, processes: int | None = None) -> int:
+    """How many processes relay so many partitions: as many as cores, and at least four."""
+    return max(1, min(processes or max(4, os.cpu_count() or 1), partitions))
+
+
 class RelayPool:
     """Relays every range, in as many processes as partitions and cores allow.
 
@@ -57,13 +95,14 @@ class RelayPool:
         engine: str = DEFAULT_ENGINE,
         processes: int | None = None,
         before_start: Callable[[], None] = lambda: None,
+        spares: Spares | None = None,
     ) -> None:
         self._task = task
         self._ranges = {part.partition: part for part in ranges}
         self._log = log
         self._engine = engine
-        count = processes or max(4, os.cpu_count() or 1)
-        self._count = max(1, min(count, len(self._ranges)))
+        self._spares = spares or Spares(log)
+        self._count = count_processes(len(self._ranges), processes)
         self._before_start = before_start
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
@@ -167,18 +206,7 @@ class RelayPool:
     def _launch(self, parts: list[SourceRange]) -> None:
         if not parts:
             return
-        self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._log.open("a") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "fanout.relay.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                # Ctrl-C is the runner's: it stops its relays between two transactions.
-                start_new_session=True,
-                env=_find_environment(),
-            )
+        child = self._spares.take()
         listener = threading.Thread(target=self._listen, args=(child,), daemon=True)
         process = _Process(parts, child, listener, {part.partition for part in parts})
         self._processes.append(process)
@@ -191,7 +219,10 @@ class RelayPool:
     def _listen(self, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None
         for line in child.stdout:
-            told: dict[str, Any] = json.loads(line)
+            try:
+                told: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue  # it was killed in the middle of a line
             with self._lock:
                 if "position" in told:
                     position = read_position(told["position"])
@@ -234,10 +265,7 @@ class RelayPool:
 
     def _close_pipe(self, process: _Process) -> None:
         process.listener.join(5.0)
-        for pipe in (process.child.stdin, process.child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        _close_pipes(process.child)
 
 
 def bound_ranges(ranges: Sequence[SourceRange], ends: dict[int, int]) -> list[SourceRange]:
@@ -245,8 +273,31 @@ def bound_ranges(ranges: Sequence[SourceRange], ends: dict[int, int]) -> list[So
     return [replace(part, end=ends[part.partition]) for part in ranges if part.partition in ends]
 
 
+def _spawn(log_path: Path) -> subprocess.Popen[str]:
+    log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with log_path.open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fanout.relay.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            # Ctrl-C is the runner's: it stops its relays between two transactions.
+            start_new_session=True,
+            env=_find_environment(),
+        )
+
+
+def _close_pipes(child: subprocess.Popen[str]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
 def _find_environment() -> dict[str, str]:
-    """Ours, with the place our packages are imported from."""
+    """Ours, with the place our packages are imported from; numpy needs no threads here."""
     root = str(Path(__file__).parents[2])
     paths = [root, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
+    return {**os.environ, **ours}

@@ -17,7 +17,7 @@ from fanout.relay.interface import (
     RelayTask,
     SourceRange,
 )
-from fanout.relay.pool import PATIENCE_SECONDS, RelayPool
+from fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
 
 MakeRanges = Callable[[], Sequence[SourceRange]]
 
@@ -60,11 +60,16 @@ class RelaySession:
         self._guard: Guard | None = None
         self._metadata = b""
         self._pool: RelayPool | None = None
+        self._spares = Spares(log)
         self._make_ranges: MakeRanges = tuple
         self._known: dict[int, Position] = {}
         self._at_restart: dict[int, Position] = {}
         self._patience = Deadline(PATIENCE_SECONDS)
         self.restarts = 0
+
+    def make_ready(self, partitions: int) -> None:
+        """Starts the processes of so many partitions' relays ahead: they wait for their task."""
+        self._spares.fill(count_processes(partitions, self._processes))
 
     def join(self) -> None:
         """The guard joins, where it is not there yet.
@@ -149,6 +154,7 @@ class RelaySession:
 
     def abandon(self) -> None:
         """Ends the relays at once; the next ones abort what they left open."""
+        self._spares.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.kill()
@@ -156,6 +162,7 @@ class RelaySession:
 
     def close(self) -> None:
         """Ends everything, as gently as it goes."""
+        self._spares.close()
         with contextlib.suppress(BacklogError):
             self.stop_relays()
         self.abandon()
@@ -169,6 +176,7 @@ class RelaySession:
             self._log,
             processes=self._processes,
             before_start=self._hooks.before_start,
+            spares=self._spares,
         )
         pool.start()
         self._pool = pool

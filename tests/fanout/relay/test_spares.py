@@ -1,0 +1,44 @@
+"""Relay processes that are started ahead of time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fanout.relay.pool import Spares, count_processes
+
+
+def test_spares_wait_are_taken_once_and_end_with_who_started_them(tmp_path: Path) -> None:
+    spares = Spares(tmp_path / "relay.log")
+    spares.fill(2)
+    first, second = spares.take(), spares.take()
+    assert first.pid != second.pid
+    assert (first.poll(), second.poll()) == (None, None)
+    for child in (first, second):
+        assert child.stdin is not None
+        child.stdin.close()  # as when the runner is killed
+        assert child.wait(20.0) == 70
+        assert child.stdout is not None
+        child.stdout.close()
+    assert (tmp_path / "relay.log").read_text() == ""
+
+
+def test_a_spare_that_died_is_not_taken_and_those_nobody_took_end(tmp_path: Path) -> None:
+    spares = Spares(tmp_path / "relay.log")
+    spares.fill(1)
+    spares._children[0].kill()
+    dead = spares._children[0]
+    dead.wait(20.0)
+    new = spares.take()
+    assert new.pid != dead.pid
+    spares._children.append(new)
+    spares.close()
+    assert new.returncode is not None
+
+
+@pytest.mark.parametrize(("partitions", "wanted", "count"), [(3, None, 3), (0, None, 1), (9, 2, 2)])
+def test_never_more_processes_than_partitions(
+    partitions: int, wanted: int | None, count: int
+) -> None:
+    assert count_processes(partitions, wanted) == count
