@@ -173,6 +173,8 @@ def finish_cancel(
     if recovery.state is not State.APPROVED:
         try:
             if recovery.kind == EXPAND:
+                # On record first: where this is killed, the next run finishes it.
+                workspace.ledger.recoveries.request(recovery.id, "cancel", str(find_identity()))
                 _close_layout(workspace, recovery, lease, context, console)
             else:
                 fence_recovery(workspace, recovery)

@@ -7,13 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 
 import pytest
 
 from backlog.values import Recovery
 from fanout.crashpoints import RUNNER_POINTS
 from fanout.launchers import Role
+from replay.brakes import CancelRequested
 from replay.steps.expand import canary
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import judge
@@ -31,11 +31,10 @@ def kill_at(world: World, recovery: Recovery, point: str) -> None:
     assert world.read(recovery).state == "running"
 
 
-@pytest.mark.parametrize("points", [RUNNER_POINTS[::2], RUNNER_POINTS[1::2]], ids=["even", "odd"])
-def test_fault_01_killed_at_one_step_after_the_other(world: World, points: Sequence[str]) -> None:
+def test_fault_01_killed_at_one_step_after_the_other(world: World) -> None:
     """Each run begins where the one before was killed, and comes to the next point."""
     recovery = world.plan_approved(rate=HOLDING)
-    for point in points:
+    for point in RUNNER_POINTS[::2]:
         kill_at(world, recovery, point)
         world.publish(40)
     world.run(recovery)
@@ -44,11 +43,23 @@ def test_fault_01_killed_at_one_step_after_the_other(world: World, points: Seque
 
 @pytest.mark.parametrize("point", RUNNER_POINTS[1::2])
 def test_fault_01_43_killed_at_a_step_and_cancelled(world: World, point: str) -> None:
-    """Nothing is left that is only in the temporary topic."""
+    """The other half of the points: nothing is left that is only in the temporary topic."""
     recovery = world.plan_approved(rate=HOLDING)
     kill_at(world, recovery, point)
     world.publish(120)
     world.cancel(recovery)
+    assert judge(world, recovery, state="cancelled") == []
+
+
+def test_fault_01_43_a_cancel_that_is_killed_is_finished_by_the_next_run(world: World) -> None:
+    recovery = world.plan_approved(rate=HOLDING)
+    kill_at(world, recovery, "p4.6.relays.started")
+    killed = world.start("cancel", recovery.id, crash_at="p4.9.originals.started")
+    killed.communicate(timeout=90)
+    assert killed.returncode == -signal.SIGKILL
+    world.publish(120)
+    with pytest.raises(CancelRequested):
+        world.run(recovery)
     assert judge(world, recovery, state="cancelled") == []
 
 
