@@ -77,8 +77,8 @@ def tell_story(console: Console, size: Size | None = None) -> Result:
     print_opening(
         console,
         "demo expand",
-        "A consumer group is far behind, and its topic has too few partitions for more consumers.\n"
-        "[bold]backlogctl[/] relays the backlog into a temporary topic with ten times as many,\n"
+        "A consumer group is far behind, and its topic has too few partitions for more consumers. "
+        "[bold]backlogctl[/] relays the backlog into a temporary topic with ten times as many, "
         "drains it with ten times the consumers, and restores the layout. All of it is real.",
     )
     with (
@@ -114,7 +114,7 @@ def _fall_behind(stage: Stage, directory: Path, bootstrap: str, size: Size) -> N
     make_backlog(bootstrap, size)
     stage.tell(
         f"The topic [bold]{TOPIC}[/] has {size.partitions} partitions, so {size.partitions} "
-        f"consumers at most, and each handles {size.rate:,} orders\na second. "
+        f"consumers at most, and each handles {size.rate:,} orders a second. "
         f"{size.arriving:,} new orders a second keep coming all the while."
     )
 
@@ -206,12 +206,9 @@ def _ending_consumers(directory: Path, bootstrap: str) -> Iterator[None]:
 
 def _print_end(console: Console, result: Result, seconds: float) -> None:
     console.print()
-    console.print(
-        Text.from_markup(
-            "  Now yours: docs/runbook-expand.md goes through it step by step, and\n"
-            "  examples/02-drain-a-backlog is such a shop."
-        )
-    )
+    told = "Now yours: docs/runbook-expand.md goes through it step by step, and "
+    told += "examples/02-drain-a-backlog is such a shop."
+    console.print(Padding(Text(told), (0, 0, 0, 2)))
     console.print(f"  [dim]That took {format_duration(seconds)}; everything it started is gone.[/]")
     console.print()
     mark, style = ("✔", "bold green") if result.passed else ("✘", "bold red")
