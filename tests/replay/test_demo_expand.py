@@ -21,8 +21,8 @@ from replay.demo.expand_story import tell_story
 from tests.kafka_tools import wait_until
 
 SMALL = Size(
-    orders=6_000,
-    customers=600,
+    orders=8_000,
+    customers=800,
     partitions=2,
     factor=3,
     rate=250,
