@@ -203,10 +203,19 @@ def _close_layout(
         close_layout(context)
         return
     interrupts = Interrupts()
+    stream = workspace.config.stream(recovery.stream)
+    planned = (recovery.cluster, recovery.topic, recovery.group)
+    if (stream.cluster, stream.topic, stream.group) != planned:
+        raise Refused(
+            "the stream has another cluster, topic or group in the configuration now than when "
+            f"its expansion was planned: {', '.join(planned)}",
+            subject=f"stream {stream.name}",
+            hint=f"put them back, then `backlogctl cancel {recovery.id}` again",
+        )
     alone = ExpandContext(
         workspace=workspace,
         recovery=recovery,
-        stream=workspace.config.stream(recovery.stream),
+        stream=stream,
         lease=lease,
         interrupts=interrupts,
         console=console or Console(stderr=True, quiet=True),

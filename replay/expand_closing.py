@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from backlog.clock import Deadline
 from backlog.crashpoints import reach
+from backlog.errors import KafkaFailure, VerificationFailed
 from backlog.kafka.clients import make_admin
 from fanout.quiet import await_empty
 from fanout.relay.fencing import fence_relays
 from fanout.relay.guard import find_others, refuse_others
 from replay.expand_context import COPY_GONE, SOURCE_GONE, ExpandContext
+from replay.expand_stall import Progress, count_wanted
 
 _POLL_SECONDS = 0.1
 _STILL_SECONDS = 2.0
@@ -55,7 +58,8 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
         within=context.consumers.stop_within.total_seconds(),
     )
     reach("p4.8.consumers.stopped")
-    context.sample()
+    with suppress(KafkaFailure):  # a topic may be gone; the picture is not worth a failure
+        context.sample()
     return relayed
 
 
@@ -85,10 +89,12 @@ def _drain_rest(context: ExpandContext) -> None:
     if not context.find_unread():
         return
     if (context.launcher.count_running(context.fleet) or 0) == 0:
-        context.launcher.scale(context.fleet, _count_wanted(context), context.look)
+        context.launch(count_wanted(context))
     others_at, moved_at, before = 0.0, time.monotonic(), -1
+    progress = Progress(context)
     while True:
         context.tick()
+        progress.look()
         if time.monotonic() >= others_at:
             others_at = time.monotonic() + _OTHERS_EACH
             others = find_others(context.properties, context.recovery.group, Deadline(30.0))
@@ -107,12 +113,6 @@ def _drain_rest(context: ExpandContext) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _count_wanted(context: ExpandContext) -> int:
-    wanted = int(context.plan["consumers"])
-    cap = context.consumers.max_consumers
-    return wanted if cap is None else min(wanted, cap)
-
-
 def close_layout(context: ExpandContext) -> None:
     """Cancel: cut over now, and restore the layout; what is done already is not done again.
 
@@ -126,7 +126,13 @@ def close_layout(context: ExpandContext) -> None:
         if context.is_complete(step.name):
             continue
         context.begin(step.name)
-        step.start(context)
+        try:
+            step.start(context)
+        except VerificationFailed as failed:
+            # The layout is restored: a cancel ends here, and keeps the topic that differs.
+            context.say(f"{failed.message}; {failed.hint}")
+            context.record("cancelled without verification", **failed.to_json())
+            return
         context.lease.confirm()
         step.complete(context)
         context.end(step.name)

@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import Deadline, utc_now
+from backlog.clock import utc_now
 from backlog.config import Consumers
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, UsageError
+from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, UsageError
 from backlog.kafka.admin import committed_offsets, list_offsets
-from backlog.kafka.clients import Admin, make_admin
-from backlog.ledger import BurndownSample, TemporaryTopic
+from backlog.ledger import BurndownSample
 from fanout.lags import Lags, read_lags
 from fanout.launchers import make_launcher
 from fanout.launchers.interface import Fleet, Launcher, Role
-from fanout.relay.commits import CommitWithMetadata, read_all
+from fanout.quiet import await_quiet
 from fanout.relay.guard import Guard
 from fanout.relay.interface import RelayTask, SourceRange
 from fanout.relay.session import Hooks, RelaySession
-from fanout.unread import find_unread
+from fanout.temporary import start_recovery_group
 from replay.brakes import check_requests
-from replay.context import RunContext
 from replay.expand_progress import BurndownView
-from replay.expand_source import (
-    find_overwritten,
-    is_source,
-    refuse_other_copy,
-    refuse_other_source,
-)
+from replay.expand_topics import COUNTERS_LOST, ExpandTopics
 from replay.fleets import fleet_of
 from replay.observation import look_at_stream
 
 _REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
 _TOPICS_EACH = 2.0
-# The same each time: what they look at may have changed since.
-COUNTERS_LOST = "counters overwritten by a commit of somebody else"
+__all__ = ["COPY_GONE", "COUNTERS_LOST", "SOURCE_GONE", "ExpandContext"]
 COPY_GONE = "the temporary topic is gone: what was in it and not handled is lost there"
 SOURCE_GONE = "the source topic is gone, and the counters with it"
-_NEVER_COMPLETE = ("check_source",)
 
 
 @dataclass
-class ExpandContext(RunContext):
+class ExpandContext(ExpandTopics):
     """One run of one expansion.
 
     Attributes:
@@ -58,6 +48,7 @@ class ExpandContext(RunContext):
 
     closing: bool = False
     cancelling: bool = False
+    quiet: bool = False  # the original group was watched in this run
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     step: str = ""
     _relayed_before: dict[int, int] = field(default_factory=dict)
@@ -65,52 +56,6 @@ class ExpandContext(RunContext):
     _requests_at: float = 0.0
     _sample_at: float = 0.0
     _topics_at: float = 0.0
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The stored plan."""
-        return self.recovery.plan
-
-    @property
-    def partitions(self) -> int:
-        """Partitions of the source topic, as planned."""
-        return int(self.plan["partition_count"])
-
-    @property
-    def temporary_topic(self) -> str:
-        """The temporary topic's name."""
-        return str(self.plan["temporary"]["topic"])
-
-    @property
-    def temporary_partitions(self) -> int:
-        """Its partitions."""
-        return int(self.plan["temporary"]["partitions"])
-
-    @property
-    def recovery_group(self) -> str:
-        """The group that reads the temporary topic."""
-        return str(self.plan["recovery_group"])
-
-    @property
-    def temporary(self) -> TemporaryTopic | None:
-        """The temporary topic as the ledger has it; None before it was announced."""
-        return self.workspace.ledger.temporary_topics.get(self.recovery.id)
-
-    @property
-    def has_temporary(self) -> bool:
-        """Whether the temporary topic was created, and is not deleted yet."""
-        known = self.temporary
-        return known is not None and known.topic_id is not None and known.deleted_at is None
-
-    @cached_property
-    def properties(self) -> Mapping[str, str]:
-        """Client properties; they hold secrets."""
-        return self.workspace.properties(self.stream)
-
-    @cached_property
-    def admin(self) -> Admin:
-        """An admin client, kept."""
-        return make_admin(self.properties)
 
     @property
     def consumers(self) -> Consumers:
@@ -200,16 +145,6 @@ class ExpandContext(RunContext):
         finally:
             self._stack.close()
 
-    def is_complete(self, step: str) -> bool:
-        """From the ledger: a crash does not make a step start anew."""
-        found = self.workspace.ledger.steps.get(self.recovery.id, step)
-        return step not in _NEVER_COMPLETE and found is not None and found.is_complete
-
-    def was_started(self, step: str) -> bool:
-        """Whether the step was ever started, and not rolled back."""
-        found = self.workspace.ledger.steps.get(self.recovery.id, step)
-        return found is not None and found.rolled_back_at is None
-
     def begin(self, step: str) -> None:
         """On record before anything is done, so that a later run gives back what it took."""
         self.step = step
@@ -279,29 +214,45 @@ class ExpandContext(RunContext):
             last_offsets=self.session.last_offsets,
         )
 
-    def read_temporary_lag(self) -> int:
-        """Offsets left in the temporary topic; the source may be gone."""
-        topic, numbers = self.temporary_topic, range(self.temporary_partitions)
-        handled = committed_offsets(self.admin, self.recovery_group, topic, numbers)
-        ends = list_offsets(self.admin, topic, numbers, "latest", "read_committed")
-        return sum(max(0, end - (handled[number] or 0)) for number, end in ends.items())
+    def join(self) -> None:
+        """The guard joins the original group.
 
-    def find_unread(self) -> dict[int, int]:
-        """Temporary partitions with unread data records, by reading them."""
-        return find_unread(
-            self.admin,
+        Where this run has not stopped the consumers itself, somebody may have started one since:
+        the group is watched first, as in that step (faults 65, 66).
+        """
+        if not self.quiet:
+            self.await_quiet()
+        self.session.join()
+
+    def await_quiet(self) -> None:
+        """The original group is empty, and its commits do not move.
+
+        Raises:
+            GroupActive: it did not get empty; names its members.
+            GroupStillCommits: somebody commits without being a member.
+        """
+        await_quiet(
             self.properties,
-            self.temporary_topic,
-            self.recovery_group,
-            self.temporary_partitions,
+            self.recovery.group,
+            self.recovery.topic,
+            self.partitions,
+            self.look,
+            within=self.consumers.stop_within.total_seconds(),
         )
+        self.quiet = True
 
-    def find_commit(self, partition: int) -> int:
-        """Where the original group is."""
-        commits = committed_offsets(
-            self.admin, self.recovery.group, self.recovery.topic, [partition], require_stable=True
+    def launch(self, count: int) -> None:
+        """Makes `count` consumers run on the temporary topic, whose group has a commit everywhere.
+
+        A group that was empty for days loses its commits, and consumers begin where they like.
+        """
+        start_recovery_group(
+            self.admin,
+            group=self.recovery_group,
+            topic=self.temporary_topic,
+            partitions=self.temporary_partitions,
         )
-        return commits[partition] or 0
+        self.launcher.scale(self.fleet, count, self.tick)
 
     def note_counters(self) -> None:
         """Takes what earlier runs relayed from the group's commits, for the totals shown."""
@@ -310,23 +261,17 @@ class ExpandContext(RunContext):
             number: commit.counters(self.recovery.id).relayed for number, commit in commits.items()
         }
 
-    def read_relay_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
-        """The original group's commits, with the relays' counters.
-
-        On record where somebody else has committed over the counters: then they are lost.
-        """
-        group, topic = self.recovery.group, self.recovery.topic
-        numbers = list(range(self.partitions))
-        commits = read_all(self.admin, group, topic, numbers, Deadline(60.0), stable=stable)
-        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
-        begun = {} if stopped is None else stopped.detail.get("committed", {})
-        if lost := find_overwritten(commits, begun, self.recovery.id):
-            self.record(COUNTERS_LOST, partitions=lost)
-        return commits
-
     def make_ranges(self) -> list[SourceRange]:
-        """Every partition, from its commit on, without an end."""
-        lows = list_offsets(self.admin, self.recovery.topic, range(self.partitions), "earliest")
+        """Every partition, from its commit on, without an end.
+
+        What retention removed in front of a commit is on record as a gap before the relay goes on
+        behind it.
+        """
+        topic, numbers = self.recovery.topic, range(self.partitions)
+        lows = list_offsets(self.admin, topic, numbers, "earliest")
+        commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
+        if any((commits[number] or 0) < low for number, low in lows.items()):
+            look_at_stream(self.workspace, self.stream)
         return [SourceRange(number, low) for number, low in sorted(lows.items())]
 
     def check_ground(self) -> None:
@@ -355,28 +300,6 @@ class ExpandContext(RunContext):
             partitioner=plan["partitioner"],
             transactional_prefix=plan["transactional_prefix"],
         )
-
-    def check_topic(self) -> None:
-        """The source topic is the one of the plan; raises PlanStale where it is not."""
-        refuse_other_source(self.admin, self.recovery)
-
-    def check_copy(self) -> None:
-        """The temporary topic, once it was made, is that one; raises PlanStale where it is not."""
-        known = self.temporary
-        if known is not None and known.topic_id is not None and known.deleted_at is None:
-            refuse_other_copy(self.admin, self.recovery, known.topic_id)
-
-    def has_copy(self) -> bool:
-        """Whether the temporary topic is there, and the one that was made."""
-        try:
-            self.check_copy()
-        except PlanStale:
-            return False
-        return self.has_temporary
-
-    def has_source(self) -> bool:
-        """Whether the source is still the topic that was planned, perhaps with more partitions."""
-        return is_source(self.admin, self.recovery)
 
     def _look_at_topics(self) -> None:
         if self.closing or time.monotonic() < self._topics_at:

@@ -40,7 +40,7 @@ class Canary:
             CanaryFailed: nothing was handled.
             PausedBecause: it is slower than half of what the plan counts on; `resume` accepts it.
         """
-        context.session.join()
+        context.join()
         context.note_counters()
         context.session.start(lambda: _cut_ranges(context))
         while not context.session.is_done:
@@ -52,7 +52,7 @@ class Canary:
         # An earlier run's consumer may have read all: control records alone are no lag.
         share = context.read_lags().temporary_total if context.find_unread() else 0
         begun = time.monotonic()
-        context.launcher.scale(context.fleet, 1, context.tick)
+        context.launch(1)
         if not share:
             return
         reach("p4.7.canary.started")
@@ -95,10 +95,12 @@ def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
     share = {int(n): count for n, count in context.plan["canary"]["partitions"].items()}
     ranges: list[SourceRange] = []
     for part in context.make_ranges():
-        count = min(share.get(part.partition, 0), lags[part.partition])
-        if count:
-            begin = context.find_commit(part.partition)
-            start = max(part.start, begin)
+        begin = context.find_commit(part.partition)
+        start = max(part.start, begin)
+        # The lag counts from the commit; what retention removed of it never comes.
+        left = begin + lags[part.partition] - start
+        count = min(share.get(part.partition, 0), left)
+        if count > 0:
             ranges.append(SourceRange(part.partition, part.start, start + count))
     return ranges
 

@@ -10,6 +10,7 @@ from backlog.kafka.errors import TopicMissing
 from fanout.launchers.ramp import ramp_up
 from replay.expand_closing import close_relays
 from replay.expand_context import ExpandContext
+from replay.expand_stall import Progress, count_wanted
 
 CUT_OVER_SECONDS = 2.0
 _POLL_SECONDS = 0.1
@@ -29,23 +30,26 @@ class Drain:
         Raises:
             ConsumerCameBack: somebody is in the group; the relay has stopped.
         """
-        context.session.join()  # 5. the guard
+        context.join()  # 5. the guard
         reach("p4.5.guard.joined")
         context.note_counters()
         context.session.start(context.make_ranges)  # 6. the relays
         reach("p4.6.relays.started")
+        context.launch(max(1, context.launcher.count_running(context.fleet) or 0))
         ramp_up(  # 7. the consumers
             context.launcher,
             context.fleet,
-            context.plan["consumers"],
+            count_wanted(context),
             context.consumers.ramp,
             context.tick,
             lambda _: None,
             max_consumers=context.consumers.max_consumers,
         )
         reach("p4.7.consumers.started")
+        progress = Progress(context)
         while not _is_nearly_drained(context):
             context.tick()
+            progress.look()
             time.sleep(_POLL_SECONDS)
 
     def complete(self, context: ExpandContext) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.kafka.admin import committed_offsets, set_group_offsets
-from fanout.quiet import await_quiet
 from replay.expand_context import ExpandContext
 
 
@@ -32,14 +31,7 @@ class StopConsumers:
         context.launcher.stop(context.originals, context.look)
         reach("p4.3.stopped")
         context.session.make_ready(context.partitions)  # while there is nothing to do but wait
-        await_quiet(
-            context.properties,
-            context.recovery.group,
-            context.recovery.topic,
-            context.partitions,
-            context.look,
-            within=context.consumers.stop_within.total_seconds(),
-        )
+        context.await_quiet()
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition has a committed offset: the plan's start where there was none."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from backlog.clock import Deadline
 from backlog.errors import VerificationFailed
-from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
-from fanout.unread import count_records
+from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
+from fanout.unread import count_records, find_unread
 from replay.expand_context import COUNTERS_LOST, SOURCE_GONE, ExpandContext
 
 MOVES_SECONDS = 120.0
@@ -98,16 +98,15 @@ def _await_movement(context: ExpandContext) -> None:
         now = committed_offsets(context.admin, group, topic, numbers)
         if now != before:
             return
-        ends = list_offsets(context.admin, topic, numbers, "latest", "read_committed")
-        behind = sum(max(0, ends[number] - (now[number] or 0)) for number in numbers)
-        state = describe_group_state(context.admin, group, Deadline(30.0))
-        # A reader that has read everything may stay one control record behind on each partition.
-        if state.members and behind <= 2 * context.partitions:
+        # Not by the lag: a reader stays before control and aborted records for ever.
+        unread = find_unread(context.admin, context.properties, topic, group, context.partitions)
+        state = read_group_state(context.admin, group, Deadline(30.0))
+        if state.is_active and not unread:
             return
         if limit.expired:
-            who = f"{len(state.members)} members" if state.members else "no members"
             raise VerificationFailed(
-                f"it does not move: {behind} messages are unread, it has {who}",
+                f"it does not move: messages are unread in partitions {sorted(unread)}, and the "
+                f"group is {state.state}",
                 subject=f"group {group} on topic {topic}",
                 hint="look at the consumers' logs; everything else is restored. Run again to "
                 "verify, once they work",
