@@ -35,6 +35,7 @@ _FOREVER = "9223372036854775807"
 _LEGAL = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_NAME}}}")
 _TRY_SECONDS = 10.0
 _PAUSE = 0.3
+_ABSENT_SECONDS = 5.0
 
 
 def name_temporary_topic(topic: str, recovery_id: str) -> str:
@@ -183,7 +184,7 @@ def delete_temporary_topic(
         return
     _refuse_strange_name(known, cluster, source.name, deny_topics)
     # 2. It is ours by its id.
-    found = _find_id(admin, known.name, limit)
+    found = _find_settled_id(admin, known.name, limit)
     if found is None:
         ledger.temporary_topics.mark_deleted(recovery_id)
         return
@@ -323,6 +324,14 @@ def _refuse_id(name: str, found: str | None, topic_id: str | None) -> Refused:
         subject=f"topic {name}",
         hint="somebody deleted ours and made another",
     )
+
+
+def _find_settled_id(admin: Admin, name: str, limit: Deadline) -> str | None:
+    """None only where it is gone for a while: one broker's word is not enough to forget it."""
+    wait = Deadline(limit.remaining(_ABSENT_SECONDS))
+    while (found := _find_id(admin, name, limit)) is None and not wait.expired:
+        time.sleep(wait.remaining(_PAUSE))
+    return found
 
 
 def _find_id(admin: Admin, name: str, limit: Deadline) -> str | None:

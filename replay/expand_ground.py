@@ -20,7 +20,7 @@ from monitoring.lag import RATE_WINDOW, find_end, read_retention
 from monitoring.pace import Pace, measure_pace
 from monitoring.timeline import estimate_time
 from replay.losses import read_history
-from replay.observation import look_at_stream
+from replay.observation import list_group_topics, look_at_stream
 from replay.workspace import Workspace
 
 _PEEKED = 20  # messages a partition: enough to see where keys lie
@@ -44,6 +44,7 @@ class Ground:
     sample: Sample
     group: GroupState
     other_groups: tuple[str, ...]
+    other_topics: tuple[str, ...]  # that the group reads too
     partitions: tuple[Behind, ...]
     lost: int | None
     pace: Pace
@@ -91,6 +92,7 @@ def observe(
         )
     _refuse_beyond_end(sample)
     others = [n for n in list_topic_groups(properties, stream.topic, limit) if n != stream.group]
+    topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
     group = describe_group_state(properties, stream.group, limit)
     history = read_history(workspace, stream)  # holds the new sample too
     pace = measure_pace(history, group.is_active)
@@ -115,6 +117,7 @@ def observe(
         sample=sample,
         group=group,
         other_groups=tuple(others),
+        other_topics=tuple(topics),
         partitions=dated,
         lost=status["lost"],
         pace=pace,

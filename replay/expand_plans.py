@@ -253,6 +253,7 @@ def compute_plan(
         "given_back": tell_given_back(facts),
         "max_lag_at_cutover": stream.expand.max_lag_at_cutover,
         "other_groups": list(ground.other_groups),
+        "other_topics": list(ground.other_topics),
         "launch": freeze_consumers(config, stream),
         "transactional_prefix": config.kafka_ledger.transactional_prefix,
         "approval": stream.approval,

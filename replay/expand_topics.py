@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ from replay.expand_source import (
 )
 
 COUNTERS_LOST = "counters overwritten by a commit of somebody else"
+_ABSENT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.3
 # The same each time: what they look at may have changed since.
 _NEVER_COMPLETE = ("check_source",)
 
@@ -146,12 +149,19 @@ class ExpandTopics(RunContext):
             refuse_other_copy(self.admin, self.recovery, known.topic_id)
 
     def has_copy(self) -> bool:
-        """Whether the temporary topic is there, and the one that was made."""
-        try:
-            self.check_copy()
-        except PlanStale:
-            return False
-        return self.has_temporary
+        """Whether the temporary topic is there, and the one that was made.
+
+        A broker that is behind may not know it for a moment: it must be gone for a while.
+        """
+        limit = Deadline(_ABSENT_SECONDS)
+        while True:
+            try:
+                self.check_copy()
+                return self.has_temporary
+            except PlanStale:
+                if limit.expired:
+                    return False
+            time.sleep(_PAUSE_SECONDS)
 
     def has_source(self) -> bool:
         """Whether the source is still the topic that was planned, perhaps with more partitions."""

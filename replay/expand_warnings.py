@@ -54,6 +54,11 @@ def warn_about_backlog(stream: Stream, ground: Ground, start_at: str) -> list[st
         else:
             told += f"its log start {unread.start:,}; `--start latest` leaves what is there unread"
         warnings.append(told)
+    if ground.other_topics:
+        warnings.append(
+            f"the group reads other topics too ({', '.join(ground.other_topics)}): nobody reads "
+            "them until the original consumers are back; their retention is not looked at"
+        )
     if "compact" in ground.topic.config.get("cleanup.policy", ""):
         warnings.append("the topic is compacted: holes between its offsets are no losses")
     if ground.lag <= stream.expand.max_lag_at_cutover:

@@ -10,6 +10,7 @@ from fanout.permissions import require_permissions
 from replay.approval import check_runnable
 from replay.expand_context import ExpandContext
 from replay.expand_plans import fingerprint_expansion
+from replay.expand_recheck import require_fitting
 from replay.plans import check_denied
 
 
@@ -37,6 +38,8 @@ class CheckSource:
         )
         if context.temporary is None:
             _refuse_existing(context)
+        if not context.was_started("stop_consumers"):
+            require_fitting(context)
         context.check_copy()
 
     def start(self, context: ExpandContext) -> None:
