@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import utc_now
+from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
 from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, UsageError
 from backlog.kafka.admin import committed_offsets, list_offsets
@@ -30,6 +30,8 @@ from replay.observation import look_at_stream
 
 _REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
+# Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
+LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
 __all__ = ["COPY_GONE", "COUNTERS_LOST", "SOURCE_GONE", "ExpandContext"]
 COPY_GONE = "the temporary topic is gone: what was in it and not handled is lost there"
@@ -182,7 +184,7 @@ class ExpandContext(ExpandTopics):
 
     def sample(self) -> Lags:
         """Reads both lags, keeps the sample, shows it."""
-        lags = self.read_lags()
+        lags = self.read_lags(LAGS_SECONDS)
         positions = self.session.positions
         relayed = sum(
             {**self._relayed_before, **{n: p.relayed for n, p in positions.items()}}.values()
@@ -201,8 +203,8 @@ class ExpandContext(ExpandTopics):
         self.view.note_sample(known)
         return lags
 
-    def read_lags(self) -> Lags:
-        """What is left in both topics now."""
+    def read_lags(self, within: float = 30.0) -> Lags:
+        """What is left in both topics now; `within` seconds, or an error."""
         return read_lags(
             self.admin,
             source=self.recovery.topic,
@@ -212,6 +214,7 @@ class ExpandContext(ExpandTopics):
             recovery_group=self.recovery_group,
             temporary_partitions=self.temporary_partitions,
             last_offsets=self.session.last_offsets,
+            limit=Deadline(within),
         )
 
     def join(self) -> None:

@@ -9,7 +9,7 @@ from backlog.errors import KafkaFailure
 from backlog.kafka.errors import TopicMissing
 from fanout.launchers.ramp import ramp_up
 from replay.expand_closing import close_relays
-from replay.expand_context import ExpandContext
+from replay.expand_context import LAGS_SECONDS, ExpandContext
 from replay.expand_stall import Progress, count_wanted
 
 CUT_OVER_SECONDS = 2.0
@@ -67,7 +67,7 @@ def _is_nearly_drained(context: ExpandContext) -> bool:
     that must not take long: what is left there is at most what the consumers read in 2 s.
     """
     try:
-        lags = context.read_lags()
+        lags = context.read_lags(LAGS_SECONDS)
     except TopicMissing:
         return False  # the next look at the topics says which
     except KafkaFailure as error:

@@ -23,7 +23,8 @@ def main() -> None:
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
     log = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    modern = os.environ.get("GROUP_PROTOCOL") == "consumer"  # its timeouts are the broker's
+    manner = os.environ.get("MANNER")
+    modern = manner == "consumer"  # its timeouts are the broker's
     timeouts = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
     consumer = Consumer(
         {
@@ -50,7 +51,12 @@ def main() -> None:
             except KafkaException as error:
                 print(f"not committed: {error}", flush=True)  # read again by who has it now
 
-    consumer.subscribe([os.environ["BACKLOG_TOPIC"]], on_revoke=lambda *_: commit())
+    topic = os.environ["BACKLOG_TOPIC"]
+    if manner == "assign":
+        found = consumer.list_topics(topic, 20).topics[topic].partitions
+        consumer.assign(consumer.committed([TopicPartition(topic, number) for number in found], 20))
+    else:
+        consumer.subscribe([topic], on_revoke=lambda *_: commit())
     while not ending:
         try:
             speed = float(_SPEED.read_text() or 0)

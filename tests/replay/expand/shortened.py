@@ -13,11 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backlog.kafka.admin import list_offsets
+from backlog.kafka.admin import list_offsets, read_topic_id
+from backlog.kafka.errors import TopicMissing
+from backlog.ledger import TemporaryTopic
 from fanout.quiet import await_quiet
 from fanout.relay import guard
 from fanout.temporary import delete_temporary_topic
-from replay.steps.expand import remove_topic, stop_consumers
+from replay import expand_context
+from replay.steps.expand import remove_topic
 from tests.kafka_tools import read_all
 
 WORLD = "EXPAND_WORLD"  # in the environment of every process of a world: its directory
@@ -29,7 +32,7 @@ Patch = Callable[[Any, str, Any], None]
 
 def shorten(patch: Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
-    patch(stop_consumers, "await_quiet", partial(await_quiet, quiet=QUIET))
+    patch(expand_context, "await_quiet", partial(await_quiet, quiet=QUIET))
     settings = {
         **guard._SETTINGS,
         "session.timeout.ms": SESSION_MS,
@@ -48,9 +51,10 @@ def read_properties(directory: Path) -> Mapping[str, str]:
 def _keep_and_delete(ledger: Any, connection: Any, *, recovery_id: str, **others: Any) -> None:
     """Leaves `temporary.json` for the oracle: (key, sequence, partition) of each message."""
     known = ledger.temporary_topics.get(recovery_id)
-    if known is not None and known.topic_id is not None and known.deleted_at is None:
-        directory = Path(os.environ[WORLD])
-        properties, numbers = read_properties(directory), range(known.partitions)
+    directory = Path(os.environ[WORLD])
+    properties = read_properties(directory)
+    if known is not None and known.deleted_at is None and _is_there(properties, known):
+        numbers = range(known.partitions)
         ends = [
             list_offsets(properties, known.name, numbers, "latest", level)
             for level in ("read_committed", "read_uncommitted")
@@ -62,6 +66,13 @@ def _keep_and_delete(ledger: Any, connection: Any, *, recovery_id: str, **others
         document = {"messages": found, "open": ends[0] != ends[1]}
         (directory / "temporary.json").write_text(json.dumps(document))
     delete_temporary_topic(ledger, connection, recovery_id=recovery_id, **others)
+
+
+def _is_there(properties: Mapping[str, str], known: TemporaryTopic) -> bool:
+    try:
+        return read_topic_id(properties, known.name)[0] == known.topic_id
+    except TopicMissing:
+        return False
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from backlog.kafka.admin import committed_offsets
+from backlog.kafka.clients import make_producer
+from fanout.launchers import Role
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import (
@@ -42,8 +44,25 @@ def test_fault_64_by_the_command_line_with_nothing_shortened(make_world: MakeWor
 
 
 def test_producers_go_on_meanwhile(world: World) -> None:
-    recovery = world.plan_approved()
+    """What was aborted last in the temporary topic stays in its lag, and is no backlog."""
+    recovery = world.plan_approved(rate=100)
+    world.set_speed(Role.RECOVERY, 100)
+    aborted: list[str] = []
+
+    def abort_some() -> None:
+        topic = recovery.plan["temporary"]["topic"]
+        producer = make_producer(world.properties, transactional_id=f"other-{topic}")
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for _ in range(500):
+            producer.produce(topic, b"0", b"aborted", 0)
+        producer.flush(30)
+        producer.abort_transaction(30)
+        aborted.append(topic)
+
+    world.at("p4.9.fenced", abort_some)
     with world.publishing(each_second=300):
         world.run(recovery)
+    assert aborted
     assert judge(world, recovery) == []
     assert "cut over" in world.told.getvalue()

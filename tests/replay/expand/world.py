@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from backlog import crashpoints
+from backlog.clock import utc_now
 from backlog.config import load_config
 from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
 from backlog.kafka.clients import make_producer
@@ -187,15 +188,19 @@ class World:
         found = self.list_processes()
         return [pid for pid, command in found.items() if "fanout.relay.worker" in command]
 
-    def start_intruder(self, protocol: str = "classic") -> subprocess.Popen[str]:
-        """A consumer of the original group that nobody's launcher knows; it handles and commits."""
+    def start_intruder(self, manner: str = "classic") -> subprocess.Popen[str]:
+        """A consumer of the original group that nobody's launcher knows; it handles and commits.
+
+        Args:
+            manner: its group protocol, or `assign`: it is no member.
+        """
         environment = {
             **os.environ,
             "BACKLOG_TOPIC": self.topic,
             "BACKLOG_GROUP": self.group,
             "BACKLOG_BOOTSTRAP_SERVERS": self.bootstrap,
             "BACKLOG_ROLE": "intruder",
-            "GROUP_PROTOCOL": protocol,
+            "MANNER": manner,
             "ORDER_LOG": str(self.log),
         }
         process = subprocess.Popen(
@@ -282,13 +287,14 @@ class World:
 
     def wait_for_drain(self, recovery: Recovery, runner: subprocess.Popen[str]) -> None:
         """Until all its consumers work."""
-        ledger = self.open().ledger
+        ledger, since = self.open().ledger, utc_now()
 
         def works() -> bool:
             assert runner.poll() is None, runner.communicate()
             latest = ledger.burndown.latest(recovery.id)
             return (
                 latest is not None
+                and latest.at > since
                 and latest.step == "drain"
                 and (latest.consumers or 0) >= int(recovery.plan["consumers"])
             )

@@ -1,0 +1,73 @@
+"""The oracle is seen to fail when what keeps the promise is taken out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from backlog.kafka.clients import make_consumer
+from fanout.launchers import Role
+from replay import expand_closing, expand_context
+from replay.expand_context import ExpandContext
+from replay.steps.expand.stop_consumers import start_originals
+from tests.kafka_tools import wait_until
+from tests.replay.expand.oracle import await_handled, find_disorder, judge
+from tests.replay.expand.world import World
+
+
+class NoGuard:
+    """Relays that commit without a membership (generation -1), as one would without P4.5."""
+
+    def __init__(self, properties: dict[str, str], group: str, *_: object) -> None:
+        self._consumer = make_consumer(properties, {"group.id": group})
+
+    def join(self, look: Callable[[], None]) -> bytes:
+        """Joins nothing."""
+        return bytes(self._consumer.consumer_group_metadata())
+
+    def check(self) -> None:
+        """Sees nothing."""
+
+    def leave(self) -> None:
+        """Has not been there."""
+        self._consumer.close()
+
+
+def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) -> None:
+    recovery = world.plan_approved(rate=100)
+    drain = expand_closing._drain_rest
+
+    def start_first(context: ExpandContext) -> None:
+        world.publish(400)
+        context.session.leave()
+        start_originals(context)
+        drain(context)
+
+    world.patch.setattr(expand_closing, "_drain_rest", start_first)
+    world.patch.setattr(expand_closing, "find_others", lambda *_: ())
+    world.set_speed(Role.RECOVERY, 100)
+    world.set_speed(Role.ORIGINAL, None)
+    world.run(recovery)
+    await_handled(world)
+    assert "breaks of order" in find_disorder(world)[0]
+
+
+def test_a_consumer_that_comes_back_without_the_guard_is_seen(world: World) -> None:
+    recovery = world.plan_approved(rate=5)
+    world.set_speed(Role.RECOVERY, 100)
+    world.patch.setattr(expand_context, "Guard", NoGuard)
+    world.patch.setattr(expand_closing, "find_others", lambda *_: ())
+
+    def come_back() -> None:
+        intruder = world.start_intruder()
+        with world.publishing(each_second=400):
+            wait_until(lambda: "order-service-intruder" in world.find_members())
+            time.sleep(1.5)
+        wait_until(lambda: not world.find_rest(), what="all is read")
+        intruder.terminate()
+        intruder.wait(20)
+
+    world.at("p4.7.consumers.started", come_back)
+    world.run(recovery)
+    assert judge(world, recovery) != []
+    assert "breaks of order" in find_disorder(world)[0]

@@ -1,0 +1,137 @@
+"""Pause, resume, Ctrl-C, cancel, two runners, and the canary."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from backlog.errors import BacklogError, InvalidTransition, LeaseHeld, Paused, Refused
+from backlog.values import Recovery, RecoveryState
+from fanout.launchers import Role
+from replay.approval import approve_plan
+from replay.plans import refuse_active
+from replay.steps.expand import canary
+from replay.steps.expand.canary import CanaryFailed
+from tests.replay.expand.oracle import judge
+from tests.replay.expand.world import World
+from tests.replay.expand_makers import store_expand_plan
+from tests.replay.makers import open_desk, store_plan
+
+SLOW = 100.0
+
+
+def test_pause_resume_and_interrupt(world: World) -> None:
+    """Each ends the relays and the recovery's consumers, in one line; the next run goes on."""
+    recovery = world.plan_approved(rate=5)
+    world.set_speed(Role.RECOVERY, SLOW / 2)
+    runner = world.start("run", recovery.id)
+    world.wait_for_drain(recovery, runner)
+    world.call("pause", recovery.id)
+    _, err = runner.communicate(timeout=30)
+    assert runner.returncode == Paused.exit_code, err
+    assert f"backlogctl resume {recovery.id}" in err
+    assert world.read(recovery).state == "paused"
+    assert world.list_processes() == {}
+    assert world.call("run", recovery.id, "--json", code=4).error["code"] == "paused"
+
+    runner = world.start("resume", recovery.id)
+    world.wait_for_drain(recovery, runner)
+    os.kill(runner.pid, signal.SIGINT)
+    _, err = runner.communicate(timeout=30)
+    assert runner.returncode == Paused.exit_code, err
+    assert f"backlogctl run {recovery.id}" in err
+    assert "Traceback" not in err
+    assert world.read(recovery).detail["why"] == "interrupted"
+    assert world.list_processes() == {}
+    world.set_speed(Role.RECOVERY, None)
+    world.run(recovery)
+    assert judge(world, recovery) == []
+
+
+def test_fault_43_and_44_a_live_run_is_told_from_another_process(world: World) -> None:
+    """A second `run` is refused; `cancel` is an early cut over by the runner."""
+    recovery = world.plan_approved(rate=5)
+    world.set_speed(Role.RECOVERY, SLOW)
+    runner = world.start("run", recovery.id, "--json")
+    world.wait_for_drain(recovery, runner)
+    with pytest.raises(LeaseHeld, match="is held by"):
+        world.run(recovery)
+    world.publish(400)
+    assert world.cancel(recovery).state == "cancelled"
+    out, err = runner.communicate(timeout=30)
+    assert runner.returncode == 1, err
+    assert json.loads(out)["error"]["code"] == "cancelled"
+    assert judge(world, recovery, state="cancelled") == []
+    with pytest.raises(Refused, match="was cancelled"):
+        world.run(recovery)
+
+
+def test_a_canary_that_is_slow_or_does_nothing(world: World) -> None:
+    recovery = world.plan_approved(rate=100)
+    for name, seconds in (("NOTHING_SECONDS", 3.0), ("MEASURED_SECONDS", 1.0)):
+        world.patch.setattr(canary, name, seconds)
+    world.set_speed(Role.RECOVERY, 0)
+    with pytest.raises(CanaryFailed, match="committed nothing within 3 s") as caught:
+        world.run(recovery)
+    assert str(world.fleet(Role.RECOVERY, recovery).directory) in caught.value.hint
+    assert world.read(recovery).state == "failed"
+    assert world.list_processes() == {}
+
+    world.set_speed(Role.RECOVERY, 20)
+    with pytest.raises(Paused, match="the plan counts on 100"):
+        world.run(recovery)
+    paused = world.read(recovery)
+    assert (paused.state, paused.detail["why"]) == (RecoveryState.PAUSED, "canary")
+    assert world.list_processes() == {}
+
+    world.at("p4.5.guard.joined", lambda: world.set_speed(Role.RECOVERY, None))
+    world.run(recovery, resumed=True)
+    assert "as said by `resume`" in world.told.getvalue()
+    assert judge(world, recovery) == []
+
+
+def test_fault_44_two_approve_at_once(tmp_path: Path) -> None:
+    recovery = store_expand_plan(open_desk(tmp_path))
+    together = threading.Barrier(2)
+    ends: list[BacklogError | Recovery] = []
+
+    def approve(name: str) -> None:
+        workspace = open_desk(tmp_path)
+        planned = workspace.ledger.recoveries.get(recovery.id)
+        together.wait()
+        try:
+            ends.append(approve_plan(workspace.ledger, workspace.config, planned, by=name))
+        except BacklogError as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=approve, args=(name,)) for name in ("ada", "bob")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (won,) = (end for end in ends if isinstance(end, Recovery))
+    (told,) = (end for end in ends if isinstance(end, Refused))
+    assert won.approved_by in ("ada", "bob")
+    assert "approved" in told.message
+
+
+@pytest.mark.parametrize("state", ["approved", "running", "paused", "failed"])
+def test_one_recovery_of_a_topic_or_group_at_a_time(tmp_path: Path, state: str) -> None:
+    """A failed expansion has stopped half way: nothing else begins on its topic or group."""
+    workspace = open_desk(tmp_path)
+    ledger = workspace.ledger
+    expansion = store_expand_plan(workspace)
+    approve_plan(ledger, workspace.config, expansion, by="ada")
+    for step in {"approved": (), "running": ("running",)}.get(state, ("running", state)):
+        ledger.recoveries.advance(expansion.id, RecoveryState(step), "ada")
+    with pytest.raises(InvalidTransition, match=f"{expansion.id} .* is {state}"):
+        refuse_active(workspace, workspace.config.stream("orders"))
+    for topic in ("orders", "elsewhere"):  # the same topic; another one with the same group
+        other = store_plan(workspace, topic=topic)
+        with pytest.raises(InvalidTransition, match=expansion.id):
+            approve_plan(ledger, workspace.config, other, by="ada")
