@@ -143,7 +143,7 @@ def draw_result(result: Result) -> Table:
     add(
         "out of order",
         f"{orders.out_of_order:,}",
-        f"each of {orders.customers:,} customers' orders, over both hand-overs",
+        f"in each of {orders.customers:,} customers' orders, over both hand-overs",
         "in_order",
     )
     add(

@@ -21,17 +21,22 @@ from replay.demo.expand_story import tell_story
 from tests.kafka_tools import wait_until
 
 SMALL = Size(
-    orders=8_000,
-    customers=800,
+    orders=10_000,
+    customers=1_000,
     partitions=2,
     factor=3,
-    rate=250,
+    rate=400,
     arriving=20,
-    measured=1.0,
+    measured=0.5,
     least_ratio=1.5,
     most_seconds=60.0,
 )
-TELL = "from rich.console import Console\nfrom replay.demo.expand_story import tell_story\n"
+TELL = """
+from rich.console import Console
+from replay.demo.expand_shop import Size
+from replay.demo.expand_story import tell_story
+tell_story(Console(), Size(orders=3_000, customers=300))
+"""
 SECOND = 1_000_000_000
 
 
@@ -79,7 +84,7 @@ def test_a_small_backlog_is_drained_and_the_layout_restored(
 def test_sigterm_ends_all_that_the_story_started(tmp_path: Path) -> None:
     """Consumers and their supervisor, the broker, the directory."""
     story = subprocess.Popen(
-        [sys.executable, "-c", f"{TELL}tell_story(Console())"],
+        [sys.executable, "-c", TELL],
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
