@@ -95,7 +95,8 @@ def _drain_rest(context: ExpandContext) -> None:
     while True:
         context.tick()
         progress.look()
-        if time.monotonic() >= others_at:
+        # With a guard in the group it is the guard who notices.
+        if not context.session.has_guard and time.monotonic() >= others_at:
             others_at = time.monotonic() + _OTHERS_EACH
             others = find_others(context.properties, context.recovery.group, Deadline(30.0))
             if others:

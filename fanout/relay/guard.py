@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.admin import Member, describe_group_state
+from backlog.kafka.admin import Member, describe_group_state, read_group_state
 from backlog.kafka.clients import make_admin, make_consumer
 from backlog.kafka.errors import translate
 from fanout.relay.interface import ConsumerCameBack, GuardLost
@@ -153,7 +153,12 @@ class Guard:
 
 def find_others(properties: Mapping[str, str], group: str, limit: Deadline) -> tuple[Member, ...]:
     """The members of a group that are not a guard of ours, of either group protocol."""
-    state = describe_group_state(make_admin(properties), group, limit)
+    admin = make_admin(properties)
+    # Described only where there is somebody: a coordinator that goes away under such a request
+    # ends the process (see `groups.read_commits`), and one that is away does not list the group.
+    if not read_group_state(admin, group, limit).is_active:
+        return ()
+    state = describe_group_state(admin, group, limit)
     return tuple(m for m in state.members if not m.client_id.startswith(f"{CLIENT_ID}-"))
 
 

@@ -113,6 +113,11 @@ class RelaySession:
             raise
 
     @property
+    def has_guard(self) -> bool:
+        """Whether the guard is in the group."""
+        return self._guard is not None
+
+    @property
     def positions(self) -> dict[int, Position]:
         """What each partition last committed in this run."""
         if self._pool is not None:
