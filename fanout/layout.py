@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CANARY_AT_LEAST = 500
-CANARY_SECONDS = 3.0
+CANARY_SECONDS = 2.0
 MAX_FACTOR = 1000
 
 
@@ -112,7 +112,7 @@ def find_smallest_factor(load: Load) -> int | None:
 
 
 def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> Canary:
-    """At most the backlog; else what one consumer reads in 3 s, and at least 500 messages.
+    """At most the backlog; else what one consumer reads in 2 s, and at least 500 messages.
 
     Split over the partitions in proportion to their lag, to the message.
     """

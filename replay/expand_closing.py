@@ -46,6 +46,7 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     relayed = {} if context.is_complete("cut_over") else _read_relayed(context)
     was_drained = context.is_complete("cut_over")
     if not (was_drained or context.cancelling) or context.has_copy():
+        context.await_decided()
         _drain_rest(context)  # 4. by reading: lag is no test
     elif not was_drained:
         context.say(COPY_GONE)  # somebody deleted it: cancel restores the rest

@@ -14,6 +14,7 @@ from backlog.config import Consumers
 from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, UsageError
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import BurndownSample
+from fanout.decided import await_decided
 from fanout.lags import Lags, read_lags
 from fanout.launchers import make_launcher
 from fanout.launchers.interface import Fleet, Launcher, Role
@@ -226,6 +227,14 @@ class ExpandContext(ExpandTopics):
         if not self.quiet:
             self.await_quiet()
         self.session.join()
+
+    def await_decided(self) -> None:
+        """No transaction is open on the temporary topic; the relays have stopped.
+
+        Raises:
+            HangingTransaction: one is, for too long.
+        """
+        await_decided(self.admin, self.temporary_topic, self.temporary_partitions, self.look)
 
     def await_quiet(self) -> None:
         """The original group is empty, and its commits do not move.

@@ -13,6 +13,7 @@ from backlog.errors import PlanStale
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, make_admin
 from backlog.ledger import TemporaryTopic
+from fanout.decided import find_undecided
 from fanout.relay.commits import CommitWithMetadata, read_all
 from fanout.unread import find_unread
 from replay.context import RunContext
@@ -115,6 +116,13 @@ class ExpandTopics(RunContext):
             self.temporary_topic,
             self.recovery_group,
             self.temporary_partitions,
+        )
+
+    def is_drained(self) -> bool:
+        """Whether nothing of the temporary topic is unread, or hidden by an open transaction."""
+        return not (
+            find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
+            or self.find_unread()
         )
 
     def find_commit(self, partition: int) -> int:

@@ -49,6 +49,7 @@ class Canary:
         context.session.stop_relays()
         reach("p4.7.canary.relayed")
         context.session.make_ready(context.partitions)  # while there is time: the drain's relays
+        context.await_decided()
         # An earlier run's consumer may have read all: control records alone are no lag.
         share = context.read_lags().temporary_total if context.find_unread() else 0
         begun = time.monotonic()

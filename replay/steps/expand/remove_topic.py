@@ -50,7 +50,7 @@ def remove_temporary_topic(context: ExpandContext) -> None:
         cluster=context.recovery.cluster,
         source=_describe_source(context),
         deny_topics=context.workspace.config.guards.deny_topics,
-        is_drained=lambda: not context.find_unread(),
+        is_drained=context.is_drained,
     )
 
 

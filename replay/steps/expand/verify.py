@@ -78,7 +78,7 @@ def _compare(context: ExpandContext) -> dict[str, Any]:
             told = ", ".join(f"{n}: {a} relayed, {b} there" for n, (a, b) in sorted(wrong.items()))
             raise _fail(topic, f"partitions differ ({told})")
     unread = context.find_unread()
-    if unread:
+    if unread or not context.is_drained():
         raise _fail(topic, f"messages are unread in partitions {sorted(unread)}")
     return {
         "relayed": total,

@@ -1,0 +1,31 @@
+"""Open transactions on a topic, which hide what is committed behind them."""
+
+from __future__ import annotations
+
+import pytest
+
+from backlog.embedded import EmbeddedKafka
+from backlog.errors import HangingTransaction
+from backlog.kafka.clients import make_producer
+from fanout.decided import await_decided, find_undecided
+from tests.conftest import MakeTopic
+from tests.kafka_tools import properties_of, publish
+
+
+def test_an_open_transaction_is_waited_for_and_named(
+    kafka: EmbeddedKafka, topic: MakeTopic, unique: str
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic(partitions=2)
+    await_decided(properties, name, 2, lambda: None, within=5)
+    producer = make_producer(properties, {"transactional.id": f"open-{unique}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"open", partition=1)
+    producer.flush(10)
+    publish(properties, name, {1: 3})  # committed, and hidden behind it
+    assert find_undecided(properties, name, 2) == {1: 0}
+    with pytest.raises(HangingTransaction, match="partitions 1 at offset 0"):
+        await_decided(properties, name, 2, lambda: None, within=0.3)
+    producer.commit_transaction(10)
+    await_decided(properties, name, 2, lambda: None)
+    assert find_undecided(properties, name, 2) == {}
