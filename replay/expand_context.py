@@ -11,7 +11,7 @@ from typing import Any
 
 from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, UsageError
+from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, UsageError
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import BurndownSample
 from fanout.decided import await_decided
@@ -139,6 +139,8 @@ class ExpandContext(ExpandTopics):
         try:
             if "session" in self.__dict__:
                 if error is None or not self._is_lost(error):
+                    if isinstance(error, PlanStale):
+                        self.session.abandon()  # a topic is gone: they would wait for it
                     self.session.close()
                 else:
                     self.session.abandon()

@@ -314,6 +314,8 @@ class World:
             except OSError:
                 continue
             roles = [f"BACKLOG_ROLE={role.value}".encode() for role in without]
+            if "kafka.Kafka" in command:
+                continue  # a broker of its own
             if mark in words and command and not any(role in words for role in roles):
                 found[int(path.name)] = command
         return found
