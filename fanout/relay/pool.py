@@ -17,6 +17,7 @@ from typing import Any
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
 from fanout.relay.interface import GuardLost, Position, PositionExpired, RelayTask, SourceRange
+from fanout.relay.patience import Patience
 from fanout.relay.worker import read_error, read_position, write_task
 
 DEFAULT_ENGINE = "records"
@@ -111,7 +112,7 @@ class RelayPool:
         self._failures: list[tuple[int, BacklogError]] = []
         self._stopping = False
         self._tries = 0
-        self._patience = Deadline(PATIENCE_SECONDS)
+        self._patience = Patience(PATIENCE_SECONDS)
         self._again: list[SourceRange] = []
         self._again_at = 0.0
 
@@ -156,7 +157,7 @@ class RelayPool:
             ):
                 raise error
         if failures:
-            if self._patience.expired:
+            if self._patience.is_over():
                 raise failures[0][1]
             self._again += [self._ranges[number] for number, _ in failures]
             self._again_at = time.monotonic() + _BACK_OFF[min(self._tries, len(_BACK_OFF) - 1)]
@@ -227,7 +228,8 @@ class RelayPool:
                 if "position" in told:
                     position = read_position(told["position"])
                     self._positions[position.partition] = position
-                    self._tries, self._patience = 0, Deadline(PATIENCE_SECONDS)
+                    self._tries = 0
+                    self._patience.note_progress()
                 elif "done" in told:
                     position = read_position(told["done"])
                     self._positions[position.partition] = position
