@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -20,6 +21,7 @@ from backlog.kafka.errors import (
     translate,
     unwrap,
 )
+from fanout.relay.client_settings import make_reader_settings, make_writer_settings
 from fanout.relay.commits import read_start
 from fanout.relay.counters import Counters, write_counters
 from fanout.relay.interface import (
@@ -33,26 +35,25 @@ from fanout.relay.interface import (
 )
 from fanout.relay.routing import Router
 
+# The same message would be refused again.
+_LASTING = frozenset(
+    {
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+# What becomes of the messages behind the one that failed says nothing of why.
+_CONSEQUENCES = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 # A transaction holds back every read_committed reader of the temporary topic, so it is short.
 TRANSACTION_SECONDS = 0.5
 TRANSACTION_MESSAGES = 50_000
 READ_AT_ONCE = 5_000
 _INIT_SECONDS = 60.0
 _CALL_SECONDS = 30.0
-
-_CONSUMER: Mapping[str, Any] = {
-    "enable.partition.eof": True,
-    "fetch.wait.max.ms": 50,
-    "max.partition.fetch.bytes": 8 * 1024 * 1024,
-    "queued.max.messages.kbytes": 65_536,
-}
-_PRODUCER: Mapping[str, Any] = {
-    "linger.ms": 10,
-    "queue.buffering.max.messages": 200_000,
-    "queue.buffering.max.kbytes": 262_144,
-    # The broker's limit on the temporary topic decides, not the client's.
-    "message.max.bytes": 100_000_000,
-}
 
 
 class RecordEngine:
@@ -75,6 +76,7 @@ class _Transaction:
     count: int = 0
     bytes: int = 0
     counts: dict[int, int] = field(default_factory=dict)
+    largest: tuple[int, int] = (0, 0)  # bytes and source offset of a message
 
 
 class _Relay:
@@ -94,6 +96,7 @@ class _Relay:
         self._next = part.start
         self._epoch: int | None = None
         self._router: Router | None = None
+        self._opened = _Transaction(0.0)
 
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
@@ -108,7 +111,7 @@ class _Relay:
                 batch = self._read(consumer)  # 4. read before a transaction is opened
                 if batch.messages or batch.reached > self._next:
                     self._copy(producer, consumer, batch)  # 5. to 8.
-        except BacklogError:
+        except Exception:
             self._abort(producer)
             raise
         finally:
@@ -118,19 +121,22 @@ class _Relay:
     def _copy(self, producer: Producer, consumer: Consumer, batch: _Batch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
-        opened = _Transaction(time.monotonic())
+        opened = self._opened = _Transaction(time.monotonic())
         while True:
             self._produce(producer, batch, opened)  # 6. bytes, headers and timestamp untouched
             if self._is_full(opened) or batch.at_end or self._is_done():
                 break
             batch = self._read(consumer)
+        # All written first: while an offset is pending, a reader of uncommitted data that joins the
+        # group would begin before it, and handle these messages too.
+        self._flush(producer)
         reach("p4.6.produce.after")
         after = self._count(opened)
         self._send_offsets(producer, after)  # 7. into the original group, by the guard's metadata
         reach("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(_CALL_SECONDS), "commit")  # 8.
         reach("p4.6.commit.after")
-        producer.poll(0)
+        self._call(lambda: producer.poll(0), "commit")
         self._counters = after
         self._notify(self._position())
 
@@ -138,7 +144,7 @@ class _Relay:
         task = self._task
         return make_producer(
             task.properties,
-            _PRODUCER,
+            make_writer_settings(task.side_by_side),
             **{
                 "transactional.id": task.transactional_id(self._part.partition),
                 "transaction.timeout.ms": task.transaction_timeout_ms,
@@ -156,7 +162,8 @@ class _Relay:
         )
 
     def _open_reader(self, admin: Admin) -> Consumer:
-        consumer = make_consumer(self._task.properties, _CONSUMER)
+        settings = make_reader_settings(self._task.side_by_side)
+        consumer = make_consumer(self._task.properties, settings)
         start = TopicPartition(self._task.source, self._part.partition, self._next)
         assign_partitions(consumer, [start])
         return consumer
@@ -208,36 +215,59 @@ class _Relay:
         keys = [message.key() for message in messages]
         places = self._router.place(keys)
         last = {place: at for at, place in enumerate(places)}
-        ends = set(last.values())
-        produce, note, size = producer.produce, self._note_offset, 0
+        # Only each partition's last message reports back: a call for every one would cost too much.
+        report = dict.fromkeys(last.values(), self._note_offset).get
+        produce, size, largest = producer.produce, 0, opened.largest[0]
         for at, (message, key, place) in enumerate(zip(messages, keys, places, strict=True)):
             value = message.value()
-            size += len(key or b"") + len(value or b"")
-            settings: dict[str, Any] = {"timestamp": message.timestamp()[1]}
+            length = len(key or b"") + len(value or b"")
+            size += length
             if headers := message.headers():
-                settings["headers"] = headers
-            if at in ends:
-                settings["on_delivery"] = note
+                pairs = cast("list[tuple[str, bytes | None]]", headers)
+                length += sum(len(name) + len(data or b"") for name, data in pairs)
+            if length > largest:
+                largest, opened.largest = length, (length, message.offset() or 0)
             while True:
                 try:
-                    produce(target, value, key, place, **settings)
+                    # By position, which is faster: the fifth hides the sixth, its other name.
+                    sent_at = message.timestamp()[1]
+                    produce(target, value, key, place, report(at), None, sent_at, headers or None)
                     break
                 except BufferError:
-                    producer.poll(0.05)
+                    self._call(lambda: producer.poll(0.05), "write")
                 except KafkaException as error:
-                    raise self._explain(error, "write") from error
+                    self._raise_write(producer, error)
             if at == len(messages) // 2:
                 reach("p4.6.produce.middle")
-        producer.poll(0)
+        self._call(lambda: producer.poll(0), "write")
         opened.count += len(messages)
         opened.bytes += size
-        for place in places:
-            opened.counts[place] = opened.counts.get(place, 0) + 1
+        for place, count in Counter(places).items():
+            opened.counts[place] = opened.counts.get(place, 0) + count
+
+    def _raise_write(self, producer: Producer, error: KafkaException) -> None:
+        """Raises why a message could not be written."""
+        inner = unwrap(error)
+        if inner is not None and inner.code() in (KafkaError._STATE, KafkaError._FATAL):
+            # The transaction has failed before; why, only a call on the transaction tells. This one
+            # changes nothing: either it fails, or what it sends is aborted.
+            self._send_offsets(producer, self._counters)
+        raise self._explain(error, "write") from error
+
+    def _flush(self, producer: Producer) -> None:
+        if self._call(lambda: producer.flush(_CALL_SECONDS), "write"):
+            raise KafkaFailure(
+                f"the messages were not written within {_CALL_SECONDS:g} s",
+                subject=self._subject,
+                hint="are the brokers there?",
+                retryable=True,
+            )
 
     def _note_offset(self, error: KafkaError | None, message: Message) -> None:
         # Nothing may be raised in a callback; a failed delivery fails the commit.
         if error is not None:
-            self._failed = self._failed or error
+            if error.code() not in _CONSEQUENCES:
+                self._failed = self._failed or error
             return
         place, offset = message.partition(), message.offset()
         if place is not None and offset is not None:
@@ -295,31 +325,51 @@ class _Relay:
             dict(self._last_offsets),
         )
 
-    def _call(self, call: Callable[[], object], doing: str) -> None:
+    def _call(self, call: Callable[[], object], doing: str) -> object:
         try:
-            call()
+            return call()
         except KafkaException as error:
             raise self._explain(error, doing) from error
+        except SystemError as error:
+            # A fatal error, and then the report of a delivery, within one call of the client.
+            if isinstance(error.__cause__, KafkaException):
+                raise self._explain(error.__cause__, doing) from error
+            raise
 
     def _explain(self, error: KafkaException, doing: str) -> BacklogError:
         """What a failed call means to whoever decides on another try."""
         inner = unwrap(error)
-        if inner is not None and inner.code() in GROUP_ACTIVE_CODES and not is_fenced(error):
+        if is_fenced(error):
+            return translate(error, self._subject, doing)
+        if inner is not None and inner.code() in GROUP_ACTIVE_CODES:
             return GuardLost(
                 f"could not {doing}: the group has changed ({inner.name()})", subject=self._subject
             )
         if self._failed is not None:
-            return translate(self._failed, self._subject, "write a message")
-        told = translate(error, self._subject, doing)
-        if is_abortable(error) and not is_fenced(error) and isinstance(told, KafkaFailure):
+            doing, inner = "write a message", self._failed
+        if inner is not None and inner.code() in _TOO_LARGE:
+            return self._explain_size(inner)
+        told = translate(inner or error, self._subject, doing)
+        lasting = inner is not None and inner.code() in _LASTING
+        if is_abortable(error) and not lasting and isinstance(told, KafkaFailure):
             # The broker ended this transaction; the messages are sent again in another one.
             told.retryable = True
         return told
 
+    def _explain_size(self, error: KafkaError) -> BacklogError:
+        size, offset = self._opened.largest
+        return KafkaFailure(
+            f"could not write a message ({error.name()}): the largest of the transaction, "
+            f"offset {offset} of the source, has {size} bytes with its key and headers",
+            subject=self._subject,
+            hint=f"raise max.message.bytes of {self._task.target}, then run the recovery again",
+        )
+
     def _abort(self, producer: Producer) -> None:
         """Ends an open transaction at once; where that fails, the next `init` ends it."""
         try:
-            producer.purge()
+            # It drops what is queued, and waits for what is on its way: a write that came behind
+            # its own abort would hang in the topic for ever.
             producer.abort_transaction(5.0)
         except KafkaException:
             return

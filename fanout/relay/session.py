@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backlog.clock import Deadline
-from backlog.errors import BacklogError
+from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
 from fanout.relay.guard import Guard
 from fanout.relay.interface import (
     GuardLost,
@@ -17,7 +17,11 @@ from fanout.relay.interface import (
     RelayTask,
     SourceRange,
 )
+from fanout.relay.patience import Patience
 from fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
+
+# A relay that is fenced twice within this time has somebody against it.
+FENCED_AGAIN_SECONDS = 60.0
 
 MakeRanges = Callable[[], Sequence[SourceRange]]
 
@@ -64,7 +68,10 @@ class RelaySession:
         self._make_ranges: MakeRanges = tuple
         self._known: dict[int, Position] = {}
         self._at_restart: dict[int, Position] = {}
-        self._patience = Deadline(PATIENCE_SECONDS)
+        self._patience = Patience(PATIENCE_SECONDS)
+        self._since_fenced = Deadline(0.0)
+        self._relaying = False
+        self._broken: BacklogError | None = None
         self.restarts = 0
 
     def make_ready(self, partitions: int) -> None:
@@ -90,7 +97,9 @@ class RelaySession:
     def start(self, ranges: MakeRanges) -> None:
         """Starts the relays, with the guard in place; `ranges` is asked again at each restart."""
         self._make_ranges = ranges
-        self._patience = Deadline(PATIENCE_SECONDS)
+        self.abandon()  # where a caller starts them a second time
+        self._patience.note_progress()
+        self._relaying = True
         self._launch()
 
     def check(self) -> None:
@@ -102,11 +111,13 @@ class RelaySession:
             BacklogError: it failed, and would again.
         """
         try:
+            if self._broken is not None:
+                raise self._broken
             if self._guard is not None:
                 self._guard.check()
             if self._pool is not None:
                 self._pool.check()
-        except (GuardLost, PositionExpired) as error:
+        except (GuardLost, PositionExpired, ProducerFenced) as error:
             self._restart(error)
         except BacklogError:
             self.abandon()
@@ -136,7 +147,7 @@ class RelaySession:
     @property
     def is_done(self) -> bool:
         """Whether every partition came to its range's end."""
-        return self._pool is None or self._pool.is_done
+        return not self._relaying or (self._pool is not None and self._pool.is_done)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -145,6 +156,7 @@ class RelaySession:
 
     def stop_relays(self) -> None:
         """Ends the relays between two transactions; the guard stays."""
+        self._relaying, self._broken = False, None
         pool = self._pool
         if pool is not None:
             pool.stop()
@@ -187,18 +199,38 @@ class RelaySession:
         self._pool = pool
 
     def _restart(self, error: BacklogError) -> None:
-        """The guard was lost and nobody else is there, or retention was faster."""
-        relaying = self._pool is not None
+        """The guard was lost and nobody else is there, retention was faster, or a relay was fenced.
+
+        Where the brokers are away the next `check` tries again.
+        """
         self.abandon()
         if self.positions != self._at_restart:
-            self._at_restart, self._patience = self.positions, Deadline(PATIENCE_SECONDS)
-        if self._patience.expired:
+            self._at_restart = self.positions
+            self._patience.note_progress()
+        if self._patience.is_over():
             raise error
         self.restarts += 1
+        self._broken = error
+        try:
+            self._mend(error)
+            if self._relaying:
+                self._launch()
+        except KafkaFailure as failure:
+            if not failure.retryable:
+                raise
+        else:
+            self._broken = None
+
+    def _mend(self, error: BacklogError) -> None:
         if isinstance(error, PositionExpired):
             self._hooks.on_expired()
+        elif isinstance(error, ProducerFenced):
+            # The coordinator ended a transaction that stood still for too long (a pause of the
+            # machine). Or another runner relays: then he has the lease, or fences us again.
+            self._hooks.before_start()
+            if not self._since_fenced.expired:
+                raise error
+            self._since_fenced = Deadline(FENCED_AGAIN_SECONDS)
         else:
             self.leave()
             self.join()
-        if relaying:
-            self._launch()

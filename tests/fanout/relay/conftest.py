@@ -1,0 +1,42 @@
+"""Fixtures of the relay's tests: each engine, and a ground to relay on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from backlog.embedded import EmbeddedKafka
+from fanout.relay.interface import RelayEngine
+from fanout.relay.worker import ENGINES
+from tests.conftest import MakeTopic
+from tests.fanout.relay.doing import Ground
+from tests.kafka_tools import properties_of, set_offsets_raw
+
+MakeGround = Callable[..., Ground]
+KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}
+
+
+@pytest.fixture(params=sorted(ENGINES))
+def engine(request: pytest.FixtureRequest) -> RelayEngine:
+    """Every engine has to pass."""
+    return ENGINES[request.param]()
+
+
+@pytest.fixture
+def ground(kafka: EmbeddedKafka, topic: MakeTopic, group: str) -> MakeGround:
+    """`ground(partitions=2, target_partitions=10, config={...}, target_config={...})`."""
+
+    def make(
+        partitions: int = 2,
+        target_partitions: int = 10,
+        config: Mapping[str, str] | None = None,
+        target_config: Mapping[str, str] | None = None,
+    ) -> Ground:
+        properties = properties_of(kafka.bootstrap)
+        source = topic(partitions, {**KEPT, **(config or {})}, "source")
+        target = topic(target_partitions, {**KEPT, **(target_config or {})}, "target")
+        set_offsets_raw(properties, group, source, dict.fromkeys(range(partitions), 0))
+        return Ground(properties, source, target, group, partitions, target_partitions)
+
+    return make

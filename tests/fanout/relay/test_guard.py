@@ -1,0 +1,311 @@
+"""The guard: nobody else commits while the backlog is relayed, and the relays notice who came."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Message
+
+from backlog.clock import Deadline
+from backlog.errors import KafkaFailure, ProducerFenced
+from fanout.relay.guard import CLIENT_ID, Guard, find_others
+from fanout.relay.interface import (
+    ConsumerCameBack,
+    GuardLost,
+    Position,
+    RelayEngine,
+    SourceRange,
+)
+from fanout.relay.pool import RelayPool
+from fanout.relay.session import Hooks, RelaySession
+from tests.fanout.relay.conftest import MakeGround
+from tests.fanout.relay.doing import (
+    Ground,
+    await_commits,
+    check_copied,
+    drain_as_member,
+    fill,
+    filling,
+    member_of,
+    pin_nothing,
+    read_committed,
+    read_on,
+    relay,
+    start_relays,
+)
+from tests.fanout.relay.test_fencing import pool_of, run_on
+from tests.kafka_tools import wait_until
+
+NOTHING = Hooks(lambda: None, lambda: None, lambda: None)
+PROTOCOLS = {
+    "classic": {"session_timeout_ms": "6000"},
+    "consumer": {"group_protocol": "consumer"},
+}
+
+
+def session_of(
+    ground: Ground, log: Path, hooks: Hooks = NOTHING, **changes: object
+) -> RelaySession:
+    """A session on the ground."""
+    return RelaySession(
+        ground.guard,
+        lambda metadata: ground.task(metadata, **changes),
+        log / "relay.log",
+        hooks,
+        processes=2,
+    )
+
+
+def test_it_joins_an_empty_group_at_once_and_leaves_it_at_once(ground: MakeGround) -> None:
+    here = ground(partitions=3)
+    guard = here.guard()
+    began = time.monotonic()
+    assert guard.join(lambda: None)
+    assert time.monotonic() - began < 2
+    guard.check()
+    assert find_others(here.properties, here.group, Deadline(10)) == ()
+    began = time.monotonic()
+    guard.leave()
+    guard.leave()
+    with member_of(here) as consumer:
+        wait_until(lambda: consumer.poll(0.05) is not None or consumer.assignment(), 3.0)
+    assert time.monotonic() - began < 3
+
+
+def test_it_names_who_is_in_the_group_and_takes_nothing_from_them(ground: MakeGround) -> None:
+    here = ground(partitions=2)
+    fill(here.properties, here.source, {0: 5, 1: 5})
+    with member_of(here, client_id="orders-7") as consumer:
+        wait_until(lambda: consumer.poll(0.05) is not None or consumer.assignment())
+        guard = here.guard()
+        stopping = threading.Event()
+
+        def go_on() -> None:
+            while not stopping.is_set():
+                consumer.poll(0.05)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            with pytest.raises(ConsumerCameBack, match="orders-7"):
+                guard.join(lambda: None)
+        finally:
+            guard.leave()
+            stopping.set()
+            thread.join()
+
+
+def test_join_is_given_up_when_the_caller_has_to_stop(ground: MakeGround) -> None:
+    here = ground(partitions=1)
+    guard = Guard(here.properties, here.group, "no-such-topic", 1, "r-1")
+
+    def look() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        guard.join(look)
+    guard.leave()
+    guard = Guard(here.properties, here.group, here.source, 2, "r-1")  # has one partition only
+    with pytest.raises(GuardLost, match="not every partition"):
+        guard.join(lambda: None, 0.5)
+    guard.leave()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_fault_65_a_consumer_that_comes_back_stops_the_relay(
+    ground: MakeGround, tmp_path: Path, protocol: str
+) -> None:
+    here = ground(partitions=2)
+    fill(here.properties, here.source, {0: 3000, 1: 3000})
+    session = session_of(here, tmp_path, transaction_timeout_ms=2_000)
+    seen: list[dict[int, int]] = []
+    read: list[Message] = []
+    try:
+        session.join()
+        session.start(lambda: [SourceRange(0, 0), SourceRange(1, 0)])
+        with filling(here.properties, here.source, 2):
+            wait_until(lambda: len(session.positions) == 2)
+            seen.append(here.commits())
+            with member_of(here, client_id="orders-7", **PROTOCOLS[protocol]) as consumer:
+                with pytest.raises(ConsumerCameBack, match="orders-7"):
+                    watch(session, consumer, read)
+                assert session.pids == ()
+                session.leave()
+                seen.append(here.commits())
+                time.sleep(0.3)  # nothing is committed against it any more
+                seen.append(here.commits())
+                assert seen[-1] == seen[-2]
+                read += read_on(consumer, 1)
+                at_end = here.ends()
+                left = sum(at_end.values()) - sum(seen[-1].values()) - len(read)
+                read += read_on(consumer, max(1, left))
+        seen.append(here.commits())
+    finally:
+        session.close()
+    assert all(a[p] <= b[p] for a, b in pairwise(seen) for p in (0, 1))
+    # What neither relayed nor handled was produced after the consumer read.
+    commits = seen[-1]
+    late = [
+        message
+        for message in read_committed(here.properties, here.source, 2)
+        if (message.offset() or 0) >= commits[message.partition() or 0]
+    ]
+    assert check_copied(here, also=[*read, *late]) == []
+
+
+def watch(session: RelaySession, consumer: Consumer, read: list[Message]) -> None:
+    """Looks at the session as the runner does, while the consumer polls."""
+    end = time.monotonic() + 15
+    while time.monotonic() < end:
+        session.check()
+        message = consumer.poll(0.02)
+        if message is not None and message.error() is None:
+            read.append(message)
+
+
+def overtake(ground: Ground, into: list[Message]) -> None:
+    """A consumer that comes back, reads everything, and is gone again."""
+    into += drain_as_member(ground, sum(ground.ends().values()) - sum(ground.commits().values()))
+
+
+def relay_past_a_visitor(
+    ground: Ground, engine: RelayEngine, metadata: bytes, read: list[Message], end: int = 400
+) -> list[dict[int, int]]:
+    """After the relay's first commit a consumer drains the group; then the relay goes on."""
+    commits: list[dict[int, int]] = []
+
+    def visit(position: Position) -> None:
+        if not read:
+            fill(ground.properties, ground.source, {0: 200}, first=200)
+            overtake(ground, read)
+            commits.append(ground.commits())
+
+    running = start_relays(engine, ground.task(metadata), [SourceRange(0, 0, end)], visit)
+    try:
+        running.end()
+    finally:
+        commits.append(ground.commits())
+    return commits
+
+
+def test_fault_65_a_relay_that_goes_on_after_a_visitor_commits_nothing(
+    ground: MakeGround, engine: RelayEngine
+) -> None:
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    read: list[Message] = []
+    guard = here.guard()
+    try:
+        with pytest.raises(GuardLost):
+            relay_past_a_visitor(here, engine, guard.join(lambda: None), read)
+        with pytest.raises(GuardLost):  # nobody is there any more
+            guard.check()
+    finally:
+        guard.leave()
+    assert here.commits() == {0: 400}
+    assert check_copied(here, also=read) == []
+
+
+def test_without_the_guards_membership_the_oracle_sees_messages_doubled(
+    ground: MakeGround, engine: RelayEngine
+) -> None:
+    # What the test above is worth: generation −1 is no fence.
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    read: list[Message] = []
+    commits = relay_past_a_visitor(here, engine, pin_nothing(here), read)
+    assert commits[0] == commits[1] == {0: 400}
+    assert len([t for t in check_copied(here, also=read) if t.startswith("too many")]) == 3
+
+
+def test_without_the_guards_membership_offsets_go_backwards(
+    ground: MakeGround, engine: RelayEngine
+) -> None:
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    commits = relay_past_a_visitor(here, engine, pin_nothing(here), [], end=300)
+    assert commits == [{0: 400}, {0: 300}]
+
+
+def stop_one(pool: RelayPool) -> int:
+    """SIGSTOP of the relay's process, in the middle of its work."""
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def await_failure(pool: RelayPool, seconds: float = 20.0) -> KafkaFailure:
+    """The error that the pool is told."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            pool.check()
+        except KafkaFailure as error:
+            return error
+        time.sleep(0.02)
+    raise AssertionError("the relay did not fail")
+
+
+@pytest.mark.parametrize("who", ["a consumer", "another relay"])
+def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
+    ground: MakeGround, tmp_path: Path, who: str
+) -> None:
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 60_000})
+    read: list[Message] = []
+    guard = here.guard()
+    try:
+        task = here.task(guard.join(lambda: None), transaction_timeout_ms=2_000)
+        with pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
+            pool.start()
+            wait_until(lambda: pool.positions)
+            sleeper = stop_one(pool)
+            try:
+                if who == "a consumer":
+                    fill(here.properties, here.source, {0: 2_000}, first=60_000)
+                    overtake(here, read)
+                else:
+                    with pool_of(task, here.ranges(), tmp_path) as other:
+                        other.start()
+                        run_on(other)
+                commits = here.commits()
+                copied = len(here.read_target())
+            finally:
+                os.kill(sleeper, signal.SIGCONT)
+            fill(here.properties, here.source, {0: 500}, first=70_000)
+            error = await_failure(pool)
+            assert isinstance(error, GuardLost | ProducerFenced), error
+            pool.kill()
+        assert here.commits() == commits
+        assert len(here.read_target()) == copied
+    finally:
+        guard.leave()
+    with here.guarded() as task:
+        relay(make_engine(), task, here.ranges())
+    assert check_copied(here, also=read) == []
+
+
+def make_engine() -> RelayEngine:
+    """The default one."""
+    from fanout.relay.pool import DEFAULT_ENGINE
+    from fanout.relay.worker import ENGINES
+
+    return ENGINES[DEFAULT_ENGINE]()
+
+
+def test_a_guard_is_not_taken_for_a_consumer(ground: MakeGround) -> None:
+    here = ground(partitions=1)
+    with here.guarded():
+        assert find_others(here.properties, here.group, Deadline(10)) == ()
+        with member_of(here, client_id="x", session_timeout_ms="6000") as consumer:
+            consumer.poll(0.5)
+            (other,) = find_others(here.properties, here.group, Deadline(10))
+            assert other.client_id == "x"
+            assert not other.client_id.startswith(CLIENT_ID)
+    await_commits(here, {0: 0})

@@ -1,0 +1,186 @@
+"""Guard and relays together go on by themselves through what passes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backlog.embedded import EmbeddedKafka
+from backlog.errors import LeaseHeld, ProducerFenced
+from backlog.kafka.admin import create_topic
+from fanout.relay.fencing import fence_relays
+from fanout.relay.interface import SourceRange
+from fanout.relay.session import Hooks, RelaySession
+from tests.fanout.relay.conftest import KEPT, MakeGround
+from tests.fanout.relay.doing import (
+    Ground,
+    await_commits,
+    check_copied,
+    fill,
+    filling,
+    keep_calling,
+    member_of,
+)
+from tests.fanout.relay.test_guard import NOTHING, session_of
+from tests.kafka_tools import move_log_start, properties_of, set_offsets_raw, wait_until
+
+
+def go_on(session: RelaySession, ground: Ground, seconds: float = 60.0) -> None:
+    """Checks the session until everything is relayed."""
+    end = time.monotonic() + seconds
+    while ground.commits() != ground.ends():
+        assert time.monotonic() < end, (ground.commits(), ground.ends())
+        session.check()
+        time.sleep(0.05)
+
+
+def check_until(session: RelaySession, condition: Callable[[], bool]) -> None:
+    """Checks the session until the condition holds."""
+
+    def holds() -> bool:
+        session.check()
+        return condition()
+
+    wait_until(holds)
+
+
+def start(session: RelaySession, ground: Ground) -> None:
+    """Guard and relays, without an end."""
+    session.join()
+    session.start(lambda: [SourceRange(p, 0) for p in range(ground.partitions)])
+    wait_until(lambda: len(session.positions) == ground.partitions)
+
+
+def test_a_guard_that_a_visitor_pushed_out_joins_again(ground: MakeGround, tmp_path: Path) -> None:
+    here = ground(partitions=2)
+    fill(here.properties, here.source, {0: 300, 1: 300})
+    session = session_of(here, tmp_path)
+    try:
+        start(session, here)
+        with member_of(here, session_timeout_ms="6000") as visitor:
+            wait_until(lambda: visitor.poll(0.05) is not None or visitor.assignment())
+        fill(here.properties, here.source, {0: 300, 1: 300}, first=300)
+        go_on(session, here)
+        assert session.restarts == 1
+        session.stop_relays()
+        assert sum(at.relayed for at in session.positions.values()) == 1200
+        session.check()
+    finally:
+        session.close()
+    assert check_copied(here) == []
+
+
+def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
+    ground: MakeGround, tmp_path: Path
+) -> None:
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 30_000})
+    session = session_of(here, tmp_path, transaction_timeout_ms=1_500)
+    try:
+        start(session, here)
+        wait_until(here.has_open_transactions)
+        (pid,) = session.pids
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: not here.has_open_transactions())  # ended, or it was committed
+        os.kill(pid, signal.SIGCONT)
+        fill(here.properties, here.source, {0: 100}, first=50_000)
+        go_on(session, here)
+    finally:
+        session.close()
+    assert check_copied(here) == []
+
+
+def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
+    ground: MakeGround, tmp_path: Path
+) -> None:
+    here = ground(partitions=1)
+    session = session_of(here, tmp_path)
+    fill(here.properties, here.source, {0: 10})
+    try:
+        start(session, here)
+        with filling(here.properties, here.source, 1):
+            fence_relays(here.properties, "backlog", here.source, [0])
+            check_until(session, lambda: session.restarts == 1)
+            at = session.positions[0].committed
+            check_until(session, lambda: session.positions[0].committed > at)
+            fence_relays(here.properties, "backlog", here.source, [0])
+            with pytest.raises(ProducerFenced):
+                keep_calling(session.check)
+            assert session.pids == ()
+    finally:
+        session.close()
+
+
+def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
+    ground: MakeGround, tmp_path: Path
+) -> None:
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 10})
+    lost: list[bool] = []
+
+    def confirm() -> None:
+        if lost:
+            raise LeaseHeld("another runner has it")
+
+    session = session_of(here, tmp_path, Hooks(lambda: None, confirm, lambda: None))
+    try:
+        start(session, here)
+        with filling(here.properties, here.source, 1):
+            lost.append(True)
+            fence_relays(here.properties, "backlog", here.source, [0])
+            with pytest.raises(LeaseHeld):
+                keep_calling(session.check)
+    finally:
+        session.close()
+
+
+def test_what_retention_took_is_on_record_before_the_relay_goes_on(
+    ground: MakeGround, tmp_path: Path
+) -> None:
+    here = ground(partitions=1)
+    fill(here.properties, here.source, {0: 50})
+    move_log_start(here.properties, here.source, {0: 20})
+    expired: list[dict[int, int]] = []
+    hooks = Hooks(lambda: None, lambda: None, lambda: expired.append(here.commits()))
+    session = session_of(here, tmp_path, hooks)
+    try:
+        session.join()
+        session.start(lambda: [SourceRange(0, 20 if expired else 0)])
+        go_on(session, here)
+    finally:
+        session.close()
+    assert expired == [{0: 0}]
+    assert check_copied(here) == []
+
+
+def test_fault_11_the_broker_dies_and_comes_back_in_mid_relay(tmp_path: Path) -> None:
+    with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
+        properties = properties_of(kafka.bootstrap)
+        for name, partitions in (("source", 2), ("target", 6)):
+            create_topic(properties, name, partitions=partitions, config=KEPT)
+        here = Ground(properties, "source", "target", "group", 2, 6)
+        set_offsets_raw(properties, "group", "source", {0: 0, 1: 0})
+        fill(properties, "source", {0: 20_000, 1: 20_000}, size=100)
+        session = session_of(here, tmp_path, NOTHING)
+        try:
+            start(session, here)
+            kafka.kill()
+            down = time.monotonic() + 1.0
+            while time.monotonic() < down:
+                session.check()
+                time.sleep(0.05)
+            kafka.restart()
+            fill(properties, "source", {0: 500, 1: 500}, first=30_000)
+            go_on(session, here)
+            session.stop_relays()
+            await_commits(here, here.ends())
+            relayed = {p: at.relayed for p, at in session.positions.items()}
+            assert relayed == {0: 20_500, 1: 20_500}
+        finally:
+            session.close()
+        assert check_copied(here) == []

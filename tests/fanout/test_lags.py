@@ -1,0 +1,47 @@
+"""What is left in both topics."""
+
+from __future__ import annotations
+
+from backlog.embedded import EmbeddedKafka
+from backlog.kafka.clients import make_admin
+from fanout.lags import Lags, read_lags
+from tests.conftest import MakeTopic
+from tests.fanout.relay.doing import fill, open_transaction
+from tests.kafka_tools import properties_of, set_offsets_raw
+
+
+def test_totals() -> None:
+    assert Lags({0: 1, 1: 2}, {}).source_total == 3
+    assert Lags({}, {0: 4}).temporary_total == 4
+
+
+def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+) -> None:
+    properties = properties_of(kafka.bootstrap)
+    admin = make_admin(properties)
+    source, temporary = topic(2), topic(3)
+    recovery = f"{group}.recovery"
+
+    def read(last_offsets: dict[int, int] | None = None) -> Lags:
+        return read_lags(
+            admin,
+            source=source,
+            group=group,
+            partitions=2,
+            temporary=temporary,
+            recovery_group=recovery,
+            temporary_partitions=3,
+            last_offsets=last_offsets,
+        )
+
+    assert read() == Lags({0: 0, 1: 0}, {0: 0, 1: 0, 2: 0})  # fault 27
+    fill(properties, source, {0: 10, 1: 5})
+    stranger = open_transaction(properties, f"stranger-{source}", source, 0)
+    set_offsets_raw(properties, group, source, {0: 4})
+    fill(properties, temporary, {0: 6, 1: 1}, transaction=temporary)
+    set_offsets_raw(properties, recovery, temporary, {0: 2, 1: 2, 2: 7})
+    assert read() == Lags({0: 6, 1: 5}, {0: 5, 1: 0, 2: 0})
+    # The marker behind the last message is no lag.
+    assert read({0: 5, 1: 0}).temporary == {0: 4, 1: 0, 2: 0}
+    stranger.abort_transaction(10)
