@@ -5,9 +5,12 @@ Lag is no test: each transaction leaves a control record, which keeps it above z
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable
@@ -15,7 +18,8 @@ from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, assign_partitions, find_addresses, make_consumer
 from backlog.kafka.errors import translate
 
-COUNT_SECONDS = 3600.0
+IDLE_SECONDS = 60.0
+_READ_AT_ONCE = 10_000
 _SETTINGS: Mapping[str, object] = {
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
@@ -45,74 +49,124 @@ def find_unread(
     ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed", deadline)
     starts = {number: commits[number] or 0 for number in ends}
     lagging = {number: at for number, at in starts.items() if at < ends[number]}
-    return dict(_read(properties, topic, lagging, ends, deadline, first_only=True))
+    found: dict[int, int] = {}
+    reading = _Reading(properties, topic, lagging, ends)
+    for batch in reading.batches(lambda: None, deadline.remaining()):
+        for number, offset in batch.first.items():
+            if number not in found:
+                found[number] = offset
+                reading.leave(number)
+    return dict(sorted(found.items()))
 
 
 def count_records(
     properties: Mapping[str, str],
     topic: str,
     ends: Mapping[int, int],
-    limit: Deadline | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[int, int]:
     """Committed data records of each partition from its beginning up to `ends`.
+
+    Args:
+        look: called between two batches; raises what stops the run.
 
     Raises:
         ClusterUnreachable, KafkaFailure: it was not read to the end.
     """
+    counts = dict.fromkeys(ends, 0)
     starts = {number: 0 for number, end in ends.items() if end > 0}
-    deadline = limit or Deadline(COUNT_SECONDS)
-    counted = _read(properties, topic, starts, ends, deadline, first_only=False)
-    return {**dict.fromkeys(ends, 0), **dict(counted)}
+    for batch in _Reading(properties, topic, starts, ends).batches(look, IDLE_SECONDS):
+        for number, count in batch.counts.items():
+            counts[number] += count
+    return counts
 
 
-def _read(
-    properties: Mapping[str, str],
-    topic: str,
-    starts: Mapping[int, int],
-    ends: Mapping[int, int],
-    limit: Deadline,
-    *,
-    first_only: bool,
-) -> list[tuple[int, int]]:
-    """(partition, its first data offset, or how many data records) up to the ends."""
-    if not starts:
-        return []
-    subject = f"topic {topic}"
-    firsts: dict[int, int] = {}
-    counts = dict.fromkeys(starts, 0)
-    open_ones = set(starts)
-    consumer = make_consumer(properties, _SETTINGS)
-    try:
-        assign_partitions(consumer, [TopicPartition(topic, p, at) for p, at in starts.items()])
-        while open_ones:
-            if limit.expired:
-                raise ClusterUnreachable(
-                    f"could not read it to the end within {limit.seconds:g} s",
-                    subject=subject,
-                    hint=f"check the brokers at {find_addresses(properties)}",
-                )
-            for message in consumer.consume(5_000, 0.2):
-                number, offset, error = message.partition(), message.offset(), message.error()
-                if error is not None and error.code() in (
-                    KafkaError._TRANSPORT,
-                    KafkaError._ALL_BROKERS_DOWN,
-                ):
-                    continue
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise translate(error, subject, "read it")
-                if number is None or offset is None or number not in open_ones:
-                    continue
-                if error is None and offset < ends[number]:
-                    counts[number] += 1
-                    firsts.setdefault(number, offset)
-                    if first_only:
-                        open_ones.discard(number)
-                        consumer.pause([TopicPartition(topic, number)])
-                if offset + (error is None) >= ends[number]:
-                    open_ones.discard(number)
-        chosen = firsts if first_only else counts
-        return sorted(chosen.items())
-    except KafkaException as error:
-        raise translate(error, subject, "read it") from error
-    finally:
-        consumer.close()
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Data records of one read, by partition: how many, and the first one's offset."""
+
+    counts: Mapping[int, int]
+    first: Mapping[int, int]
+
+
+class _Reading:
+    """A committed read of several partitions up to their ends."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        topic: str,
+        starts: Mapping[int, int],
+        ends: Mapping[int, int],
+    ) -> None:
+        self._properties = properties
+        self._topic = topic
+        self._starts = starts
+        self._ends = ends
+        self._open = set(starts)
+
+    def leave(self, partition: int) -> None:
+        """No more of this partition is wanted."""
+        self._open.discard(partition)
+
+    def batches(self, look: Callable[[], None], idle: float) -> Iterator[_Batch]:
+        """Until every partition is at its end, or left.
+
+        Args:
+            idle: seconds without a record after which it is given up.
+        """
+        if not self._open:
+            return
+        subject, limit = f"topic {self._topic}", Deadline(idle)
+        starts = [TopicPartition(self._topic, p, at) for p, at in self._starts.items()]
+        consumer = make_consumer(self._properties, _SETTINGS)
+        try:
+            assign_partitions(consumer, starts)
+            while self._open:
+                look()
+                if limit.expired:
+                    raise ClusterUnreachable(
+                        f"could not read it to the end: nothing came for {idle:g} s",
+                        subject=subject,
+                        hint=f"check the brokers at {find_addresses(self._properties)}",
+                    )
+                messages = consumer.consume(_READ_AT_ONCE, 0.2)
+                if messages:
+                    limit = Deadline(idle)
+                    before = set(self._open)
+                    yield self._sort(messages, subject)
+                    if left := before - self._open:
+                        consumer.pause([TopicPartition(self._topic, number) for number in left])
+        except KafkaException as error:
+            raise translate(error, subject, "read it") from error
+        finally:
+            consumer.close()
+
+    def _sort(self, messages: list[Message], subject: str) -> _Batch:
+        """Counts a batch; whole columns at a time, since there may be millions."""
+        data = [message for message in messages if message.error() is None]
+        places = cast(list[int], [message.partition() for message in data])
+        offsets = cast(list[int], [message.offset() for message in data])
+        # In the order they were read, so the last of a partition is its highest.
+        last = dict(zip(places, offsets, strict=True))
+        if any(at >= self._ends[place] for place, at in last.items()):
+            pairs = zip(places, offsets, strict=True)
+            inside = [(place, at) for place, at in pairs if at < self._ends[place]]
+            places, offsets = [place for place, _ in inside], [at for _, at in inside]
+        first = dict(zip(reversed(places), reversed(offsets), strict=True))
+        for place, at in last.items():
+            if at + 1 >= self._ends[place]:
+                self._open.discard(place)
+        for message in messages:
+            if len(data) < len(messages) and (error := message.error()) is not None:
+                self._note_error(message, error, subject)
+        return _Batch(Counter(places), first)
+
+    def _note_error(self, message: Message, error: KafkaError, subject: str) -> None:
+        if error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            return
+        if error.code() != KafkaError._PARTITION_EOF:
+            raise translate(error, subject, "read it")
+        place, at = message.partition(), message.offset()
+        if place in self._open and at is not None and at >= self._ends[place]:
+            self._open.discard(place)

@@ -20,9 +20,9 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
+from backlog.partitioners import PARTITIONERS
 from spark_backfill.columns import REASON, parse_time_text, spark_type
 from spark_backfill.failures import find_first_cause
-from backlog.partitioners import PARTITIONERS
 from spark_backfill.reflection import Kind, SourceColumn, SourceTable, check_columns
 
 ORIGINAL = "original"

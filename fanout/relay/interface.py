@@ -67,6 +67,7 @@ class RelayTask:
     partitioner: str = "murmur2"
     transactional_prefix: str = "backlog"
     transaction_timeout_ms: int = 15_000
+    side_by_side: int = 1  # source partitions that share this process, and its memory
 
     def transactional_id(self, partition: int) -> str:
         """The static transactional.id of a source partition's relay."""

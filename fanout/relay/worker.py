@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from backlog.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
@@ -77,7 +77,7 @@ class _Worker:
 
     def __init__(self, engine: RelayEngine, task: RelayTask, parts: list[SourceRange]) -> None:
         self._engine = engine
-        self._task = task
+        self._task = replace(task, side_by_side=len(parts))
         self._parts = parts
         self._stop = threading.Event()
         self._writing = threading.Lock()

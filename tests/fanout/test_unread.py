@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import Deadline
 from backlog.embedded import EmbeddedKafka
 from backlog.errors import ClusterUnreachable
 from backlog.kafka.admin import list_offsets
 from backlog.kafka.clients import Admin, make_admin
+from fanout import unread
+from fanout.decided import await_decided
 from fanout.unread import count_records, find_unread
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import fill, open_transaction, read_committed
@@ -66,6 +67,7 @@ def test_what_is_undecided_is_not_counted_and_not_waited_for(
     stranger = open_transaction(properties, f"stranger-{name}", name, 0)
     assert find_unread(admin, properties, name, group, 1) == {}
     stranger.commit_transaction(10)
+    await_decided(admin, name, 1, lambda: None)
     assert find_unread(admin, properties, name, group, 1) == {0: 5}
 
 
@@ -87,9 +89,10 @@ def test_records_are_counted_as_a_reader_sees_them(
 
 
 def test_fault_28_a_reading_that_comes_to_no_end_is_an_error(
-    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = topic(1)
+    monkeypatch.setattr(unread, "IDLE_SECONDS", 0.5)
     fill(properties, name, {0: 5})
     with pytest.raises(ClusterUnreachable, match="to the end"):
-        count_records(properties, name, {0: 50}, Deadline(0.5))
+        count_records(properties, name, {0: 50})

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from backlog.clock import format_time
 from backlog.config import Source, Stream
 from backlog.manifest import read_chunk, read_manifest
-from backlog.values import Cause, Certainty, Gap, GapState
 from backlog.partitioners import hash_murmur2
+from backlog.values import Cause, Certainty, Gap, GapState
 from spark_backfill.rebuild import plan_rebuild
 from spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from spark_backfill.staging import ChunkLimits

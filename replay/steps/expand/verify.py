@@ -62,7 +62,7 @@ def _compare(context: ExpandContext) -> dict[str, Any]:
     ends = list_offsets(
         context.admin, topic, range(context.temporary_partitions), "latest", "read_committed"
     )
-    written = count_records(context.properties, topic, ends)
+    written = count_records(context.properties, topic, ends, context.look)
     total = sum(relayed.values())
     events = context.workspace.ledger.events.list(context.recovery.id)
     if any(event.action in (COUNTERS_LOST, SOURCE_GONE) for event in events):
