@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
 from backlog.partitioners import PARTITIONERS
+from fanout.decided import await_decided
 from fanout.relay.guard import Guard
 from fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
 from tests.kafka_tools import wait_until
@@ -228,6 +229,8 @@ def fill(
     assert producer.flush(60) == 0
     if transaction:
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        # That is answered before the markers are in every partition.
+        await_decided(properties, topic, max(counts) + 1, lambda: None)
 
 
 @contextmanager
