@@ -13,6 +13,7 @@ from replay.expand_context import LAGS_SECONDS, ExpandContext
 from replay.expand_stall import Progress, count_wanted
 
 CUT_OVER_SECONDS = 2.0
+READ_EACH_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
 
@@ -46,8 +47,8 @@ class Drain:
             max_consumers=context.consumers.max_consumers,
         )
         reach("p4.7.consumers.started")
-        progress = Progress(context)
-        while not _is_nearly_drained(context):
+        progress, rest = Progress(context), _Rest(context)
+        while not rest.is_little():
             context.tick()
             progress.look()
             time.sleep(_POLL_SECONDS)
@@ -60,21 +61,38 @@ class Drain:
         close_relays(context)
 
 
-def _is_nearly_drained(context: ExpandContext) -> bool:
-    """Whether what is left in both topics is little.
+class _Rest:
+    """What is left in both topics.
 
     From the cut over on nobody reads the source until the temporary topic is read to its end, so
     that must not take long: what is left there is at most what the consumers read in 2 s.
     """
-    try:
-        lags = context.read_lags(LAGS_SECONDS)
-    except TopicMissing:
-        return False  # the next look at the topics says which
-    except KafkaFailure as error:
-        if not error.retryable:
-            raise
-        return False
-    plan = context.plan
-    threshold = int(plan["max_lag_at_cutover"])
-    at_once = plan["consumers"] * plan["rate_per_consumer"] * CUT_OVER_SECONDS
-    return lags.source_total <= threshold and lags.temporary_total <= max(threshold, at_once)
+
+    def __init__(self, context: ExpandContext) -> None:
+        plan = context.plan
+        self._context = context
+        self._threshold = int(plan["max_lag_at_cutover"])
+        at_once = plan["consumers"] * plan["rate_per_consumer"] * CUT_OVER_SECONDS
+        self._temporary = max(self._threshold, at_once)
+        self._read_at = time.monotonic() + READ_EACH_SECONDS
+
+    def is_little(self) -> bool:
+        """Whether it is time to cut over."""
+        try:
+            lags = self._context.read_lags(LAGS_SECONDS)
+        except TopicMissing:
+            return False  # the next look at the topics says which
+        except KafkaFailure as error:
+            if not error.retryable:
+                raise
+            return False
+        if lags.source_total > self._threshold:
+            return False
+        if lags.temporary_total <= self._temporary:
+            return True
+        # What an earlier relay left aborted at a partition's end stays in the lag: reading tells.
+        if time.monotonic() < self._read_at:
+            return False
+        unread = self._context.find_unread()
+        self._read_at = time.monotonic() + READ_EACH_SECONDS
+        return sum(lags.temporary[number] for number in unread) <= self._temporary

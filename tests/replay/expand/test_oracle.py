@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
+from backlog.errors import VerificationFailed
 from backlog.kafka.clients import make_consumer
 from fanout.launchers import Role
 from replay import expand_closing, expand_context
@@ -68,6 +70,7 @@ def test_a_consumer_that_comes_back_without_the_guard_is_seen(world: World) -> N
         intruder.wait(20)
 
     world.at("p4.7.consumers.started", come_back)
-    world.run(recovery)
+    with suppress(VerificationFailed):  # where the counters show it too
+        world.run(recovery)
     assert judge(world, recovery) != []
     assert "breaks of order" in find_disorder(world)[0]
