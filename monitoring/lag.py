@@ -127,7 +127,7 @@ def build_status(
     return {
         "stream": sample.stream,
         "group": sample.group,
-        "verdict": str(_judge(sample, measured, to_drain, to_loss)),
+        "verdict": str(_judge(sample, measured, rates, to_drain, to_loss)),
         "partitions": [entry.to_json() for entry in measured],
         "lag": _total(sample, [entry.lag for entry in measured]),
         "lost": _total(sample, [entry.lost for entry in measured]),
@@ -160,13 +160,18 @@ def measure_rates(samples: Sequence[Sample]) -> Rates:
         return Rates(None, None)
     earlier = {part.partition: part for part in first.partitions}
     pairs = [(earlier[p.partition], p) for p in last.partitions if p.partition in earlier]
+    # A group that began to commit within the window is measured from there on.
+    began = next((s for s in window if any(p.committed is not None for p in s.partitions)), first)
+    read_for = (last.taken_at - began.taken_at).total_seconds()
+    commits = {part.partition: part.committed for part in began.partitions}
     read = [
-        after.committed - before.committed
-        for before, after in pairs
-        if before.committed is not None and after.committed is not None
+        after.committed - at
+        for after in last.partitions
+        if after.committed is not None and (at := commits.get(after.partition)) is not None
     ]
+    consumed = max(0, sum(read)) / read_for if read and read_for > 0 else None
     written = sum(after.high - before.high for before, after in pairs)
-    return Rates(max(0, sum(read)) / seconds if read else None, max(0, written) / seconds)
+    return Rates(consumed, max(0, written) / seconds)
 
 
 def read_tails(
@@ -324,6 +329,7 @@ def _estimate_loss(
 def _judge(
     sample: Sample,
     measured: Sequence[PartitionLag],
+    rates: Rates,
     to_drain: float | None,
     to_loss: float | None,
 ) -> Verdict:
@@ -337,6 +343,8 @@ def _judge(
         return Verdict.UNKNOWN
     if not any(entry.lag for entry in measured):
         return Verdict.OK
-    if to_loss is not None and (to_drain is None or to_drain >= to_loss):
+    # How fast it reads must be known: without that nobody can say who comes first.
+    too_slow = rates.consumed is not None and (to_drain is None or to_drain >= (to_loss or 0.0))
+    if to_loss is not None and too_slow:
         return Verdict.LOSING
     return Verdict.LAGGING

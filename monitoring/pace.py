@@ -48,13 +48,18 @@ def measure_pace(samples: Sequence[Sample], running: bool) -> Pace:
 
 
 def _measure_consumed(window: Sequence[Sample]) -> tuple[float | None, float]:
-    if len(window) < 2:
-        return None, 0.0
-    seconds = (window[-1].taken_at - window[0].taken_at).total_seconds()
-    moved = _count_moved(window[0], window[-1])
-    if seconds <= 0 or moved is None:
-        return None, 0.0
-    return max(0, moved) / seconds, seconds
+    """Over the times in which there was something to read: a group that waits is not slow."""
+    seconds, moved = 0.0, 0
+    for before, after in pairwise(window):
+        count = _count_moved(before, after)
+        if count is not None and _is_behind(before):
+            seconds += (after.taken_at - before.taken_at).total_seconds()
+            moved += count
+    return (max(0, moved) / seconds, seconds) if seconds > 0 else (None, 0.0)
+
+
+def _is_behind(sample: Sample) -> bool:
+    return any(p.committed is not None and p.committed < p.high for p in sample.partitions)
 
 
 def _cut_idle(window: Sequence[Sample]) -> Sequence[Sample]:

@@ -6,6 +6,7 @@ from backlog.clock import format_time, utc_now
 from backlog.errors import BacklogError, Paused
 from backlog.values import Recovery
 from replay.context import RunContext
+from replay.kinds import EXPAND
 
 # Why a recovery is paused; only one that an operator paused waits for `resume`.
 WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"
@@ -55,7 +56,8 @@ def check_requests(context: RunContext, *, requests: bool = True) -> None:
             INTERRUPTED,
             "interrupted; it stopped between two transactions",
             subject=f"recovery {recovery.id}",
-            hint=f"`backlogctl run {recovery.id}` goes on where it stopped",
+            hint=f"`backlogctl run {recovery.id}` goes on where it stopped"
+            f"{_warn_stopped(recovery)}",
         )
 
 
@@ -80,5 +82,12 @@ def make_operator_pause(recovery: Recovery) -> PausedBecause:
         OPERATOR,
         "paused by an operator",
         subject=f"recovery {recovery.id}",
-        hint=f"`backlogctl resume {recovery.id}` goes on",
+        hint=f"`backlogctl resume {recovery.id}` goes on{_warn_stopped(recovery)}",
     )
+
+
+def _warn_stopped(recovery: Recovery) -> str:
+    """An expansion that rests reads nothing: its original consumers are stopped."""
+    if recovery.kind != EXPAND:
+        return ""
+    return "; until then the original consumers stay stopped, and nobody reads the topic"

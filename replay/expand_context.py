@@ -185,6 +185,15 @@ class ExpandContext(ExpandTopics):
             with suppress(KafkaFailure):  # a broker is away: the next one tells
                 self.sample()
 
+    def note_sample(self) -> None:
+        """A sample of the stream while the guard is in its group.
+
+        Else the relay's commits would look as if they were made while nobody was in the group.
+        """
+        if self.session.has_guard:
+            with suppress(BacklogError):
+                look_at_stream(self.workspace, self.stream)
+
     def sample(self) -> Lags:
         """Reads both lags, keeps the sample, shows it."""
         lags = self.read_lags(LAGS_SECONDS)

@@ -19,6 +19,7 @@ from fanout.peek import Peeked, peek_at
 from monitoring.lag import RATE_WINDOW, find_end, read_retention
 from monitoring.pace import Pace, measure_pace
 from monitoring.timeline import estimate_time
+from replay.kinds import EXPAND
 from replay.losses import read_history
 from replay.observation import list_group_topics, look_at_stream
 from replay.workspace import Workspace
@@ -94,7 +95,8 @@ def observe(
     others = [n for n in list_topic_groups(properties, stream.topic, limit) if n != stream.group]
     topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
     group = describe_group_state(properties, stream.group, limit)
-    history = read_history(workspace, stream)  # holds the new sample too
+    timeline = read_history(workspace, stream)  # holds the new sample too
+    history = _leave_out_expansions(workspace, stream, timeline)
     pace = measure_pace(history, group.is_active)
     rows = {row["partition"]: row for row in status["partitions"]}
     behind = [
@@ -110,7 +112,7 @@ def observe(
     tell("reading the oldest unread messages")
     starts = {part.unread.partition: part.unread.start for part in behind if part.lag}
     peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
-    dated = tuple(_date(part, peeked, history, sample.topic_id) for part in behind)
+    dated = tuple(_date(part, peeked, timeline, sample.topic_id) for part in behind)
     log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
     return Ground(
         topic=topic,
@@ -127,6 +129,19 @@ def observe(
         recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
         warnings=list(status["warnings"]),
     )
+
+
+def _leave_out_expansions(
+    workspace: Workspace, stream: Stream, history: tuple[Sample, ...]
+) -> tuple[Sample, ...]:
+    """The samples since the last expansion: what its relays committed nobody consumed."""
+    ends = [
+        step.last_started_at
+        for recovery in workspace.ledger.recoveries.list(stream.name)
+        if recovery.kind == EXPAND
+        for step in workspace.ledger.steps.list(recovery.id)
+    ]
+    return tuple(s for s in history if not ends or s.taken_at > max(ends))
 
 
 def find_rate(ground: Ground, stream: Stream, given: float | None) -> tuple[float, str]:

@@ -211,8 +211,8 @@ def _draw_left(down: Document, *, live: bool) -> RenderableType:
         _add(grid, "unread", curve)
     _add(grid, "topic", _tell_flow(down["source_lag"], "relayed", down, live=live))
     _add(grid, "temporary", _tell_flow(down["temporary_lag"], "handled", down, live=live))
-    if down["consumers"] is not None:
-        _add(grid, "running", format_plural(down["consumers"], "consumer"))
+    if live and down["consumers"] is not None:
+        _add(grid, "running", format_plural(down["consumers"], "recovery consumer"))
     if live:
         eta = down["eta_seconds"]
         if not down["left"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ def tell_stopped(facts: Facts) -> list[str]:
     told = [f"the consumers of group {stream.group}: {facts.launching[0]}"]
     if facts.members:
         told.append(
-            f"{format_plural(len(facts.members), 'member')} of it now: {', '.join(facts.members)}"
+            f"{format_plural(len(facts.members), 'member')} of it now: {_count(facts.members)}"
         )
     else:
         told.append("the group has no members now")
@@ -79,11 +80,18 @@ def tell_given_back(facts: Facts) -> list[str]:
         f"{stream.topic}, when topic {facts.temporary_topic} is read to its end"
     ]
     told += [
-        f"{name} of {stream.topic}: {tell_setting(name, change['from'])} again"
+        f"{name} of {stream.topic}: {tell_setting(name, change['from'])} again, unless somebody "
+        "else holds it"
         for name, change in facts.changes.items()
     ]
     told.append(f"topic {facts.temporary_topic} is deleted")
     return told
+
+
+def _count(names: Sequence[str]) -> str:
+    """`3 × rdkafka at 127.0.0.1`."""
+    found = Counter(names)
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in found.items())
 
 
 def tell_setting(name: str, value: str) -> str:

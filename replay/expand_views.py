@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from backlog.clock import format_time
+from backlog.config import Stream
 from backlog.values import Recovery, RecoveryState
+from replay.workspace import Workspace
 
 # Rates are those of the last seconds.
 RATE_SECONDS = 5.0
@@ -140,6 +142,25 @@ def describe_progress(
         "steps": [_describe_step(step, now if live else None) for step in steps],
         "burndown": _describe_burndown(samples) if samples else None,
     }
+
+
+def tell_expansions(workspace: Workspace, stream: Stream) -> list[str]:
+    """Where an expansion has stopped a stream's consumers: the lag alone would look well."""
+    ledger, told = workspace.ledger, []
+    states = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
+    for recovery in ledger.recoveries.list(stream.name, states):
+        steps = {step.step: step for step in ledger.steps.list(recovery.id)}
+        restored = steps.get("restore")
+        if "stop_consumers" not in steps or (restored is not None and restored.is_complete):
+            continue
+        last = ledger.burndown.latest(recovery.id)
+        left = "" if last is None else f", {last.temporary_lag:,} were unread in its topic"
+        reads = "" if recovery.state is RecoveryState.RUNNING else " and nobody reads"
+        told.append(
+            f"expansion {recovery.id} is {recovery.state}: the original consumers are stopped"
+            f"{reads}{left}; see `backlogctl show {recovery.id}`"
+        )
+    return told
 
 
 def is_at_end(recovery: Recovery) -> bool:

@@ -123,6 +123,8 @@ def list_next_commands(recovery: Recovery) -> list[str]:
             if _is_refused(recovery):
                 return []  # what stands against it is on the plan
             return [f"backlogctl approve {recovery.id} --by NAME"]
+        case RecoveryState.FAILED if recovery.detail.get("code") == "plan_stale":
+            return [f"backlogctl cancel {recovery.id}"]
         case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:
             return [f"backlogctl run {recovery.id}"]
         case RecoveryState.PAUSED:

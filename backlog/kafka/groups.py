@@ -252,6 +252,17 @@ def _is_spreading(new_topic: bool, error: KafkaFailure) -> bool:
     return new_topic and isinstance(error, TopicMissing)
 
 
+def forget_group(connection: Connection, group: str, deadline: Deadline | None = None) -> bool:
+    """Deletes a group without members and its offsets; False where it has some, or is gone."""
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    futures = admin.delete_consumer_groups([group], request_timeout=seconds_left(limit))
+    try:
+        futures[group].result(timeout=seconds_left(limit) + 1.0)
+    except (KafkaException, TimeoutError):
+        return False
+    return True
+
+
 def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
     def call() -> list[Any]:
         future = ask(admin, admin.list_consumer_groups, subject, doing, limit)

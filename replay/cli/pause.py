@@ -13,7 +13,7 @@ from replay.cli.shared import Session, verb
 def pause_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
-    """Stop a recovery between two waves; it waits for `resume`."""
+    """Stop a recovery where nothing is half done; it waits for `resume`."""
     from replay.cancellation import request_pause
     from replay.views import describe_recovery
 

@@ -66,7 +66,7 @@ def _tell_drained(document: Mapping[str, Any], run: Run) -> str:
     if run.was_done:
         return " (it was verified before; nothing was done now)"
     counts = document["counts"]
-    told = f": {format_plural(counts['relayed'], 'message')} drained"
+    told = f": {format_plural(counts['relayed'], 'message')} drained in all"
     if rate := counts["drained_per_second"]:
         told += f" at {format_count(round(rate))}/s"
-    return f"{told}, the layout is as it was, in {format_duration(run.seconds)}"
+    return f"{told}, the layout is as it was; this run took {format_duration(run.seconds)}"

@@ -65,12 +65,15 @@ def show_status(
 def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any]:
     """The document of `status`; a stream that cannot be seen has an `error`, the others show."""
     from backlog.errors import BacklogError
+    from replay.expand_views import tell_expansions
     from replay.observation import look_at_stream
 
     entries: list[dict[str, Any]] = []
     for stream in streams:
         try:
-            entries.append(look_at_stream(workspace, stream)[1])
+            entry = look_at_stream(workspace, stream)[1]
+            entry["warnings"] += tell_expansions(workspace, stream)
+            entries.append(entry)
         except BacklogError as error:
             if len(streams) == 1:
                 raise

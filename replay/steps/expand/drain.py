@@ -73,7 +73,7 @@ class _Rest:
         self._context = context
         self._threshold = int(plan["max_lag_at_cutover"])
         at_once = plan["consumers"] * plan["rate_per_consumer"] * CUT_OVER_SECONDS
-        self._temporary = max(self._threshold, at_once)
+        self._temporary = float(max(self._threshold, at_once))
         self._read_at = time.monotonic() + READ_EACH_SECONDS
 
     def is_little(self) -> bool:

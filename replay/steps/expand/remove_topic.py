@@ -5,7 +5,7 @@ from __future__ import annotations
 from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.errors import Refused
-from backlog.kafka.admin import TopicInfo, describe_topic
+from backlog.kafka.admin import TopicInfo, describe_topic, forget_group
 from backlog.kafka.errors import TopicMissing
 from fanout.temporary import delete_temporary_topic
 from replay.expand_context import ExpandContext
@@ -52,6 +52,8 @@ def remove_temporary_topic(context: ExpandContext) -> None:
         deny_topics=context.workspace.config.guards.deny_topics,
         is_drained=context.is_drained,
     )
+    # Its offsets went with the topic; one is left where its consumers read something else.
+    forget_group(context.admin, context.recovery_group)
 
 
 def _describe_source(context: ExpandContext) -> TopicInfo:

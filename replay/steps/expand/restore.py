@@ -21,6 +21,7 @@ class Restore:
         """P4.9. The order of these lines is what keeps keys from overtaking."""
         context.closing = True
         close_relays(context)  # 1. to 3. fenced, offsets stable, nothing unread
+        context.note_sample()
         context.session.leave()  # 4. the guard leaves cleanly
         reach("p4.9.guard.left")
         if context.was_started("stop_consumers"):

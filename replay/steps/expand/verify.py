@@ -121,8 +121,9 @@ def _measure_drain(context: ExpandContext) -> float | None:
         for sample in context.workspace.ledger.burndown.list(context.recovery.id)
         if sample.step in ("drain", "cut_over")
     ]
-    if len(samples) < 2:
-        return None
+    step = context.workspace.ledger.steps.get(context.recovery.id, "drain")
+    if len(samples) < 2 or step is None or step.attempts > 1:
+        return None  # with pauses in between it would say nothing
     done = next((s for s in samples if not s.source_lag + s.temporary_lag), samples[-1])
     seconds = (done.at - samples[0].at).total_seconds()
     return round((done.handled - samples[0].handled) / seconds, 1) if seconds > 0 else None

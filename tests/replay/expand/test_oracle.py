@@ -36,7 +36,7 @@ class NoGuard:
 
 
 def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) -> None:
-    recovery = world.plan_approved(rate=100)
+    recovery = world.plan_approved(rate=190)  # it cuts over while 1,500 are left
     drain = expand_closing._drain_rest
 
     def start_first(context: ExpandContext) -> None:
