@@ -11,7 +11,7 @@ from typing import Any
 
 from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, UsageError
+from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused, UsageError
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import BurndownSample
 from fanout.decided import await_decided
@@ -179,7 +179,11 @@ class ExpandContext(ExpandTopics):
         """
         self.look()
         self._look_at_topics()
-        self.session.check()
+        try:
+            self.session.check()
+        except Refused:
+            self.check_topic()  # commits go with their topic: then that is what to say
+            raise
         if time.monotonic() >= self._sample_at:
             self._sample_at = time.monotonic() + _SAMPLE_EACH
             with suppress(KafkaFailure):  # a broker is away: the next one tells

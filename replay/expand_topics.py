@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from backlog.clock import Deadline
-from backlog.errors import PlanStale
+from backlog.errors import PlanStale, Refused
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, make_admin
 from backlog.ledger import TemporaryTopic
@@ -118,12 +118,13 @@ class ExpandTopics(RunContext):
             self.temporary_partitions,
         )
 
+    def find_undecided(self) -> dict[int, int]:
+        """Temporary partitions where an open transaction hides what is behind it."""
+        return find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
+
     def is_drained(self) -> bool:
         """Whether nothing of the temporary topic is unread, or hidden by an open transaction."""
-        return not (
-            find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
-            or self.find_unread()
-        )
+        return not (self.find_undecided() or self.find_unread())
 
     def find_commit(self, partition: int) -> int:
         """Where the original group is."""
@@ -139,7 +140,11 @@ class ExpandTopics(RunContext):
         """
         group, topic = self.recovery.group, self.recovery.topic
         numbers = list(range(self.partitions))
-        commits = read_all(self.admin, group, topic, numbers, Deadline(60.0), stable=stable)
+        try:
+            commits = read_all(self.admin, group, topic, numbers, Deadline(60.0), stable=stable)
+        except Refused:
+            self.check_topic()  # commits go with their topic: then that is what to say
+            raise
         stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
         begun = {} if stopped is None else stopped.detail.get("committed", {})
         if lost := find_overwritten(commits, begun, self.recovery.id):

@@ -54,7 +54,8 @@ class Drain:
             time.sleep(_POLL_SECONDS)
 
     def complete(self, context: ExpandContext) -> None:
-        """The relays go on until the cut over."""
+        """The source is still the planned one; the relays go on until the cut over."""
+        context.check_topic()
 
     def rollback(self, context: ExpandContext) -> None:
         """Drains what was relayed, and stops the consumers."""
@@ -93,6 +94,6 @@ class _Rest:
         # What an earlier relay left aborted at a partition's end stays in the lag: reading tells.
         if time.monotonic() < self._read_at:
             return False
-        unread = self._context.find_unread()
+        unread = self._context.find_unread() | self._context.find_undecided()
         self._read_at = time.monotonic() + READ_EACH_SECONDS
         return sum(lags.temporary[number] for number in unread) <= self._temporary

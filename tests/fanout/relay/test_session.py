@@ -75,20 +75,32 @@ def test_a_guard_that_a_visitor_pushed_out_joins_again(ground: MakeGround, tmp_p
     assert check_copied(here) == []
 
 
+def stop_in_a_transaction(session: RelaySession, ground: Ground) -> int:
+    """SIGSTOP of the only relay process while a transaction of it is open."""
+    (pid,) = session.pids
+    for _ in range(100):
+        wait_until(ground.has_open_transactions)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        if ground.has_open_transactions():  # else it was committed, and the markers came now
+            return pid
+        os.kill(pid, signal.SIGCONT)
+    raise AssertionError("it was never stopped in a transaction")
+
+
 def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
     ground: MakeGround, tmp_path: Path
 ) -> None:
     here = ground(partitions=1)
-    fill(here.properties, here.source, {0: 30_000})
+    fill(here.properties, here.source, {0: 300})
     session = session_of(here, tmp_path, transaction_timeout_ms=1_500)
     try:
-        start(session, here)
-        wait_until(here.has_open_transactions)
-        (pid,) = session.pids
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: not here.has_open_transactions())  # ended, or it was committed
-        os.kill(pid, signal.SIGCONT)
-        fill(here.properties, here.source, {0: 100}, first=50_000)
+        with filling(here.properties, here.source, 1):
+            start(session, here)
+            pid = stop_in_a_transaction(session, here)
+            wait_until(lambda: not here.has_open_transactions(), what="it is ended")
+            os.kill(pid, signal.SIGCONT)
+            check_until(session, lambda: session.restarts == 1)
         go_on(session, here)
     finally:
         session.close()

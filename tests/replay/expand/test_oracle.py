@@ -40,6 +40,7 @@ def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) 
     drain = expand_closing._drain_rest
 
     def start_first(context: ExpandContext) -> None:
+        world.set_speed(Role.ORIGINAL, None)
         world.publish(400)
         context.session.leave()
         start_originals(context)
@@ -48,7 +49,6 @@ def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) 
     world.patch.setattr(expand_closing, "_drain_rest", start_first)
     world.patch.setattr(expand_closing, "find_others", lambda *_: ())
     world.set_speed(Role.RECOVERY, 100)
-    world.set_speed(Role.ORIGINAL, None)
     world.run(recovery)
     await_handled(world)
     assert "breaks of order" in find_disorder(world)[0]

@@ -17,6 +17,7 @@ from replay.approval import approve_plan
 from replay.plans import refuse_active
 from replay.steps.expand import canary
 from replay.steps.expand.canary import CanaryFailed
+from replay.workspace import Workspace
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import World
 from tests.replay.expand_makers import store_expand_plan
@@ -100,8 +101,7 @@ def test_fault_44_two_approve_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(2)
     ends: list[BacklogError | Recovery] = []
 
-    def approve(name: str) -> None:
-        workspace = open_desk(tmp_path)
+    def approve(name: str, workspace: Workspace) -> None:
         planned = workspace.ledger.recoveries.get(recovery.id)
         together.wait()
         try:
@@ -109,7 +109,8 @@ def test_fault_44_two_approve_at_once(tmp_path: Path) -> None:
         except BacklogError as error:
             ends.append(error)
 
-    threads = [threading.Thread(target=approve, args=(name,)) for name in ("ada", "bob")]
+    desks = {name: open_desk(tmp_path) for name in ("ada", "bob")}
+    threads = [threading.Thread(target=approve, args=each) for each in desks.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
