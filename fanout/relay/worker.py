@@ -92,10 +92,9 @@ class _Worker:
             thread.join()
 
     def _listen(self) -> None:
-        if sys.stdin.readline():
+        # However often it is asked to stop: the end of stdin ends the process.
+        while sys.stdin.readline():
             self._stop.set()
-            if sys.stdin.readline():
-                return
         os._exit(_GONE)
 
     def _relay(self, part: SourceRange) -> None:
