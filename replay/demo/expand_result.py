@@ -11,7 +11,6 @@ from rich.text import Text
 
 from replay.demo.expand_audit import Orders, Pace
 
-
 _SPEEDS = ("fast_enough", "quick_enough")
 
 
