@@ -28,7 +28,8 @@ def test_fault_64_by_the_command_line_with_nothing_shortened(make_world: MakeWor
     done = world.call("run", planned["id"], "--json", whole=True).document
     assert done["state"] == "verified"
     assert done["counts"]["relayed"] == done["counts"]["handled"] > 1000
-    assert done["counts"]["drained_per_second"] > 0
+    rate = done["counts"]["drained_per_second"]
+    assert rate is None or rate > 0, "None where it took less than two samples"
     again = world.call("run", planned["id"], "--json", whole=True).document
     assert again["already_done"]
     shown = world.call("show", planned["id"], "--json", whole=True).document
