@@ -17,6 +17,8 @@ MEASURED_SECONDS = 5.0
 SLOW_SHARE = 0.5
 _POLL_SECONDS = 0.1
 _STILL_SECONDS = 1.0
+_STILL_FEW_SECONDS = 0.2
+_MARKERS = 2  # a partition's, of the few transactions that bring the share
 _ENOUGH = 100
 
 
@@ -130,7 +132,8 @@ def _measure(context: ExpandContext, share: int, begun: float) -> Measured:
         if left == 0 or (first_at and now - first_at >= MEASURED_SECONDS):
             break
         # Control and aborted records stay in the lag; none but they may be left.
-        if now - max(last_at, asked_at) >= _STILL_SECONDS:
+        few = left <= _MARKERS * context.partitions
+        if now - max(last_at, asked_at) >= (_STILL_FEW_SECONDS if few else _STILL_SECONDS):
             asked_at = now
             if not context.find_unread():
                 break
