@@ -13,9 +13,9 @@ from backlog.errors import PlanStale, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_groups
 from backlog.kafka.groups import GroupState
 from backlog.kafka.log_dirs import LogDirs, read_log_dirs
+from backlog.kafka.peek import Peeked, peek_at
 from backlog.values import PartitionSample, Sample
 from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss
-from fanout.peek import Peeked, peek_at
 from monitoring.lag import RATE_WINDOW, find_end, read_retention
 from monitoring.pace import Pace, measure_pace
 from monitoring.timeline import estimate_time

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.ledger import BurndownSample, Ledger
+from backlog.numbers import format_count, format_duration
 from backlog.values import Recovery
 from replay.expand_rendering import draw_burndown
 from replay.expand_views import describe_progress
-from replay.rendering import format_count, format_duration
 
 _LINE_SECONDS = 5.0
 _REDRAWS_PER_SECOND = 2

@@ -10,19 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from backlog.numbers import format_count, format_duration, format_moment, format_plural
 from replay.kinds import EXPAND
-from replay.rendering import (
-    Document,
-    add_row,
-    draw_plan,
-    draw_warnings,
-    format_count,
-    format_duration,
-    format_moment,
-    format_plural,
-    make_table,
-    style_word,
-)
+from replay.rendering import Document, add_row, draw_plan, draw_warnings, make_table, style_word
 
 _WIDTH = 98
 _SHOWN_PARTITIONS = 12

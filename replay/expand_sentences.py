@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backlog.config import Stream
+from backlog.numbers import format_bytes, format_duration, format_plural
 from fanout.layout import Layout
-from replay.rendering import format_bytes, format_duration, format_plural
 
 Changes = Mapping[str, Mapping[str, str]]
 

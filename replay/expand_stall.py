@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from backlog.errors import KafkaFailure
+from backlog.numbers import format_plural
 from replay.expand_context import ExpandContext
-from replay.rendering import format_plural
 
 LOOK_SECONDS = 5.0
 STALL_SECONDS = 60.0

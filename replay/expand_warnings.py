@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from backlog.config import Stream
+from backlog.numbers import format_plural
 from backlog.values import RecoveryState
 from fanout.disk import DiskCheck
 from fanout.layout import Layout
-from fanout.peek import count_misplaced
+from fanout.misplaced import count_misplaced
 from replay.expand_ground import Ground
 from replay.kinds import EXPAND
-from replay.rendering import format_plural
 from replay.workspace import Workspace
 
 # Two commits of a consumer may lie seconds apart: less than this says little.

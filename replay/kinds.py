@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backlog.errors import Refused
+from backlog.numbers import format_plural
 from backlog.values import Recovery
-from replay.rendering import format_plural
 
 REBUILD = "rebuild"
 EXPAND = "expand"

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from replay.rendering import format_count, format_duration
+from backlog.numbers import format_count, format_duration
 
 Tell = Callable[[str], None]
 

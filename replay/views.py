@@ -8,11 +8,11 @@ from typing import Any
 
 from backlog.clock import format_time
 from backlog.errors import Refused
+from backlog.numbers import format_plural
 from backlog.values import Event, Gap, Recovery, RecoveryState
 from replay.approval import check_runnable, is_expired
 from replay.expand_views import describe_expand_run, describe_expansion
 from replay.kinds import EXPAND
-from replay.rendering import format_plural
 
 
 def describe_gap(gap: Gap) -> dict[str, Any]:

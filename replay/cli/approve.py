@@ -19,8 +19,9 @@ def approve_recovery(
     from rich.console import Console
 
     from backlog.errors import UsageError
+    from backlog.numbers import format_duration
     from replay.approval import approve_plan, describe_expiry
-    from replay.rendering import format_duration, print_next, say_done
+    from replay.rendering import print_next, say_done
     from replay.views import describe_recovery, list_next_commands
 
     if not by.strip():

@@ -20,9 +20,9 @@ def cancel_recovery(
     Nothing is lost: messages in a temporary topic are read to their end before the layout is
     restored and the topic deleted.
     """
+    from backlog.numbers import format_plural
     from replay.cancellation import cancel_work
     from replay.kinds import EXPAND
-    from replay.rendering import format_plural
     from replay.views import describe_recovery
 
     workspace = session.open_workspace()

@@ -37,8 +37,8 @@ def start(session: Session, stream: StreamName) -> None:
 @verb
 def stop(session: Session, stream: StreamName) -> None:
     """End them, and name who is still in the group."""
+    from backlog.numbers import format_plural
     from replay.consumers import stop_consumers
-    from replay.rendering import format_plural
 
     workspace = session.open_workspace()
     document = stop_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -74,7 +74,8 @@ def _emit(session: Session, document: dict[str, Any]) -> None:
 def _draw(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
-    from replay.rendering import add_row, format_count, make_table
+    from backlog.numbers import format_count
+    from replay.rendering import add_row, make_table
 
     summary = make_table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
     known = document["group_state"] is not None

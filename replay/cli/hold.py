@@ -140,7 +140,7 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def _tell_value(name: str, value: str | None) -> str:
-    from replay.rendering import format_duration
+    from backlog.numbers import format_duration
 
     if value is None:
         return "unset"

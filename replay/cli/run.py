@@ -28,9 +28,10 @@ def carry_out(
     """Runs a recovery and prints what came of it."""
     from rich.console import Console
 
+    from backlog.numbers import format_duration, format_plural
     from replay.holds import release_due
     from replay.kinds import EXPAND
-    from replay.rendering import format_duration, format_plural, say_done
+    from replay.rendering import say_done
     from replay.runner import Run
     from replay.views import describe_run
 
@@ -61,7 +62,7 @@ def carry_out(
 
 def _tell_drained(document: Mapping[str, Any], run: Run) -> str:
     """What an expansion did, behind its name and state."""
-    from replay.rendering import format_count, format_duration, format_plural
+    from backlog.numbers import format_count, format_duration, format_plural
 
     if run.was_done:
         return " (it was verified before; nothing was done now)"

@@ -25,10 +25,10 @@ def watch_streams(
     from backlog.clock import utc_now
     from backlog.config import mask_secrets
     from backlog.errors import BacklogError
+    from backlog.numbers import format_count, format_plural
     from monitoring.watcher import watch_streams as watch_all
     from replay.holds import release_due
     from replay.observation import choose_streams, tell_findings
-    from replay.rendering import format_count, format_plural
 
     workspace = session.open_workspace()
     config = workspace.config

@@ -19,6 +19,7 @@ from backlog.errors import VerificationFailed
 from backlog.kafka.admin import describe_group_state, describe_topic
 from backlog.kafka.clients import make_admin
 from backlog.ledger import open_ledger
+from backlog.numbers import format_duration
 from replay.demo.expand_audit import Handled, read_logs
 from replay.demo.expand_result import Result, draw_result, draw_steps
 from replay.demo.expand_shop import (
@@ -44,7 +45,6 @@ from replay.demo.stage import (
     print_opening,
     tell_progress,
 )
-from replay.rendering import format_duration
 
 
 @dataclass(frozen=True, slots=True)

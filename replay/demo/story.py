@@ -12,6 +12,7 @@ from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.embedded import EmbeddedKafka
+from backlog.numbers import format_duration
 from replay.demo.audit import Audit, audit_shop
 from replay.demo.configuration import render_configuration
 from replay.demo.order_service import handle_orders
@@ -32,7 +33,6 @@ from replay.demo.stage import (
     tell_progress,
 )
 from replay.demo.topic import expire_old, make_topic, read_ends
-from replay.rendering import format_duration
 
 # How many of each partition's old orders the consumer does not get to: 1,000 together.
 UNREAD = {0: 412, 1: 331, 2: 257}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from backlog.numbers import format_plural
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
 from replay.cli import main, shared
 from replay.progress import Bar, spin
@@ -19,7 +20,6 @@ from replay.rendering import (
     draw_plan,
     draw_recoveries,
     draw_status,
-    format_plural,
     print_next,
     say_done,
 )

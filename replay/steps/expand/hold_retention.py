@@ -7,10 +7,10 @@ from datetime import timedelta
 from backlog.clock import format_time, utc_now
 from backlog.crashpoints import reach
 from backlog.ledger import OPERATOR, Hold
+from backlog.numbers import format_plural
 from fanout.retention import give_back, raise_retention
 from replay.expand_context import ExpandContext
 from replay.identity import find_identity
-from replay.rendering import format_plural
 
 # Beyond twice the time that the original consumers need for what is left.
 _SLACK = timedelta(hours=1)

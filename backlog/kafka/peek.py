@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
 
 from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, assign_partitions, make_consumer
 from backlog.kafka.errors import translate, unwrap
-from backlog.partitioners import PARTITIONERS
 
 # The partition answers nothing more: its end, or what was to be read expired meanwhile.
 _ENDS = (KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
@@ -77,16 +75,3 @@ def peek_at(
     finally:
         consumer.close()
     return {partition: tuple(messages) for partition, messages in found.items()}
-
-
-def count_misplaced(
-    found: Mapping[int, Iterable[Peeked]], partitioner: str, partitions: int
-) -> tuple[int, int]:
-    """(keys that are not where the partitioner puts them, keys looked at)."""
-    keyed = [(p, item.key) for p, items in found.items() for item in items if item.key is not None]
-    if not keyed:
-        return 0, 0
-    keys = pa.array([key for _, key in keyed], pa.binary())
-    placed = PARTITIONERS[partitioner](keys, partitions)
-    wrong = sum(int(at) != p for (p, _), at in zip(keyed, placed, strict=True))
-    return wrong, len(keyed)
