@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     ConfigDict,
@@ -142,22 +142,64 @@ def _read_properties(value: object) -> dict[str, str]:
     return found
 
 
+class WatchedGroups(Section):
+    """Which groups of a cluster are exported, beside those of the streams."""
+
+    allow: tuple[Text, ...] = Field(
+        default=("*",), description="Glob patterns of groups that are exported."
+    )
+    deny: tuple[Text, ...] = Field(
+        default=(), description="Glob patterns of groups that are not exported, even if allowed."
+    )
+
+
 class Watch(Section):
-    """How `backlogctl watch` samples."""
+    """How `backlogctl watch` samples, and what it serves."""
 
     interval: Duration = Field(
         default=timedelta(seconds=30), description="Time between two samples."
     )
+    window: Duration = Field(
+        default=timedelta(minutes=10),
+        description="How far back trends are judged: lag that never falls, commits that do not "
+        "move, rates.",
+    )
     horizon: Duration = Field(
         default=timedelta(hours=24),
-        description="How long samples are kept, one each 5 minutes (all of the last hour); older "
-        "ones are thinned to one an hour, and deleted after 35 days.",
+        description="How far ahead a loss is announced. Samples of this time are kept one each 5 "
+        "minutes (all of the last hour), older ones one an hour, for 35 days.",
+    )
+    listen: Text = Field(
+        default="127.0.0.1:9321",
+        description="Address and port of /metrics, /healthz, /readyz and the page; port 0 takes a "
+        "free one. There is no login: what can reach it can read it.",
+    )
+    url: Text | None = Field(
+        default=None,
+        description="How people reach the page, for links in what is printed, such as "
+        "`https://backlog.example.com`.",
+    )
+    groups: WatchedGroups = Field(
+        default_factory=WatchedGroups, description="Which groups of a cluster are exported."
+    )
+    metrics: tuple[Literal["kafka_exporter", "kafka_lag_exporter"], ...] = Field(
+        default=("kafka_exporter",),
+        description="Names of other exporters that are served too, for dashboards that exist; "
+        "`backlog_` names always are.",
+    )
+    max_partitions: int = Field(
+        default=200_000,
+        ge=1,
+        description="How many partitions of groups are exported at most; what is left out is "
+        "counted.",
     )
 
     @model_validator(mode="after")
     def _check_order(self) -> Watch:
         if self.horizon < self.interval:
             raise ValueError("`horizon` must not be shorter than `interval`")
+        if self.window < self.interval:
+            raise ValueError("`window` must not be shorter than `interval`")
         return self
 
 

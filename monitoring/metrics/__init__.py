@@ -1,0 +1,1 @@
+"""What Prometheus scrapes: one catalogue of names, and what fills it."""

@@ -1,0 +1,229 @@
+"""Every metric that is exported: its name, kind, labels and meaning.
+
+docs/metrics.md is made from this, and the rules and dashboards are checked against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter"]
+Family = Literal["backlog", "kafka_exporter", "kafka_lag_exporter"]
+
+_PLACE = ("cluster", "group", "topic", "stream")
+_GAP = ("cluster", "stream", "group", "topic", "state", "cause")
+_RECOVERY = ("recovery", "stream", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; a counter's `name` is written without the `_total` that is exported."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    family: Family = "backlog"
+
+    @property
+    def exported_name(self) -> str:
+        """As Prometheus shows it."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+OURS: tuple[Metric, ...] = (
+    Metric(
+        "backlog_verdict",
+        "gauge",
+        (*_PLACE, "verdict"),
+        "1 for the verdict that holds now; one series for each group and topic.",
+    ),
+    Metric(
+        "backlog_partition_verdict",
+        "gauge",
+        (*_PLACE, "partition", "verdict"),
+        "1 for the verdict that holds now; only partitions whose verdict is not ok.",
+    ),
+    Metric(
+        "backlog_lag_messages",
+        "gauge",
+        (*_PLACE, "partition"),
+        "Unread offsets that still exist; what retention removed is not in it.",
+    ),
+    Metric(
+        "backlog_lag_seconds",
+        "gauge",
+        (*_PLACE, "partition"),
+        "Age of the oldest unread message, by interpolation between samples.",
+    ),
+    Metric(
+        "backlog_seconds_to_drain",
+        "gauge",
+        _PLACE,
+        "Until nothing is unread, from the slope of the lag; absent while it does not shrink.",
+    ),
+    Metric(
+        "backlog_seconds_to_loss",
+        "gauge",
+        (*_PLACE, "partition"),
+        "Until retention passes the committed offset at the earliest, if things go on as in the "
+        "window; absent where none is in sight.",
+    ),
+    Metric(
+        "backlog_expected_loss_messages",
+        "gauge",
+        _PLACE,
+        "Of what is unread now, how much will be lost if things go on as in the window.",
+    ),
+    Metric(
+        "backlog_lost_messages",
+        "gauge",
+        _PLACE,
+        "Offsets that the group will never read and that were neither put back nor waived.",
+    ),
+    Metric("backlog_gaps", "gauge", _GAP, "Gaps in the ledger."),
+    Metric("backlog_gap_messages", "gauge", _GAP, "Offsets in those gaps, where they are known."),
+    Metric(
+        "backlog_recovery_state",
+        "gauge",
+        (*_RECOVERY, "state"),
+        "1 for the state it is in: recoveries that are not at an end, and the last of each stream.",
+    ),
+    Metric(
+        "backlog_recovery_state_seconds", "gauge", _RECOVERY, "How long it has been in its state."
+    ),
+    Metric(
+        "backlog_recovery_runner_alive",
+        "gauge",
+        _RECOVERY,
+        "1 while a runner holds its lease; only while it is running.",
+    ),
+    Metric(
+        "backlog_recovery_progress_ratio",
+        "gauge",
+        _RECOVERY,
+        "Done of all, 0 to 1: messages injected, or drained.",
+    ),
+    Metric(
+        "backlog_recovery_done_messages",
+        "gauge",
+        _RECOVERY,
+        "Messages injected (rebuild), or handled by the recovery's consumers (expand).",
+    ),
+    Metric("backlog_injected_messages", "gauge", _RECOVERY, "Messages put back by a rebuild."),
+    Metric(
+        "backlog_relayed_messages", "gauge", _RECOVERY, "Messages copied to the temporary topic."
+    ),
+    Metric(
+        "backlog_quarantined_messages",
+        "gauge",
+        _RECOVERY,
+        "Rows of a rebuild's plan that could not be built.",
+    ),
+    Metric(
+        "backlog_retention_held_seconds",
+        "gauge",
+        ("cluster", "topic", "stream", "holder"),
+        "How long a topic's retention has been raised by a hold.",
+    ),
+    Metric(
+        "backlog_retention_overdue_seconds",
+        "gauge",
+        ("cluster", "topic", "stream", "holder"),
+        "How long ago a hold should have been given back; 0 before that.",
+    ),
+    Metric(
+        "backlog_sample_age_seconds",
+        "gauge",
+        ("cluster", "stream"),
+        "Since the newest sample of a stream, or of all groups of a cluster (stream empty).",
+    ),
+    Metric(
+        "backlog_sample_failures",
+        "counter",
+        ("cluster", "stream"),
+        "Looks that failed since the start.",
+    ),
+    Metric(
+        "backlog_pass_seconds",
+        "gauge",
+        ("cluster",),
+        "How long the last pass over all groups of the cluster took.",
+    ),
+    Metric("backlog_groups", "gauge", ("cluster",), "Groups in the last pass."),
+    Metric(
+        "backlog_partitions_left_out",
+        "gauge",
+        ("cluster",),
+        "Partitions of groups that are not exported, because `watch.max_partitions` is reached.",
+    ),
+)
+
+_TOPIC = ("topic", "partition")
+_CONSUMER = ("consumergroup", "topic", "partition")
+KAFKA_EXPORTER: tuple[Metric, ...] = tuple(
+    Metric(name, "gauge", labels, text, "kafka_exporter")
+    for name, labels, text in (
+        ("kafka_brokers", (), "Brokers of the cluster."),
+        ("kafka_topic_partitions", ("topic",), "Partitions of the topic."),
+        ("kafka_topic_partition_current_offset", _TOPIC, "High watermark."),
+        ("kafka_topic_partition_oldest_offset", _TOPIC, "Log start offset."),
+        ("kafka_topic_partition_leader", _TOPIC, "Id of the leader's broker."),
+        ("kafka_topic_partition_replicas", _TOPIC, "Replicas."),
+        ("kafka_topic_partition_in_sync_replica", _TOPIC, "Replicas in sync."),
+        (
+            "kafka_topic_partition_under_replicated_partition",
+            _TOPIC,
+            "1 where a replica is not in sync.",
+        ),
+        ("kafka_consumergroup_current_offset", _CONSUMER, "Committed offset."),
+        (
+            "kafka_consumergroup_current_offset_sum",
+            ("consumergroup", "topic"),
+            "Committed offsets of all partitions together.",
+        ),
+        ("kafka_consumergroup_lag", _CONSUMER, "Unread offsets."),
+        (
+            "kafka_consumergroup_lag_sum",
+            ("consumergroup", "topic"),
+            "Unread offsets of all partitions together.",
+        ),
+    )
+)
+
+_MEMBER = ("cluster_name", "group", "topic", "partition", "member_host", "consumer_id", "client_id")
+_GROUP = ("cluster_name", "group")
+KAFKA_LAG_EXPORTER: tuple[Metric, ...] = tuple(
+    Metric(name, "gauge", labels, text, "kafka_lag_exporter")
+    for name, labels, text in (
+        (
+            "kafka_partition_latest_offset",
+            ("cluster_name", "topic", "partition"),
+            "High watermark.",
+        ),
+        (
+            "kafka_partition_earliest_offset",
+            ("cluster_name", "topic", "partition"),
+            "Log start offset.",
+        ),
+        ("kafka_consumergroup_group_offset", _MEMBER, "Committed offset; member labels empty."),
+        ("kafka_consumergroup_group_lag", _MEMBER, "Unread offsets; member labels empty."),
+        (
+            "kafka_consumergroup_group_lag_seconds",
+            _MEMBER,
+            "Age of the oldest unread message; member labels empty.",
+        ),
+        ("kafka_consumergroup_group_max_lag", _GROUP, "The partition with the most unread."),
+        ("kafka_consumergroup_group_max_lag_seconds", _GROUP, "The oldest unread message's age."),
+        ("kafka_consumergroup_group_sum_lag", _GROUP, "Unread offsets of all partitions."),
+        (
+            "kafka_consumergroup_group_topic_sum_lag",
+            ("cluster_name", "group", "topic"),
+            "Unread offsets of all partitions of a topic.",
+        ),
+    )
+)
+
+CATALOGUE: tuple[Metric, ...] = (*OURS, *KAFKA_EXPORTER, *KAFKA_LAG_EXPORTER)
+BY_NAME = {metric.name: metric for metric in CATALOGUE}

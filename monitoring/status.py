@@ -1,0 +1,116 @@
+"""How one group stands on one topic: the values that `status`, /metrics and the page show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from backlog.clock import format_time
+from monitoring.verdicts import Verdict
+
+LossBy = Literal["time", "size"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What deletes a partition's messages; None where nothing does, or where it is not known."""
+
+    time: timedelta | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition's figures; None where they are not known or do not apply, never NaN.
+
+    Offsets are upper bounds on messages; times are in seconds, rates in offsets a second.
+
+    Attributes:
+        end: where the group's reading ends: the LSO if it reads committed, else the high watermark.
+        lag: unread offsets that still exist.
+        lag_seconds: how long ago the oldest unread message was written.
+        lost: offsets in gaps that are not verified or waived, and what expired since.
+        seconds_to_drain: from the slope of the lag over the window; None where it does not shrink.
+        seconds_to_loss: until retention passes the group, at the earliest, if it goes on as in the
+            window; None where none is in sight.
+        loss_by: which retention comes first.
+        expected_loss: of what is unread now, how much will be lost if it goes on like this.
+        seconds_retained: until the oldest unread message may be deleted, at the earliest: what is
+            left if the group stops reading now.
+        needed_per_second: how fast this partition must be read so that nothing is lost.
+    """
+
+    partition: int
+    log_start: int
+    committed: int | None
+    end: int
+    lag: int | None
+    lag_seconds: float | None
+    lost: int | None
+    verdict: Verdict = Verdict.OK
+    seconds_to_drain: float | None = None
+    seconds_to_loss: float | None = None
+    loss_by: LossBy | None = None
+    expected_loss: int | None = None
+    seconds_retained: float | None = None
+    needed_per_second: float | None = None
+    consumed_per_second: float | None = None
+    produced_per_second: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The partition as `status --json` prints it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "verdict": str(self.verdict)}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One group on one topic. Totals are of the partitions where they are known.
+
+    Attributes:
+        stream: the stream's name; "" for a group that no stream is about.
+        group_state: Kafka's, in lower case; "" where unknown.
+        sentence: the verdict in words: what, how bad, how long.
+        consumers_to_win: how many consumers as fast as today's would lose nothing.
+    """
+
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    group_state: str
+    taken_at: datetime
+    verdict: Verdict
+    partitions: tuple[PartitionStatus, ...]
+    lag: int | None
+    lag_seconds: float | None
+    lost: int | None
+    seconds_to_drain: float | None
+    seconds_to_loss: float | None
+    loss_by: LossBy | None
+    expected_loss: int | None
+    consumed_per_second: float | None
+    produced_per_second: float | None
+    sentence: str
+    consumers_to_win: int | None = None
+    retention: Retention = Retention()
+
+    def to_json(self) -> dict[str, Any]:
+        """The stream's entry in `status --json`."""
+        skipped = {"taken_at", "partitions", "retention", "verdict"}
+        values: Mapping[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in skipped
+        }
+        time = self.retention.time
+        return {
+            **values,
+            "verdict": str(self.verdict),
+            "taken_at": format_time(self.taken_at),
+            "retention_seconds": None if time is None else time.total_seconds(),
+            "retention_bytes": self.retention.bytes,
+            "partitions": [part.to_json() for part in self.partitions],
+        }
