@@ -1,0 +1,275 @@
+"""How one partition of one group is doing: a pure function over its window.
+
+The verdicts are Burrow's evaluation rules (its wiki, "Consumer Lag Evaluation Rules"), told from
+samples of offsets instead of the commits themselves, and two of ours: LOSING and LOST. Where they
+differ from Burrow's is in docs/decisions/0011-verdicts-from-samples.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import linear_regression
+
+from monitoring.forecasts import (
+    NO_RACE,
+    Expiry,
+    Race,
+    date_by_size,
+    date_by_time,
+    run_race,
+)
+from monitoring.status import LossBy, PartitionStatus, Retention
+from monitoring.verdicts import Verdict
+
+# Trends are told from at least so many samples that reach back over so much of the window.
+TREND_POINTS = 3
+COVERED = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One partition in one sample. `seconds` is relative to the newest one, so at most 0.
+
+    `end` is where the group's reading ends: the LSO if it reads committed, else `high`.
+    """
+
+    seconds: float
+    low: int
+    committed: int | None
+    end: int
+    high: int
+
+    @property
+    def lag(self) -> int | None:
+        """Unread offsets that still exist; None without a commit."""
+        if self.committed is None:
+            return None
+        return max(0, self.end - max(self.committed, self.low))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """What is known of one partition of one group within one life of its topic.
+
+    Attributes:
+        points: oldest first, the newest is now; those older than the window are left out here.
+        members: whether the group has members; None where that is not known.
+        lost: offsets lost and not put back; None where nobody knows.
+        tail_without_data: nothing but control or aborted records lies in the lag.
+        oldest_seconds: age of the oldest unread message by its own timestamp, where it was read.
+        bytes: the partition's size on its largest replica.
+        timeline: (seconds, high) further back than the window, oldest first; the points where empty.
+        window, horizon: seconds.
+    """
+
+    partition: int
+    points: Sequence[Point]
+    members: bool | None = None
+    lost: int | None = None
+    tail_without_data: bool = False
+    retention: Retention = Retention()
+    oldest_seconds: float | None = None
+    bytes: int | None = None
+    timeline: Sequence[tuple[float, int]] = ()
+    window: float = 600.0
+    horizon: float = 86400.0
+
+
+def judge_partition(view: PartitionView) -> PartitionStatus:
+    """Figures and verdict of one partition. Never NaN: what is not known is None.
+
+    The worst that applies, from the top:
+
+    1. LOST: something is lost that was not put back.
+    2. LOSING: at the pace of the window, retention passes the group within the horizon.
+    3. BEYOND_END: the committed offset is above the high watermark.
+    4. REWIND: the committed offset went back within the window, and is not where it was yet.
+    5. STOP, STALL: unread in every sample of the window, and the committed offset did not move:
+       STOP where the group has no members, else STALL.
+    6. WARN: unread in every sample of the window; the lag never fell, and it grew.
+    7. UNKNOWN: the partition was written, and the group has no committed offset.
+    8. LAGGING: something is unread, and the samples do not reach back over the window.
+    9. OK: the rest; a partition never written, one that is idle, one with only control records
+       left, one whose lag falls, however large it is.
+    """
+    points = _cut_window(view)
+    now = points[-1]
+    lag = 0 if view.tail_without_data else now.lag
+    produced = _measure_rate([(p.seconds, p.high) for p in points])
+    consumed = _measure_consumed(points)
+    pace = _find_pace(points, consumed, view.members)
+    by, race, retained = _find_loss(view, now, lag, pace, produced)
+    beyond = now.committed is not None and now.committed > now.high
+    losing = race.seconds is not None and not beyond
+    return PartitionStatus(
+        partition=view.partition,
+        log_start=now.low,
+        committed=now.committed,
+        end=now.end,
+        lag=lag,
+        lag_seconds=_measure_age(view, now, lag),
+        lost=view.lost,
+        verdict=_choose_verdict(view, points, lag, losing),
+        seconds_to_drain=_estimate_drain(points, lag),
+        seconds_to_loss=race.seconds if losing else None,
+        loss_by=by if losing else None,
+        expected_loss=race.lost if losing and race.lost else None,
+        seconds_retained=retained,
+        needed_per_second=max(race.needed_per_second, produced or 0.0) if losing else None,
+        consumed_per_second=consumed,
+        produced_per_second=produced,
+    )
+
+
+def _choose_verdict(
+    view: PartitionView, points: Sequence[Point], lag: int | None, losing: bool
+) -> Verdict:
+    now = points[-1]
+    if view.lost:
+        return Verdict.LOST
+    if losing:
+        return Verdict.LOSING
+    if now.committed is None:
+        return Verdict.UNKNOWN if now.high > 0 else Verdict.OK
+    if now.committed > now.high:
+        return Verdict.BEYOND_END
+    if not lag:
+        return Verdict.OK
+    if _is_rewound(points):
+        return Verdict.REWIND
+    return _judge_trend(view, points)
+
+
+def _judge_trend(view: PartitionView, points: Sequence[Point]) -> Verdict:
+    """The newest point has a lag."""
+    lags = [point.lag for point in points]
+    if any(lag == 0 for lag in lags):
+        return Verdict.OK
+    if len(points) < TREND_POINTS or points[0].seconds > -COVERED * view.window:
+        return Verdict.LAGGING
+    known = [(p.committed, lag) for p, lag in zip(points, lags, strict=True) if lag is not None]
+    if len(known) == len(points) and len({committed for committed, _ in known}) == 1:
+        return Verdict.STOP if view.members is False else Verdict.STALL
+    grew = known[-1][1] > known[0][1]
+    if grew and all(after >= before for (_, before), (_, after) in pairwise(known)):
+        return Verdict.WARN
+    return Verdict.OK
+
+
+def _is_rewound(points: Sequence[Point]) -> bool:
+    """Whether the commit went back, and is still below where it had been."""
+    commits = [point.committed for point in points if point.committed is not None]
+    return bool(commits) and commits[-1] < max(commits)
+
+
+def _cut_window(view: PartitionView) -> Sequence[Point]:
+    """The points of the window, and the one before it: it tells how the window began."""
+    inside = [point for point in view.points if point.seconds >= -view.window]
+    before = len(view.points) - len(inside) - 1
+    if before >= 0 and view.points[before].seconds >= -2 * view.window:
+        return [view.points[before], *inside]
+    return inside
+
+
+def _measure_rate(values: Sequence[tuple[float, int]]) -> float | None:
+    """From the first to the last; None where there is no time between them."""
+    if len(values) < 2 or values[-1][0] <= values[0][0]:
+        return None
+    return max(0, values[-1][1] - values[0][1]) / (values[-1][0] - values[0][0])
+
+
+def _measure_consumed(points: Sequence[Point]) -> float | None:
+    return _measure_rate([(p.seconds, p.committed) for p in points if p.committed is not None])
+
+
+def _find_pace(
+    points: Sequence[Point], consumed: float | None, members: bool | None
+) -> float | None:
+    """How fast it goes on: what was read by a group that is gone says nothing."""
+    if members is not False:
+        return consumed
+    still = len(points) < 2 or points[-1].committed == points[-2].committed
+    return 0.0 if still else consumed
+
+
+def _estimate_drain(points: Sequence[Point], lag: int | None) -> float | None:
+    if not lag:
+        return None if lag is None else 0.0
+    known = [(p.seconds, at) for p in points if (at := p.lag) is not None]
+    if len({seconds for seconds, _ in known}) < 2:
+        return None
+    slope = linear_regression(*zip(*known, strict=True)).slope
+    return lag / -slope if slope < 0 else None
+
+
+def _measure_age(view: PartitionView, now: Point, lag: int | None) -> float | None:
+    """By interpolation between the samples in which the oldest unread message came."""
+    if lag is None or now.committed is None:
+        return None
+    if lag == 0:
+        return 0.0
+    offset = max(now.committed, now.low)
+    timeline = list(view.timeline) or [(p.seconds, p.high) for p in view.points]
+    for (at, end), (next_at, next_end) in pairwise(timeline):
+        if end <= offset < next_end:
+            return -(at + (next_at - at) * (offset - end + 1) / (next_end - end))
+    return None
+
+
+def _find_loss(
+    view: PartitionView, now: Point, lag: int | None, pace: float | None, produced: float | None
+) -> tuple[LossBy, Race, float | None]:
+    """Which retention comes first, how that race ends, and how long what is unread is kept."""
+    if not lag or now.committed is None:
+        return "time", NO_RACE, None
+    found: list[tuple[LossBy, Expiry]] = [
+        ("time", _date_by_time(view, now, produced)),
+        ("size", _date_by_size(view, now, produced)),
+    ]
+    dated = [(by, expiry) for by, expiry in found if expiry]
+    if not dated:
+        return "time", NO_RACE, None
+    retained = max(0.0, min(expiry[0][1] for _, expiry in dated))
+    if pace is None:
+        return "time", NO_RACE, retained
+    races = [(by, run_race(expiry, now.end, pace, view.horizon)) for by, expiry in dated]
+    by, first = min(races, key=_order_race)
+    most = max(race.lost for _, race in races)
+    needed = max(race.needed_per_second for _, race in races)
+    return by, Race(first.seconds, most, needed), retained
+
+
+def _order_race(entry: tuple[LossBy, Race]) -> float:
+    return float("inf") if entry[1].seconds is None else entry[1].seconds
+
+
+def _date_by_time(view: PartitionView, now: Point, produced: float | None) -> Expiry:
+    if view.retention.time is None or now.committed is None:
+        return ()
+    timeline = view.timeline or [(point.seconds, point.high) for point in view.points]
+    return date_by_time(
+        timeline,
+        max(now.committed, now.low),
+        now.high,
+        view.retention.time.total_seconds(),
+        oldest_seconds=view.oldest_seconds,
+        produced_per_second=produced,
+        horizon=view.horizon,
+    )
+
+
+def _date_by_size(view: PartitionView, now: Point, produced: float | None) -> Expiry:
+    offsets = now.high - now.low
+    limit = view.retention.bytes
+    if limit is None or view.bytes is None or now.committed is None or offsets <= 0:
+        return ()
+    return date_by_size(
+        max(now.committed, now.low),
+        now.high,
+        limit,
+        view.bytes / offsets,
+        produced_per_second=produced,
+        horizon=view.horizon,
+    )
