@@ -20,7 +20,7 @@ from monitoring.forecasts import (
     date_by_time,
     run_race,
 )
-from monitoring.status import LossBy, PartitionStatus, Retention
+from monitoring.status import UNLIMITED, LossBy, PartitionStatus, Retention
 from monitoring.verdicts import Verdict
 
 # Trends are told from at least so many samples that reach back over so much of the window.
@@ -60,7 +60,7 @@ class PartitionView:
         tail_without_data: nothing but control or aborted records lies in the lag.
         oldest_seconds: age of the oldest unread message by its own timestamp, where it was read.
         bytes: the partition's size on its largest replica.
-        timeline: (seconds, high) further back than the window, oldest first; the points where empty.
+        timeline: (seconds, high) further back than the window, oldest first; else the points.
         window, horizon: seconds.
     """
 
@@ -69,7 +69,7 @@ class PartitionView:
     members: bool | None = None
     lost: int | None = None
     tail_without_data: bool = False
-    retention: Retention = Retention()
+    retention: Retention = UNLIMITED
     oldest_seconds: float | None = None
     bytes: int | None = None
     timeline: Sequence[tuple[float, int]] = ()
@@ -101,8 +101,8 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     consumed = _measure_consumed(points)
     pace = _find_pace(points, consumed, view.members)
     by, race, retained = _find_loss(view, now, lag, pace, produced)
-    beyond = now.committed is not None and now.committed > now.high
-    losing = race.seconds is not None and not beyond
+    trend = _judge_trend(view, points) if lag else Verdict.OK
+    losing = _is_losing(now, race, trend)
     return PartitionStatus(
         partition=view.partition,
         log_start=now.low,
@@ -111,7 +111,9 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
         lag=lag,
         lag_seconds=_measure_age(view, now, lag),
         lost=view.lost,
-        verdict=_choose_verdict(view, points, lag, losing),
+        verdict=Verdict.LOSING
+        if losing and not view.lost
+        else _choose_verdict(view, points, lag, trend),
         seconds_to_drain=_estimate_drain(points, lag),
         seconds_to_loss=race.seconds if losing else None,
         loss_by=by if losing else None,
@@ -123,27 +125,34 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     )
 
 
+def _is_losing(now: Point, race: Race, trend: Verdict) -> bool:
+    """Of what exists now something is lost, or later, and the trend says so as well.
+
+    A group that keeps up commits in batches: its pace may look a little slower than the producers'
+    for a window, and would lose for ever after.
+    """
+    if race.seconds is None or now.committed is None or now.committed > now.high:
+        return False
+    return race.lost > 0 or trend in (Verdict.WARN, Verdict.STALL, Verdict.STOP)
+
+
 def _choose_verdict(
-    view: PartitionView, points: Sequence[Point], lag: int | None, losing: bool
+    view: PartitionView, points: Sequence[Point], lag: int | None, trend: Verdict
 ) -> Verdict:
     now = points[-1]
     if view.lost:
         return Verdict.LOST
-    if losing:
-        return Verdict.LOSING
     if now.committed is None:
         return Verdict.UNKNOWN if now.high > 0 else Verdict.OK
     if now.committed > now.high:
         return Verdict.BEYOND_END
     if not lag:
         return Verdict.OK
-    if _is_rewound(points):
-        return Verdict.REWIND
-    return _judge_trend(view, points)
+    return Verdict.REWIND if _is_rewound(points) else trend
 
 
 def _judge_trend(view: PartitionView, points: Sequence[Point]) -> Verdict:
-    """The newest point has a lag."""
+    """STOP, STALL, WARN, LAGGING or OK; the newest point has a lag."""
     lags = [point.lag for point in points]
     if any(lag == 0 for lag in lags):
         return Verdict.OK

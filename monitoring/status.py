@@ -21,6 +21,9 @@ class Retention:
     bytes: int | None = None
 
 
+UNLIMITED = Retention()
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition's figures; None where they are not known or do not apply, never NaN.
@@ -73,6 +76,7 @@ class GroupStatus:
         stream: the stream's name; "" for a group that no stream is about.
         group_state: Kafka's, in lower case; "" where unknown.
         sentence: the verdict in words: what, how bad, how long.
+        next_commands: what to type next, the best first.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
     """
 
@@ -95,11 +99,12 @@ class GroupStatus:
     produced_per_second: float | None
     sentence: str
     consumers_to_win: int | None = None
-    retention: Retention = Retention()
+    retention: Retention = UNLIMITED
+    next_commands: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The stream's entry in `status --json`."""
-        skipped = {"taken_at", "partitions", "retention", "verdict"}
+        skipped = {"taken_at", "partitions", "retention", "verdict", "next_commands"}
         values: Mapping[str, Any] = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -109,6 +114,7 @@ class GroupStatus:
         return {
             **values,
             "verdict": str(self.verdict),
+            "next_commands": list(self.next_commands),
             "taken_at": format_time(self.taken_at),
             "retention_seconds": None if time is None else time.total_seconds(),
             "retention_bytes": self.retention.bytes,
