@@ -28,13 +28,13 @@ demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore t
 	@.venv/bin/backlogctl demo expand $(ARGS)
 
 .PHONY: test
-test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL and Spark
-	@scripts/need-postgres.sh
+test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL, Spark, Prometheus and Chromium
+	@scripts/need.sh postgres prometheus chromium
 	$(PYTHON) -m pytest $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(SETUP) ## Run the tests that need no service
-	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres" $(ARGS)
+	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres and not prometheus" $(ARGS)
 
 .PHONY: lint
 lint: $(SETUP) ## Check style and format
@@ -61,12 +61,12 @@ crash: $(SETUP) ## Kill recoveries at N random moments: make crash N=50 SEED=7
 
 .PHONY: bench-rebuild
 bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL
-	@scripts/need-postgres.sh
+	@scripts/need.sh postgres
 	$(PYTHON) -m benchmarks.rebuild $(ARGS)
 
 .PHONY: bench-relay
 bench-relay: $(SETUP) ## Measure the relay beside kcat
-	@scripts/need-kcat.sh
+	@scripts/need.sh kcat
 	$(PYTHON) -m benchmarks.relay $(ARGS)
 
 .PHONY: picture
@@ -75,5 +75,5 @@ picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg
 
 .PHONY: clean
 clean: ## Remove what was made here (the cache of Java libraries stays)
-	rm -rf .venv .uv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .uv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

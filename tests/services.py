@@ -38,7 +38,7 @@ class EmbeddedPostgres:
 
     def start(self) -> Self:
         """Make a cluster and start its server on a free port."""
-        assert self._bin is not None, "no PostgreSQL server here: run scripts/need-postgres.sh"
+        assert self._bin is not None, "no PostgreSQL server here: run scripts/need.sh postgres"
         if os.geteuid() == 0:
             # The server refuses to run as root.
             owner = pwd.getpwnam("postgres")
