@@ -96,7 +96,7 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     """
     points = _cut_window(view)
     now = points[-1]
-    lag = 0 if view.tail_without_data else now.lag
+    lag = 0 if view.tail_without_data and now.lag is not None else now.lag
     produced = _measure_rate([(p.seconds, p.high) for p in points])
     consumed = _measure_consumed(points)
     pace = _find_pace(points, consumed, view.members)

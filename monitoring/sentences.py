@@ -90,5 +90,5 @@ def _tell_loss(part: PartitionStatus, consumers: int | None) -> str:
 
 def _round(count: int) -> int:
     """Two digits: it is a forecast."""
-    size = 10 ** max(0, len(str(count)) - 2)
+    size = int(10 ** max(0, len(str(count)) - 2))
     return round(count / size) * size

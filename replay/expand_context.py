@@ -27,7 +27,7 @@ from replay.brakes import check_requests
 from replay.expand_progress import BurndownView
 from replay.expand_topics import COUNTERS_LOST, ExpandTopics
 from replay.fleets import fleet_of
-from replay.observation import look_at_stream
+from replay.observation import note_stream
 
 _REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
@@ -196,7 +196,7 @@ class ExpandContext(ExpandTopics):
         """
         if self.session.has_guard:
             with suppress(BacklogError):
-                look_at_stream(self.workspace, self.stream)
+                note_stream(self.workspace, self.stream)
 
     def sample(self) -> Lags:
         """Reads both lags, keeps the sample, shows it."""
@@ -298,7 +298,7 @@ class ExpandContext(ExpandTopics):
         lows = list_offsets(self.admin, topic, numbers, "earliest")
         commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
         if any((commits[number] or 0) < low for number, low in lows.items()):
-            look_at_stream(self.workspace, self.stream)
+            note_stream(self.workspace, self.stream)
         return [SourceRange(number, low) for number, low in sorted(lows.items())]
 
     def check_ground(self) -> None:
@@ -341,7 +341,7 @@ class ExpandContext(ExpandTopics):
     def _note_expired(self) -> None:
         """Retention was faster: the gap is on record before the commit moves past it."""
         self.say("retention removed messages before they were relayed; `backlogctl gaps` shows it")
-        look_at_stream(self.workspace, self.stream)
+        note_stream(self.workspace, self.stream)
 
     def _count_consumers(self) -> int | None:
         try:

@@ -16,7 +16,7 @@ from backlog.kafka.log_dirs import LogDirs, read_log_dirs
 from backlog.kafka.peek import Peeked, peek_at
 from backlog.values import PartitionSample, Sample
 from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss
-from monitoring.lag import RATE_WINDOW, find_end, read_retention
+from monitoring.lag import RATE_WINDOW, find_end, read_retention, read_size_limit
 from monitoring.pace import Pace, measure_pace
 from monitoring.timeline import estimate_time
 from replay.kinds import EXPAND
@@ -59,14 +59,6 @@ class Ground:
     def lag(self) -> int:
         """Unread messages, at most; all partitions together."""
         return sum(part.lag for part in self.partitions)
-
-
-def read_limit_bytes(config: Mapping[str, str]) -> int | None:
-    """`retention.bytes` of a topic's settings; None where size deletes nothing."""
-    text = config.get("retention.bytes", "-1")
-    if "delete" not in config.get("cleanup.policy", "delete") or int(text) < 0:
-        return None
-    return int(text)
 
 
 def observe(
@@ -123,7 +115,7 @@ def observe(
         partitions=dated,
         lost=status["lost"],
         pace=pace,
-        loss=_find_loss(dated, topic, log_dirs, status["seconds_to_loss"], sample.taken_at),
+        loss=_find_loss(dated, topic, log_dirs, sample.taken_at),
         peeked=peeked,
         log_dirs=log_dirs,
         recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
@@ -171,7 +163,6 @@ def _find_loss(
     partitions: Iterable[Behind],
     topic: TopicInfo,
     log_dirs: LogDirs,
-    by_timeline: float | None,
     now: datetime,
 ) -> TimeToLoss:
     """The earliest loss: by the messages' own times, by when they were seen to come, or by size."""
@@ -180,11 +171,8 @@ def _find_loss(
         for part in partitions
         if part.lag
     ]
-    limit = read_limit_bytes(topic.config)
-    found = find_time_to_loss(unread, read_retention(topic.config), limit, now)
-    if by_timeline is not None and (found.seconds is None or by_timeline < found.seconds):
-        return TimeToLoss(by_timeline, "time", limited=True)
-    return found
+    limit = read_size_limit(topic.config)
+    return find_time_to_loss(unread, read_retention(topic.config), limit, now)
 
 
 def _tell_window(seconds: float) -> str:

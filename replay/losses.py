@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from backlog.config import Stream
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Gap, Sample
+from monitoring.looking import read_timeline
 from monitoring.timeline import bound_times
 from replay.workspace import Workspace
 
@@ -19,11 +20,7 @@ if TYPE_CHECKING:
 
 def read_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:
     """The samples of the stream's present topic and group, oldest first."""
-    return tuple(
-        sample
-        for sample in workspace.ledger.samples.history(stream.name)
-        if (sample.topic, sample.group) == (stream.topic, stream.group)
-    )
+    return read_timeline(workspace.ledger, stream)
 
 
 def tighten_times(gaps: Iterable[Gap], history: Sequence[Sample]) -> tuple[Gap, ...]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions
 
 from backlog.clock import Deadline
 from backlog.config import Config, Stream
-from backlog.errors import BacklogError, UsageError
-from backlog.kafka.admin import describe_topic
+from backlog.errors import UsageError
 from backlog.kafka.calls import ask, connect, wait_for
 from backlog.kafka.errors import GroupMissing
 from backlog.values import Gap
+from monitoring import looking
 from monitoring.gaps import Finding, Suspicion
-from monitoring.lag import build_status, read_retention, read_tails
 from monitoring.watcher import Observation, observe_stream
-from replay.losses import read_history
 from replay.workspace import Workspace
 
 LOOK_SECONDS = 30.0
@@ -44,27 +41,22 @@ def look_at_stream(
     workspace: Workspace, stream: Stream, deadline: Deadline | None = None
 ) -> tuple[Observation, dict[str, Any]]:
     """Samples a stream, records its gaps, and gives its entry of `status`."""
-    limit = deadline or Deadline(LOOK_SECONDS)
-    properties = workspace.properties(stream)
     ledger = workspace.ledger
-    history = read_history(workspace, stream)
-    seen = observe_stream(ledger, stream, properties, limit)
-    tails: frozenset[int] = frozenset()
-    with suppress(BacklogError):  # without it a reader one control record behind shows as lag
-        tails = read_tails(properties, seen.sample, stream.isolation, limit)
-    known = ledger.gaps.list(stream=stream.name)
-    retention = read_retention(describe_topic(properties, stream.topic, limit).config)
-    entry = build_status(
-        seen.sample,
-        stream.isolation,
-        history,
-        known,
-        retention,
-        tails,
+    look = looking.look_at_stream(
+        ledger,
+        stream,
+        workspace.properties(stream),
+        workspace.config.watch,
+        deadline or Deadline(LOOK_SECONDS),
     )
-    entry["warnings"] = tell_findings(seen, known)
-    entry["retention_seconds"] = None if retention is None else retention.total_seconds()
-    return seen, entry
+    entry = look.status.to_json()
+    entry["warnings"] = tell_findings(look.observation, ledger.gaps.list(stream=stream.name))
+    return look.observation, entry
+
+
+def note_stream(workspace: Workspace, stream: Stream) -> None:
+    """Samples a stream and records its gaps."""
+    observe_stream(workspace.ledger, stream, workspace.properties(stream), Deadline(LOOK_SECONDS))
 
 
 def tell_findings(seen: Observation, known: Iterable[Gap]) -> list[str]:

@@ -19,8 +19,9 @@ from backlog.kafka.clients import make_producer
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
+from monitoring.assessing import Surroundings, assess_stream
 from monitoring.gaps import Suspicion
-from monitoring.lag import build_status, count_lag, read_tails
+from monitoring.lag import count_lag, read_tails
 from monitoring.sampler import take_sample
 from monitoring.watcher import Observation, observe_stream, watch_streams
 from tests.kafka_tools import (
@@ -79,10 +80,10 @@ def test_real_retention_is_seen_exactly_and_outlives_the_reset(
         assert gap.first_time is not None
         assert gap.last_time is not None
         assert before <= gap.first_time <= gap.last_time
-    status = build_status(
+    status = assess_stream(
         observed.sample, "read_committed", ledger.samples.history("orders"), ledger.gaps.list()
     )
-    assert (status["lag"], status["lost"], status["verdict"]) == (21, 85, "lost")
+    assert (status.lag, status.lost, status.verdict) == (21, 85, "lost")
     # The consumer's own reset to the log start does not take the gap away, nor write it twice.
     commit(properties, group, name, {0: 42, 1: 52, 2: 62})
     later = observe_stream(ledger, stream, properties)
@@ -166,8 +167,8 @@ def test_fault_21_a_commit_that_vanished_and_one_that_never_was(
     delete_group(properties, group)
     vanished = observe_stream(ledger, stream, properties)
     assert spans(vanished.gaps) == [(Cause.COMMIT_VANISHED, Certainty.REPORTED, 0, 30, None)]
-    status = build_status(vanished.sample, "read_committed", gaps=ledger.gaps.list())
-    assert (status["verdict"], status["lag"], status["lost"]) == ("unknown", None, None)
+    status = assess_stream(vanished.sample, "read_committed", gaps=ledger.gaps.list())
+    assert (status.verdict, status.lag, status.lost) == ("unknown", None, None)
     causes = [gap.cause for gap in ledger.gaps.list("orders")]
     observe_stream(ledger, stream, properties)
     assert [gap.cause for gap in ledger.gaps.list("orders")] == causes
@@ -234,8 +235,8 @@ def test_fault_20_control_records_are_neither_loss_nor_lag(
     assert [count_lag(part, "read_committed") for part in sample.partitions] == [1, 2]
     tails = read_tails(properties, sample, "read_committed")
     assert tails == {0}
-    status = build_status(sample, "read_committed", tails=tails)
-    assert [entry["lag"] for entry in status["partitions"]] == [0, 2]
+    status = assess_stream(sample, "read_committed", around=Surroundings(tails=tails))
+    assert [part.lag for part in status.partitions] == [0, 2]
 
 
 def test_fault_24_an_open_transaction_parts_the_two_ends(

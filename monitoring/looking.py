@@ -1,0 +1,208 @@
+"""Looks at a stream: a sample, its gaps, and the status that on-call reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError
+from backlog.kafka.admin import describe_topic
+from backlog.kafka.calls import connect
+from backlog.kafka.clients import Admin, Properties
+from backlog.kafka.log_dirs import read_log_dirs
+from backlog.kafka.peek import peek_at
+from backlog.ledger import Ledger
+from backlog.values import Sample
+from monitoring.assessing import Surroundings, assess_stream, list_behind
+from monitoring.lag import read_retention, read_size_limit, read_tails
+from monitoring.marks import Marks
+from monitoring.sampler import StreamLike
+from monitoring.status import GroupStatus, Retention
+from monitoring.watcher import OBSERVE_SECONDS, Observation, observe_stream
+
+PEEK_SECONDS = 5.0
+
+
+class WatchLike(Protocol):
+    """What judging needs of the configuration."""
+
+    @property
+    def window(self) -> timedelta: ...
+    @property
+    def horizon(self) -> timedelta: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a stream showed."""
+
+    observation: Observation
+    status: GroupStatus
+
+
+def look_at_stream(
+    ledger: Ledger,
+    stream: StreamLike,
+    properties: Properties,
+    watch: WatchLike,
+    deadline: Deadline | None = None,
+    *,
+    admin: Admin | None = None,
+    marks: Marks | None = None,
+) -> Look:
+    """Samples a stream, records its gaps, and judges it.
+
+    Args:
+        admin, marks: kept from the last look by those who look often.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    limit = deadline or Deadline(OBSERVE_SECONDS)
+    connection = admin or connect(properties)
+    seen = observe_stream(ledger, stream, connection, limit, marks=marks)
+    return Look(seen, assess_now(ledger, stream, properties, watch, seen.sample, limit, connection))
+
+
+def assess_now(
+    ledger: Ledger,
+    stream: StreamLike,
+    properties: Properties,
+    watch: WatchLike,
+    sample: Sample,
+    limit: Deadline,
+    admin: Admin,
+) -> GroupStatus:
+    """The status at a sample that was just taken, with what only the brokers tell.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    history = read_timeline(ledger, stream)
+    gaps = ledger.gaps.list(stream=stream.name)
+    config = describe_topic(admin, stream.topic, limit).config
+    around = _describe_stream(stream, Retention(read_retention(config), read_size_limit(config)))
+    tails: frozenset[int] = frozenset()
+    with suppress(BacklogError):  # without it a reader one control record behind shows as lag
+        tails = read_tails(properties, sample, stream.isolation, limit)
+    # A first judgement says which partitions are behind: only they need more.
+    behind = list_behind(assess_stream(sample, stream.isolation, gaps=gaps, around=around))
+    starts = {number: at for number, at in behind.items() if number not in tails}
+    return assess_stream(
+        sample,
+        stream.isolation,
+        history,
+        gaps,
+        _add_to(
+            around,
+            tails=tails,
+            oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit),
+            sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit),
+        ),
+        window=watch.window,
+        horizon=watch.horizon,
+    )
+
+
+def judge_stored(
+    ledger: Ledger, stream: StreamLike, watch: WatchLike, now: datetime
+) -> GroupStatus | None:
+    """The status at the newest stored sample, without asking a broker; None without a sample.
+
+    Retention is not in the ledger: nothing is said about losses to come.
+
+    Args:
+        now: samples younger than this are left out.
+
+    Raises:
+        LedgerError.
+    """
+    history = [sample for sample in read_timeline(ledger, stream) if sample.taken_at <= now]
+    if not history:
+        return None
+    return assess_stream(
+        history[-1],
+        stream.isolation,
+        history[:-1],
+        ledger.gaps.list(stream=stream.name),
+        _describe_stream(stream, Retention()),
+        window=watch.window,
+        horizon=watch.horizon,
+    )
+
+
+def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
+    """The samples of the stream's present topic and group, oldest first."""
+    return tuple(
+        sample
+        for sample in ledger.samples.history(stream.name)
+        if (sample.cluster, sample.topic, sample.group)
+        == (stream.cluster, stream.topic, stream.group)
+    )
+
+
+def _describe_stream(stream: StreamLike, retention: Retention) -> Surroundings:
+    # Not every stream can be repaired: one of `--bootstrap` has no such sections.
+    consumers: Any = getattr(stream, "consumers", None)
+    return Surroundings(
+        retention=retention,
+        consumers=None if consumers is None else consumers.replicas,
+        has_consumers=consumers is not None,
+        has_source=getattr(stream, "source", None) is not None,
+    )
+
+
+def _add_to(
+    around: Surroundings,
+    *,
+    tails: frozenset[int],
+    oldest: Mapping[int, datetime],
+    sizes: Mapping[int, int],
+) -> Surroundings:
+    return Surroundings(
+        around.retention,
+        tails,
+        oldest,
+        sizes,
+        around.consumers,
+        around.has_consumers,
+        around.has_source,
+    )
+
+
+def _read_oldest(
+    properties: Properties,
+    topic: str,
+    starts: Mapping[int, int],
+    retention: Retention,
+    limit: Deadline,
+) -> dict[int, datetime]:
+    """The oldest unread messages' own times, which retention goes by; where they can be read."""
+    if retention.time is None or not starts:
+        return {}
+    with suppress(BacklogError):
+        found = peek_at(properties, topic, starts, 1, Deadline(limit.remaining(PEEK_SECONDS)))
+        return {
+            number: messages[0].at
+            for number, messages in found.items()
+            if messages and messages[0].at is not None
+        }
+    return {}
+
+
+def _read_sizes(
+    properties: Properties,
+    topic: str,
+    starts: Mapping[int, int],
+    retention: Retention,
+    limit: Deadline,
+) -> dict[int, int]:
+    if retention.bytes is None or not starts:
+        return {}
+    log_dirs = read_log_dirs(properties, topic, Deadline(limit.remaining(PEEK_SECONDS)))
+    sizes = {number: log_dirs.partition_bytes(number) for number in starts}
+    return {number: size for number, size in sizes.items() if size is not None}

@@ -1,0 +1,254 @@
+"""One partition's verdict, case by case, and what holds for any window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitoring.judging import PartitionView, Point, judge_partition
+from monitoring.status import Retention
+from monitoring.verdicts import Verdict, find_worst
+
+MINUTE = 60.0
+DAY = Retention(time=timedelta(days=1))
+
+
+def make_points(
+    commits: list[int | None], ends: list[int], *, low: int = 0, step: float = MINUTE
+) -> list[Point]:
+    last = len(commits) - 1
+    return [
+        Point((number - last) * step, low, committed, end, end)
+        for number, (committed, end) in enumerate(zip(commits, ends, strict=True))
+    ]
+
+
+def judge(commits: list[int | None], ends: list[int], **known: object) -> Verdict:
+    view = PartitionView(0, make_points(commits, ends), members=True)
+    return judge_partition(replace(view, **known)).verdict  # type: ignore[arg-type]
+
+
+FULL = 11  # points a minute apart: ten minutes, the window
+
+
+def test_ok_is_no_lag_a_lag_that_falls_and_one_that_was_gone_within_the_window() -> None:
+    ends = list(range(0, 1100, 100))
+    assert judge(list(ends), ends) is Verdict.OK
+    falling: list[int | None] = list(range(0, 1540, 140))
+    assert judge(falling, [5000 + end for end in ends]) is Verdict.OK
+    gone: list[int | None] = [100, *([200] * 10)]
+    assert judge(gone, [100, *([300] * 10)]) is Verdict.OK
+
+
+def test_warn_is_a_lag_that_never_fell_and_grew() -> None:
+    slow: list[int | None] = list(range(0, 550, 50))
+    assert judge(slow, list(range(100, 1200, 100))) is Verdict.WARN
+    # As fast as the producers, at a distance: that is no trend.
+    assert judge(slow, list(range(100, 650, 50))) is Verdict.OK
+
+
+def test_stall_and_stop_are_commits_that_do_not_move_with_and_without_members() -> None:
+    still: list[int | None] = [100] * FULL
+    ends = list(range(200, 1300, 100))
+    assert judge(still, ends) is Verdict.STALL
+    assert judge(still, [200] * FULL) is Verdict.STALL
+    assert judge(still, ends, members=False) is Verdict.STOP
+    assert judge(still, ends, members=None) is Verdict.STALL
+
+
+def test_rewind_is_a_commit_below_where_it_had_been() -> None:
+    back: list[int | None] = [1000, 1000, 200, *range(250, 650, 50)]
+    assert judge(back, [1000] * FULL) is Verdict.REWIND
+    recovered: list[int | None] = [1000, 1000, 200, 600, *([1050] * 7)]
+    assert judge(recovered, [*([1000] * 4), *([1050] * 7)]) is Verdict.OK
+    # Read again up to the end is as good.
+    assert judge([1000, 200, 1000], [1000] * 3) is Verdict.OK
+
+
+def test_too_few_samples_are_lagging_and_no_trend() -> None:
+    assert judge([100], [200]) is Verdict.LAGGING
+    assert judge([100, 100], [200, 300]) is Verdict.LAGGING
+    assert judge([100] * 6, [200] * 6) is Verdict.LAGGING
+
+
+def test_losing_is_retention_that_passes_the_group_within_the_horizon() -> None:
+    # 1,000 a minute are written, 500 read; kept for 30 min.
+    commits: list[int | None] = list(range(0, 20_500, 500))
+    ends = list(range(0, 41_000, 1000))
+    keeps = Retention(time=timedelta(minutes=30))
+    view = PartitionView(0, make_points(commits, ends), True, retention=keeps)
+    judged = judge_partition(view)
+    assert judged.verdict is Verdict.LOSING
+    # At 20,000 of 40,000: written 20 min ago, so retention gets there in 10 min; it goes twice as
+    # fast as the group, and so passes it in 20 min.
+    assert judged.seconds_to_loss == pytest.approx(20 * MINUTE, rel=0.01)
+    assert judged.seconds_retained == pytest.approx(10 * MINUTE, rel=0.01)
+    assert judged.lag_seconds == pytest.approx(20 * MINUTE, rel=0.01)
+    # In 20 min the group is at 30,000; until the rest is gone, 10 min later, it reads 5,000 of it.
+    assert judged.expected_loss == pytest.approx(5_000, rel=0.02)
+    # 20,000 unread have to be read in the 30 min that their newest is kept: as many as come in.
+    assert judged.needed_per_second == pytest.approx(1000 / 60, rel=0.01)
+    assert judged.loss_by == "time"
+    assert judge_partition(replace(view, horizon=15 * MINUTE)).verdict is Verdict.WARN
+    assert judge_partition(replace(view, retention=DAY, horizon=3600.0)).seconds_to_loss is None
+
+
+def test_a_group_that_is_gone_loses_when_its_oldest_message_is_old() -> None:
+    points = make_points([500, 500], [1000, 1000])
+    keeps = Retention(time=timedelta(hours=2))
+    view = PartitionView(0, points, False, retention=keeps, oldest_seconds=3600.0)
+    judged = judge_partition(view)
+    assert judged.verdict is Verdict.LOSING
+    assert judged.seconds_to_loss == pytest.approx(3600.0)
+    assert judged.expected_loss == 500
+    # Who reads, and how fast, is not known from one sample of a group with members.
+    one = judge_partition(replace(view, points=points[-1:], members=True))
+    assert (one.verdict, one.seconds_to_loss) == (Verdict.LAGGING, None)
+    assert one.seconds_retained == pytest.approx(3600.0)
+
+
+def test_losing_by_size_is_told_from_bytes_and_the_rate_of_writing() -> None:
+    # 100 bytes each, 10 a second; 300,000 bytes are kept: 3,000 offsets.
+    ends = list(range(4000, 10_600, 600))
+    still: list[int | None] = [9000] * FULL
+    view = PartitionView(
+        0,
+        make_points(still, ends, low=5000),
+        False,
+        retention=Retention(bytes=300_000),
+        bytes=500_000,
+    )
+    judged = judge_partition(view)
+    assert (judged.verdict, judged.loss_by) == (Verdict.LOSING, "size")
+    # 9,000 is 1,000 behind the end: gone when 2,000 more follow, in 200 s.
+    assert judged.seconds_to_loss == pytest.approx(200.0)
+    assert judged.expected_loss == 1000
+
+
+def test_a_healthy_group_with_a_pace_a_little_below_is_not_losing() -> None:
+    # Commits come in batches: over this window it read a tenth less than was written.
+    commits: list[int | None] = [n * 1000 - (n % 3) * 300 - 100 for n in range(FULL)]
+    ends = [n * 1000 for n in range(FULL)]
+    keeps = Retention(time=timedelta(hours=1))
+    assert judge(commits, ends, retention=keeps) is Verdict.OK
+
+
+def test_lost_stays_until_it_is_put_back_and_tells_what_comes_next() -> None:
+    still: list[int | None] = [100] * FULL
+    assert judge([500], [500], lost=7) is Verdict.LOST
+    assert judge(still, [200] * FULL, lost=1) is Verdict.LOST
+    assert judge([500], [500], lost=0) is Verdict.OK
+
+
+def test_fault_22_a_commit_beyond_the_end_is_its_own_verdict() -> None:
+    assert judge([600] * FULL, [500] * FULL) is Verdict.BEYOND_END
+
+
+@pytest.mark.parametrize("members", [True, False, None])
+def test_fault_27_partitions_with_nothing_to_read_are_ok(members: bool | None) -> None:
+    assert judge([None] * FULL, [0] * FULL, members=members, retention=DAY) is Verdict.OK
+    assert judge([0] * FULL, [0] * FULL, members=members, retention=DAY) is Verdict.OK
+    idle: list[int | None] = [500] * FULL
+    assert judge(idle, [500] * FULL, members=members, retention=DAY) is Verdict.OK
+    # All of it expired, and was read.
+    expired = PartitionView(0, make_points(idle, [500] * FULL, low=500), members, retention=DAY)
+    assert judge_partition(expired).verdict is Verdict.OK
+
+
+def test_fault_20_a_control_record_at_the_end_is_no_lag_for_ever() -> None:
+    still: list[int | None] = [499] * FULL
+    assert judge(still, [500] * FULL) is Verdict.STALL
+    assert judge(still, [500] * FULL, tail_without_data=True) is Verdict.OK
+
+
+def test_fault_21_without_a_commit_nothing_is_said() -> None:
+    assert judge([None] * FULL, [500] * FULL) is Verdict.UNKNOWN
+    judged = judge_partition(PartitionView(0, make_points([None], [500])))
+    assert (judged.lag, judged.lost, judged.lag_seconds) == (None, None, None)
+
+
+offsets = st.integers(0, 10_000)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> PartitionView:
+    count = draw(st.integers(1, 14))
+    highs = sorted(draw(st.lists(offsets, min_size=count, max_size=count)))
+    points = []
+    for number, high in enumerate(highs):
+        low = draw(st.integers(0, high))
+        committed = draw(st.none() | st.integers(0, high + 5))
+        end = draw(st.integers(low, high))
+        points.append(Point((number - count + 1) * MINUTE, low, committed, end, high))
+    return PartitionView(
+        partition=0,
+        points=points,
+        members=draw(st.sampled_from([True, False, None])),
+        lost=draw(st.none() | st.integers(0, 5)),
+        tail_without_data=draw(st.booleans()),
+        retention=Retention(
+            draw(st.none() | st.builds(timedelta, seconds=st.integers(0, 10_000))),
+            draw(st.none() | st.integers(0, 10**6)),
+        ),
+        oldest_seconds=draw(st.none() | st.floats(0, 10_000)),
+        bytes=draw(st.none() | st.integers(0, 10**6)),
+        window=draw(st.sampled_from([120.0, 600.0])),
+    )
+
+
+@given(views())
+def test_any_window_gives_figures_that_are_numbers(view: PartitionView) -> None:
+    judged = judge_partition(view)
+    for field in fields(judged):
+        value = getattr(judged, field.name)
+        if isinstance(value, float):
+            assert math.isfinite(value)
+            assert value >= 0
+    assert (judged.seconds_to_loss is None) == (judged.loss_by is None)
+    if judged.verdict is Verdict.LOSING:
+        assert judged.seconds_to_loss is not None
+        assert judged.seconds_to_loss <= view.horizon
+    if judged.seconds_to_loss is not None and judged.seconds_retained is not None:
+        # A group that reads is never reached sooner than one that stands still.
+        assert judged.seconds_to_loss >= judged.seconds_retained - 1e-6
+    assert (judged.verdict is Verdict.LOST) == bool(view.lost)
+    if not judged.lag and judged.lag is not None and not view.lost:
+        assert judged.verdict in (Verdict.OK, Verdict.BEYOND_END)
+
+
+@given(views(), st.integers(1, 10**12))
+def test_where_a_log_begins_does_not_matter(view: PartitionView, by: int) -> None:
+    moved = [
+        replace(
+            p,
+            low=p.low + by,
+            end=p.end + by,
+            high=p.high + by,
+            committed=None if p.committed is None else p.committed + by,
+        )
+        for p in view.points
+    ]
+    one, other = judge_partition(view), judge_partition(replace(view, points=moved))
+    assert (one.lag, one.loss_by) == (other.lag, other.loss_by)
+    if view.points[-1].high > 0:
+        assert one.verdict is other.verdict
+
+
+@given(views(), st.integers(1, 5))
+def test_what_is_older_than_two_windows_does_not_matter(view: PartitionView, more: int) -> None:
+    inside = [point for point in view.points if point.seconds >= -2 * view.window]
+    old = [Point(-2 * view.window - n, 0, n, 9, 9) for n in range(more, 0, -1)]
+    ends = [(point.seconds, point.high) for point in inside]
+    one = replace(view, points=inside, timeline=ends)
+    assert judge_partition(one) == judge_partition(replace(one, points=[*old, *inside]))
+
+
+def test_verdicts_are_ordered_from_good_to_bad() -> None:
+    assert find_worst([]) is Verdict.OK
+    assert find_worst([Verdict.WARN, Verdict.LOST, Verdict.LOSING]) is Verdict.LOST
+    assert find_worst([Verdict.LAGGING, Verdict.OK]) is Verdict.LAGGING
