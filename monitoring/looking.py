@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from backlog.clock import Deadline
-from backlog.errors import BacklogError
+from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.admin import describe_topic
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import Admin, Properties
+from backlog.kafka.errors import TopicMissing
 from backlog.kafka.log_dirs import read_log_dirs
 from backlog.kafka.peek import peek_at
 from backlog.ledger import Ledger
@@ -20,9 +21,9 @@ from backlog.values import Sample
 from monitoring.assessing import Surroundings, assess_stream, list_behind
 from monitoring.lag import read_retention, read_size_limit, read_tails
 from monitoring.marks import Marks
+from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
-from monitoring.status import GroupStatus, Retention
-from monitoring.watcher import OBSERVE_SECONDS, Observation, observe_stream
+from monitoring.status import UNLIMITED, GroupStatus, Retention
 
 PEEK_SECONDS = 5.0
 
@@ -76,8 +77,12 @@ def assess_now(
     sample: Sample,
     limit: Deadline,
     admin: Admin,
+    history: Sequence[Sample] | None = None,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers tell.
+
+    Args:
+        history: the stream's samples; None reads the ledger.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
@@ -129,7 +134,7 @@ def judge_stored(
         stream.isolation,
         history[:-1],
         ledger.gaps.list(stream=stream.name),
-        _describe_stream(stream, Retention()),
+        _describe_stream(stream, UNLIMITED),
         window=watch.window,
         horizon=watch.horizon,
     )
@@ -143,6 +148,17 @@ def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
         if (sample.cluster, sample.topic, sample.group)
         == (stream.cluster, stream.topic, stream.group)
     )
+
+
+def _read_retention(admin: Admin, topic: str, limit: Deadline) -> Retention:
+    """Unknown where its settings may not be read: the rest can be told all the same."""
+    try:
+        config = describe_topic(admin, topic, limit).config
+    except KafkaFailure as error:
+        if error.retryable or isinstance(error, TopicMissing):
+            raise
+        return UNLIMITED
+    return Retention(read_retention(config), read_size_limit(config))
 
 
 def _describe_stream(stream: StreamLike, retention: Retention) -> Surroundings:

@@ -15,7 +15,7 @@ from backlog.kafka.errors import GroupMissing
 from backlog.values import Gap
 from monitoring import looking
 from monitoring.gaps import Finding, Suspicion
-from monitoring.watcher import Observation, observe_stream
+from monitoring.observing import Observation, observe_stream
 from replay.workspace import Workspace
 
 LOOK_SECONDS = 30.0

@@ -22,8 +22,9 @@ from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
 from monitoring.assessing import Surroundings, assess_stream
 from monitoring.gaps import Suspicion
 from monitoring.lag import count_lag, read_tails
+from monitoring.observing import Observation, observe_stream
 from monitoring.sampler import take_sample
-from monitoring.watcher import Observation, observe_stream, watch_streams
+from monitoring.watcher import watch_streams
 from tests.kafka_tools import (
     StreamStub,
     commit,

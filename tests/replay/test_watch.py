@@ -13,7 +13,7 @@ from backlog.errors import ClusterUnreachable
 from backlog.values import Sample
 from monitoring import watcher
 from monitoring.marks import make_marks
-from monitoring.watcher import Observation
+from monitoring.observing import Observation
 from replay.cli import main, shared
 from tests.replay.makers import write_config
 

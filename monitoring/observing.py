@@ -1,0 +1,190 @@
+"""Observes a stream once: sample, judge, record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol
+
+from backlog.clock import Deadline, utc_now
+from backlog.kafka.calls import Connection, connect
+from backlog.values import Cause, DatePiece, Gap, PartitionSample, Sample, TimeBounds
+from monitoring.gaps import Finding, Suspicion, find_gaps
+from monitoring.marks import Marks, advance_marks, make_marks, raise_marks
+from monitoring.sampler import StreamLike, take_sample
+from monitoring.timeline import bound_times
+
+# What decides on the next sample lies within these: the longest settling time, and some.
+RECENT = timedelta(hours=1)
+PAUSE = 0.5
+LOOKS_AT_MOVING_LOW = 3
+OBSERVE_SECONDS = 30.0
+
+
+class MarkLike(Protocol):
+    """What the ledger keeps of commits after their samples are gone."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def topic_id(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def max_committed(self) -> int: ...
+    @property
+    def last_committed(self) -> int: ...
+
+
+class SamplesLike(Protocol):
+    """The ledger's verbs on samples that are used here."""
+
+    def add(self, sample: Sample) -> None: ...
+    def latest(self, stream: str) -> Sample | None: ...
+    def history(self, stream: str, since: datetime | None = None) -> tuple[Sample, ...]: ...
+    def committed_marks(self, stream: str) -> Sequence[MarkLike]: ...
+    def thin(self, now: datetime, horizon: timedelta) -> int: ...
+
+
+class GapsLike(Protocol):
+    """The ledger's verbs on gaps that are used here."""
+
+    def record(self, gap: Gap, date: DatePiece | None = None) -> Gap: ...
+    def close_answered(self, sample: Sample) -> int: ...
+
+
+class LedgerLike(Protocol):
+    """The part of the ledger that monitoring writes."""
+
+    @property
+    def samples(self) -> SamplesLike: ...
+    @property
+    def gaps(self) -> GapsLike: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
+    the rest. `marks` is the past for the next look.
+    """
+
+    sample: Sample
+    gaps: tuple[Gap, ...]
+    findings: tuple[Finding, ...]
+    marks: Marks
+
+
+def load_marks(ledger: LedgerLike, stream: StreamLike) -> Marks:
+    """The past of a stream, as its samples and commit marks in the ledger tell it."""
+    samples = ledger.samples.history(stream.name, utc_now() - RECENT)
+    if not samples:
+        latest = ledger.samples.latest(stream.name)
+        samples = () if latest is None else (latest,)
+    marks = make_marks(_of_stream(samples, stream))
+    commits = {
+        mark.partition: (mark.max_committed, mark.last_committed)
+        for mark in ledger.samples.committed_marks(stream.name)
+        if mark.group == stream.group and mark.topic_id == marks.topic_id
+    }
+    return raise_marks(marks, marks.topic_id, commits)
+
+
+def observe_stream(
+    ledger: LedgerLike,
+    stream: StreamLike,
+    connection: Connection,
+    deadline: Deadline | None = None,
+    *,
+    marks: Marks | None = None,
+    settle: bool = True,
+) -> Observation:
+    """Samples a stream, records the gaps seen, and stores the sample.
+
+    A suspicion that a few seconds can decide is looked at again within the deadline; so is an
+    expired range whose log start may be moving, so that both bounds are reported.
+
+    Args:
+        marks: the past, as the last observation returned it; None reads the ledger.
+        settle: False takes one sample only.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
+    past = load_marks(ledger, stream) if marks is None else marks
+    recorded: dict[str, Gap] = {}
+    first: Sample | None = None
+    looks = 0
+    while True:
+        sample = take_sample(stream, admin, limit)
+        first = first or sample
+        judgement = find_gaps(past, sample)
+        # Gaps before the sample: a crash in between finds them again, not the other way round.
+        for gap, date in _date_gaps(ledger, stream, sample, judgement.gaps):
+            kept = ledger.gaps.record(gap, date)
+            recorded[kept.id] = kept
+        ledger.gaps.close_answered(sample)
+        ledger.samples.add(sample)
+        past = advance_marks(past, sample)
+        looks += 1
+        expired = any(gap.cause is Cause.EXPIRED for gap in judgement.gaps)
+        moving = expired and looks < LOOKS_AT_MOVING_LOW
+        if not settle or not (judgement.is_undecided or moving) or limit.remaining() < 2 * PAUSE:
+            break
+        time.sleep(PAUSE)
+    findings = (*judgement.findings, *_compare_lows(first, sample, recorded.values()))
+    return Observation(sample, tuple(recorded.values()), findings, past)
+
+
+def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
+    """Without samples from before the stream was pointed at another topic or group."""
+    return tuple(
+        sample
+        for sample in samples
+        if (sample.cluster, sample.topic, sample.group)
+        == (stream.cluster, stream.topic, stream.group)
+    )
+
+
+def _date_gaps(
+    ledger: LedgerLike, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
+) -> Iterator[tuple[Gap, DatePiece | None]]:
+    """The gaps with their times, and what dates the pieces that the ledger makes of them."""
+    if not any(gap.end is not None for gap in gaps):
+        yield from ((gap, None) for gap in gaps)
+        return
+    timeline = (*_of_stream(ledger.samples.history(stream.name), stream), sample)
+    for gap in gaps:
+        if gap.start is None or gap.end is None:
+            yield gap, None
+            continue
+        date = partial(_date_piece, timeline, gap)
+        bounds = date(gap.start, gap.end)
+        yield replace(gap, first_time=bounds.lower, last_time=bounds.upper), date
+
+
+def _date_piece(timeline: Sequence[Sample], gap: Gap, start: int, end: int) -> TimeBounds:
+    return bound_times(timeline, gap.partition, start, end, gap.topic_id)
+
+
+def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[Finding, ...]:
+    before: dict[int, PartitionSample] = {part.partition: part for part in first.partitions}
+    hit = {gap.partition for gap in gaps if gap.cause is Cause.EXPIRED}
+    return tuple(
+        Finding(
+            Suspicion.LOW_MOVED,
+            part.partition,
+            before[part.partition].low,
+            part.low,
+            f"the log start moved from {before[part.partition].low} to {part.low} while it was "
+            "looked at",
+        )
+        for part in last.partitions
+        if part.partition in hit
+        and part.partition in before
+        and part.low != before[part.partition].low
+        and first.topic_id == last.topic_id
+    )
