@@ -9,6 +9,7 @@ from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
 from backlog.ledger.database import Database
 from backlog.ledger.events import Events
+from backlog.ledger.figures import Figures
 from backlog.ledger.gaps import Gaps
 from backlog.ledger.holds import Holds
 from backlog.ledger.leases import Leases
@@ -34,6 +35,7 @@ class Ledger:
         self.temporary_topics = TemporaryTopics(database)
         self.holds = Holds(database)
         self.burndown = Burndown(database)
+        self.figures = Figures(database)
 
     @property
     def label(self) -> str:

@@ -137,7 +137,8 @@ OURS: tuple[Metric, ...] = (
         "backlog_sample_age_seconds",
         "gauge",
         ("cluster", "stream"),
-        "Since the newest sample of a stream, or of all groups of a cluster (stream empty).",
+        "Since the newest sample of a stream, or of all groups of a cluster (stream empty); since "
+        "the start where there was none yet.",
     ),
     Metric(
         "backlog_sample_failures",
@@ -152,6 +153,7 @@ OURS: tuple[Metric, ...] = (
         "How long the last pass over all groups of the cluster took.",
     ),
     Metric("backlog_groups", "gauge", ("cluster",), "Groups in the last pass."),
+    Metric("backlog_ledger_up", "gauge", (), "1 if the ledger answered this scrape."),
     Metric(
         "backlog_partitions_left_out",
         "gauge",

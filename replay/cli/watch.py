@@ -11,7 +11,8 @@ import typer
 from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
-    from monitoring.watcher import Observation
+    from monitoring.observing import Observation
+    from replay.exporting import Exporter
 
 
 @verb
@@ -20,16 +21,33 @@ def watch_streams(
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="End after so many rounds.", min=1)
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            help="Serve /metrics and the page here instead of `watch.listen`; port 0: a free one.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Serve nothing.")] = False,
 ) -> None:
-    """Sample every stream on an interval until Ctrl-C; tell and record gaps; give holds back."""
+    """Sample every stream, and all groups of its cluster, on an interval until Ctrl-C.
+
+    Tells and records gaps, gives holds back, and serves /metrics, /healthz, /readyz and a page.
+    With --rounds it serves only if --listen is given.
+    """
+    from contextlib import ExitStack
+
     from backlog.clock import utc_now
     from backlog.config import mask_secrets
-    from backlog.errors import BacklogError
+    from backlog.errors import BacklogError, UsageError
     from backlog.numbers import format_count, format_plural
     from monitoring.watcher import watch_streams as watch_all
     from replay.holds import release_due
     from replay.observation import choose_streams, tell_findings
 
+    if listen is not None and no_serve:
+        raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
     workspace = session.open_workspace()
     config = workspace.config
     count = len(choose_streams(config, []))
@@ -80,20 +98,32 @@ def watch_streams(
             say(f"{what}: {error}", "red")
 
     interval = config.watch.interval
-    session.say(
-        f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
-        "Ctrl-C ends it"
-    )
-    seen = watch_all(
-        config,
-        workspace.ledger,
-        interval,
-        stop,
-        tell,
-        horizon=config.watch.horizon,
-        on_outage=tell_outage,
-        rounds=rounds,
-    )
+    with ExitStack() as stack:
+        exporter: Exporter | None = None
+        if listen is not None or not (no_serve or rounds):
+            from replay.exporting import open_exporter
+
+            address = listen or config.watch.listen
+            subject = "--listen" if listen else "watch.listen"
+            exporter = stack.enter_context(open_exporter(workspace, address, subject))
+            session.say(f"serving {exporter.url}/ and {exporter.url}/metrics")
+        session.say(
+            f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
+            "Ctrl-C ends it"
+        )
+        seen = watch_all(
+            config,
+            workspace.ledger,
+            interval,
+            stop,
+            tell,
+            horizon=config.watch.horizon,
+            window=config.watch.window,
+            on_status=None if exporter is None else exporter.board.put_stream,
+            on_error=None if exporter is None else exporter.note,
+            on_outage=tell_outage,
+            rounds=rounds,
+        )
     if seen.error is not None and not seen.looks:
         raise seen.error
     session.emit({"rounds": seen.rounds, "looks": seen.looks, "new_gaps": new}, "")

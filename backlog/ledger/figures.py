@@ -1,0 +1,124 @@
+"""Figures of the whole ledger, counted by the database and without the plans, which are large."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import and_, func, or_, select
+
+from backlog.ledger.columns import UtcTime
+from backlog.ledger.database import Database
+from backlog.ledger.models import events, gaps, recoveries
+from backlog.values import Cause, GapState, RecoveryState
+
+_ENDS = tuple(
+    state.value
+    for state in (RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GapFigure:
+    """Gaps of one kind; `offsets` are those of the gaps whose range is known, None of none."""
+
+    cluster: str
+    stream: str
+    group: str
+    topic: str
+    state: GapState
+    cause: Cause
+    count: int
+    offsets: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFigure:
+    """A recovery without its plan; `since` is when it came into its state."""
+
+    id: str
+    kind: str
+    stream: str
+    state: RecoveryState
+    since: datetime
+    injected: int
+    lease_until: datetime | None
+
+
+class Figures:
+    """Verbs on figures."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def gaps(self) -> tuple[GapFigure, ...]:
+        """Every gap of the ledger, by stream, state and cause."""
+        keys = (
+            gaps.c.cluster,
+            gaps.c.stream,
+            gaps.c.group_id,
+            gaps.c.topic,
+            gaps.c.state,
+            gaps.c.cause,
+        )
+        offsets = func.sum(gaps.c.end_offset - gaps.c.start_offset)
+        query = select(*keys, func.count(), offsets).group_by(*keys).order_by(*keys)
+        with self._database.read() as connection:
+            return tuple(
+                GapFigure(
+                    cluster,
+                    stream,
+                    group,
+                    topic,
+                    GapState(state),
+                    Cause(cause),
+                    count,
+                    None if known is None else int(known),
+                )
+                for cluster, stream, group, topic, state, cause, count, known in connection.execute(
+                    query
+                )
+            )
+
+    def recoveries(self) -> tuple[RecoveryFigure, ...]:
+        """Those that are not at an end, and the last of each stream; oldest first."""
+        last = (
+            select(recoveries.c.stream, func.max(recoveries.c.id).label("id"))
+            .group_by(recoveries.c.stream)
+            .subquery()
+        )
+        since = func.max(events.c.at, type_=UtcTime())
+        columns = (
+            recoveries.c.id,
+            recoveries.c.kind,
+            recoveries.c.stream,
+            recoveries.c.state,
+            recoveries.c.created_at,
+            recoveries.c.injected,
+            recoveries.c.lease_until,
+        )
+        changed = and_(
+            events.c.recovery_id == recoveries.c.id, events.c.action == recoveries.c.state
+        )
+        query = (
+            select(*columns, since.label("since"))
+            .select_from(
+                recoveries.outerjoin(last, last.c.id == recoveries.c.id).outerjoin(events, changed)
+            )
+            .where(or_(recoveries.c.state.not_in(_ENDS), last.c.id.is_not(None)))
+            .group_by(*columns)
+            .order_by(recoveries.c.created_at, recoveries.c.id)
+        )
+        with self._database.read() as connection:
+            return tuple(
+                RecoveryFigure(
+                    id=row.id,
+                    kind=row.kind,
+                    stream=row.stream,
+                    state=RecoveryState(row.state),
+                    since=row.since or row.created_at,
+                    injected=row.injected,
+                    lease_until=row.lease_until,
+                )
+                for row in connection.execute(query)
+            )

@@ -1,0 +1,1 @@
+"""All groups of a cluster: one pass reads them, windows remember them, and they are judged."""

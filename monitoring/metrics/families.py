@@ -1,0 +1,171 @@
+"""The families that are written once a look: those of groups, partitions and topics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from monitoring.board import ClusterPass, TopicPartitionState
+from monitoring.metrics.catalogue import Family
+from monitoring.metrics.exposition import Lines, escape_value, write_labels
+from monitoring.status import GroupStatus
+from monitoring.verdicts import Verdict
+
+_PLACE = ("cluster", "group", "topic", "stream")
+# kafka-lag-exporter's labels of a member, which are empty where a group is looked at from outside.
+_NO_MEMBER = 'member_host="",consumer_id="",client_id=""'
+
+
+class _Writer:
+    """Collects the lines of several families."""
+
+    def __init__(self) -> None:
+        self._lines: defaultdict[str, list[str]] = defaultdict(list)
+
+    def add(self, name: str, labels: str, value: float | None) -> None:
+        """A line; none where the value is not known."""
+        if value is not None:
+            self._lines[name].append(f"{name}{{{labels}}} {value!r}\n")
+
+    def finish(self) -> dict[str, bytes]:
+        """The families."""
+        return {name: "".join(lines).encode() for name, lines in self._lines.items()}
+
+
+def write_groups(
+    statuses: Iterable[GroupStatus],
+    others: Collection[Family] = (),
+    *,
+    with_cluster: bool = False,
+) -> Lines:
+    """Lines of groups on topics.
+
+    Args:
+        others: other exporters' names that are written too.
+        with_cluster: kafka_exporter's names get a `cluster` label, which they do not have there:
+            it serves one cluster.
+    """
+    out = _Writer()
+    for status in statuses:
+        _write_ours(out, status)
+        if "kafka_exporter" in others:
+            _write_kafka_exporter(out, status, with_cluster=with_cluster)
+        if "kafka_lag_exporter" in others:
+            _write_kafka_lag_exporter(out, status)
+    return out.finish()
+
+
+def write_topics(
+    done: ClusterPass, others: Collection[Family] = (), *, with_cluster: bool = False
+) -> Lines:
+    """Lines of a cluster's brokers and topics, which only the other exporters' names show."""
+    out = _Writer()
+    cluster = escape_value(done.cluster)
+    if "kafka_exporter" in others:
+        prefix = f'cluster="{cluster}",' if with_cluster else ""
+        out.add("kafka_brokers", prefix.rstrip(","), done.brokers)
+        for topic, partitions in done.topics.items():
+            labels = f'{prefix}topic="{escape_value(topic)}"'
+            out.add("kafka_topic_partitions", labels, len(partitions))
+            for part in partitions:
+                _write_topic_partition(out, f'{labels},partition="{part.partition}"', part)
+    if "kafka_lag_exporter" in others:
+        for topic, partitions in done.topics.items():
+            prefix = f'cluster_name="{cluster}",topic="{escape_value(topic)}"'
+            for part in partitions:
+                labels = f'{prefix},partition="{part.partition}"'
+                out.add("kafka_partition_latest_offset", labels, part.high)
+                out.add("kafka_partition_earliest_offset", labels, part.log_start)
+    return out.finish()
+
+
+def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
+    """kafka-lag-exporter's totals of a group over all its topics."""
+    groups: dict[tuple[str, str], list[GroupStatus]] = defaultdict(list)
+    for status in statuses:
+        groups[status.cluster, status.group].append(status)
+    out = _Writer()
+    for (cluster, group), members in groups.items():
+        labels = write_labels(("cluster_name", "group"), (cluster, group))
+        known = [status.lag for status in members if status.lag is not None]
+        parts = [part for status in members for part in status.partitions]
+        out.add("kafka_consumergroup_group_sum_lag", labels, sum(known) if known else None)
+        out.add(
+            "kafka_consumergroup_group_max_lag",
+            labels,
+            max((part.lag for part in parts if part.lag is not None), default=None),
+        )
+        out.add(
+            "kafka_consumergroup_group_max_lag_seconds",
+            labels,
+            max((part.lag_seconds for part in parts if part.lag_seconds is not None), default=None),
+        )
+    return out.finish()
+
+
+def join_lines(parts: Iterable[Lines]) -> dict[str, bytes]:
+    """Families of several sources together."""
+    joined: defaultdict[str, bytes] = defaultdict(bytes)
+    for part in parts:
+        for name, lines in part.items():
+            joined[name] += lines
+    return dict(joined)
+
+
+def _write_ours(out: _Writer, status: GroupStatus) -> None:
+    place = write_labels(_PLACE, (status.cluster, status.group, status.topic, status.stream))
+    out.add("backlog_verdict", f'{place},verdict="{status.verdict}"', 1)
+    out.add("backlog_seconds_to_drain", place, status.seconds_to_drain)
+    out.add("backlog_expected_loss_messages", place, status.expected_loss)
+    out.add("backlog_lost_messages", place, status.lost)
+    for part in status.partitions:
+        labels = f'{place},partition="{part.partition}"'
+        out.add("backlog_lag_messages", labels, part.lag)
+        out.add("backlog_lag_seconds", labels, part.lag_seconds)
+        out.add("backlog_seconds_to_loss", labels, part.seconds_to_loss)
+        if part.verdict is not Verdict.OK:
+            out.add("backlog_partition_verdict", f'{labels},verdict="{part.verdict}"', 1)
+
+
+def _write_kafka_exporter(out: _Writer, status: GroupStatus, *, with_cluster: bool) -> None:
+    names, values = ("consumergroup", "topic"), (status.group, status.topic)
+    if with_cluster:
+        names, values = ("cluster", *names), (status.cluster, *values)  # type: ignore[assignment]
+    place = write_labels(names, values)
+    commits = [part.committed for part in status.partitions if part.committed is not None]
+    out.add("kafka_consumergroup_current_offset_sum", place, sum(commits) if commits else None)
+    out.add("kafka_consumergroup_lag_sum", place, status.lag)
+    for part in status.partitions:
+        labels = f'{place},partition="{part.partition}"'
+        out.add("kafka_consumergroup_current_offset", labels, part.committed)
+        out.add("kafka_consumergroup_lag", labels, part.lag)
+
+
+def _write_kafka_lag_exporter(out: _Writer, status: GroupStatus) -> None:
+    place = write_labels(
+        ("cluster_name", "group", "topic"), (status.cluster, status.group, status.topic)
+    )
+    out.add("kafka_consumergroup_group_topic_sum_lag", place, status.lag)
+    for part in status.partitions:
+        labels = f'{place},partition="{part.partition}",{_NO_MEMBER}'
+        out.add("kafka_consumergroup_group_offset", labels, part.committed)
+        out.add("kafka_consumergroup_group_lag", labels, part.lag)
+        out.add("kafka_consumergroup_group_lag_seconds", labels, part.lag_seconds)
+
+
+def _write_topic_partition(out: _Writer, labels: str, part: TopicPartitionState) -> None:
+    out.add("kafka_topic_partition_current_offset", labels, part.high)
+    out.add("kafka_topic_partition_oldest_offset", labels, part.log_start)
+    out.add("kafka_topic_partition_leader", labels, part.leader)
+    out.add("kafka_topic_partition_replicas", labels, part.replicas)
+    out.add("kafka_topic_partition_in_sync_replica", labels, part.in_sync)
+    out.add(
+        "kafka_topic_partition_under_replicated_partition",
+        labels,
+        int(part.in_sync < part.replicas),
+    )
+
+
+def list_all(streams: Mapping[str, GroupStatus], done: Iterable[ClusterPass]) -> list[GroupStatus]:
+    """Every group on the board, each once."""
+    return [*streams.values(), *(status for each in done for status in each.groups)]

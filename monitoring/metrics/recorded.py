@@ -1,0 +1,225 @@
+"""The families that the ledger answers at the moment of a scrape: gaps, recoveries, holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from prometheus_client.core import GaugeMetricFamily
+
+from backlog.values import Cause, GapState, RecoveryState
+from monitoring.metrics.catalogue import BY_NAME
+
+
+class GapFigureLike(Protocol):
+    """Gaps of one kind, counted."""
+
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def state(self) -> GapState: ...
+    @property
+    def cause(self) -> Cause: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def offsets(self) -> int | None: ...
+
+
+class RecoveryFigureLike(Protocol):
+    """A recovery without its plan."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def state(self) -> RecoveryState: ...
+    @property
+    def since(self) -> datetime: ...
+    @property
+    def injected(self) -> int: ...
+    @property
+    def lease_until(self) -> datetime | None: ...
+
+
+class HoldLike(Protocol):
+    """An open hold."""
+
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
+    @property
+    def holder(self) -> str: ...
+    @property
+    def until(self) -> datetime | None: ...
+    @property
+    def created_at(self) -> datetime: ...
+
+
+class BurndownLike(Protocol):
+    """What is left of an expansion at one moment."""
+
+    @property
+    def source_lag(self) -> int: ...
+    @property
+    def temporary_lag(self) -> int: ...
+    @property
+    def relayed(self) -> int: ...
+    @property
+    def handled(self) -> int: ...
+
+
+class PlannedLike(Protocol):
+    """A recovery with its plan."""
+
+    @property
+    def plan(self) -> Mapping[str, Any]: ...
+
+
+class _Figures(Protocol):
+    def gaps(self) -> Sequence[GapFigureLike]: ...
+    def recoveries(self) -> Sequence[RecoveryFigureLike]: ...
+
+
+class _Holds(Protocol):
+    def list(self) -> Sequence[HoldLike]: ...
+
+
+class _Burndowns(Protocol):
+    def latest(self, recovery_id: str) -> BurndownLike | None: ...
+
+
+class _Recoveries(Protocol):
+    def get(self, recovery_id: str) -> PlannedLike: ...
+
+
+class RecordLike(Protocol):
+    """The part of the ledger that the exporter reads."""
+
+    def now(self) -> datetime: ...
+    @property
+    def figures(self) -> _Figures: ...
+    @property
+    def holds(self) -> _Holds: ...
+    @property
+    def burndown(self) -> _Burndowns: ...
+    @property
+    def recoveries(self) -> _Recoveries: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What a rebuild's plan says: how many messages it puts back, and rows it cannot build."""
+
+    rebuilt: int | None
+    quarantined: int | None
+
+
+class Record:
+    """Reads the ledger; the plans, which do not change, are read once."""
+
+    def __init__(self, ledger: RecordLike) -> None:
+        self._ledger = ledger
+        self._plans: dict[str, _Planned] = {}
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """The families, those without a line too.
+
+        Raises:
+            LedgerError: it does not answer.
+        """
+        families = {name: _make_family(name) for name in _NAMES}
+        now = self._ledger.now()
+        for gap in self._ledger.figures.gaps():
+            place = (gap.cluster, gap.stream, gap.group, gap.topic, gap.state, gap.cause)
+            families["backlog_gaps"].add_metric(place, gap.count)
+            if gap.offsets is not None:
+                families["backlog_gap_messages"].add_metric(place, gap.offsets)
+        recoveries = self._ledger.figures.recoveries()
+        for recovery in recoveries:
+            for name, labels, value in self._describe_recovery(recovery, now):
+                families[name].add_metric(labels, value)
+        known = {recovery.id for recovery in recoveries}
+        self._plans = {key: plan for key, plan in self._plans.items() if key in known}
+        for name, labels, value in _describe_holds(self._ledger.holds.list(), now):
+            families[name].add_metric(labels, value)
+        return list(families.values())
+
+    def _describe_recovery(
+        self, recovery: RecoveryFigureLike, now: datetime
+    ) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        labels = (recovery.id, recovery.stream, recovery.kind)
+        yield "backlog_recovery_state", (*labels, recovery.state), 1
+        seconds = max(0.0, (now - recovery.since).total_seconds())
+        yield "backlog_recovery_state_seconds", labels, seconds
+        if recovery.state is RecoveryState.RUNNING:
+            until = recovery.lease_until
+            yield "backlog_recovery_runner_alive", labels, int(until is not None and until > now)
+        if recovery.kind == "rebuild":
+            planned = self._read_plan(recovery.id)
+            yield "backlog_recovery_done_messages", labels, recovery.injected
+            yield "backlog_injected_messages", labels, recovery.injected
+            if planned.quarantined is not None:
+                yield "backlog_quarantined_messages", labels, planned.quarantined
+            if planned.rebuilt:
+                share = min(1.0, recovery.injected / planned.rebuilt)
+                yield "backlog_recovery_progress_ratio", labels, share
+        elif (down := self._ledger.burndown.latest(recovery.id)) is not None:
+            yield "backlog_recovery_done_messages", labels, down.handled
+            yield "backlog_relayed_messages", labels, down.relayed
+            if total := down.handled + down.temporary_lag + down.source_lag:
+                yield "backlog_recovery_progress_ratio", labels, down.handled / total
+
+    def _read_plan(self, recovery_id: str) -> _Planned:
+        if recovery_id not in self._plans:
+            plan = self._ledger.recoveries.get(recovery_id).plan
+            counts = (plan.get("outcome") or {}).get("counts") or {}
+            self._plans[recovery_id] = _Planned(counts.get("rebuilt"), counts.get("quarantined"))
+        return self._plans[recovery_id]
+
+
+def _describe_holds(
+    holds: Sequence[HoldLike], now: datetime
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    # A topic that was recreated may be held twice by one holder: the older one tells.
+    found = {(hold.cluster, hold.topic, hold.stream, hold.holder): hold for hold in reversed(holds)}
+    for labels, hold in found.items():
+        held = max(0.0, (now - hold.created_at).total_seconds())
+        yield "backlog_retention_held_seconds", labels, held
+        late = 0.0 if hold.until is None else (now - hold.until).total_seconds()
+        yield "backlog_retention_overdue_seconds", labels, max(0.0, late)
+
+
+_NAMES = (
+    "backlog_gaps",
+    "backlog_gap_messages",
+    "backlog_recovery_state",
+    "backlog_recovery_state_seconds",
+    "backlog_recovery_runner_alive",
+    "backlog_recovery_progress_ratio",
+    "backlog_recovery_done_messages",
+    "backlog_injected_messages",
+    "backlog_relayed_messages",
+    "backlog_quarantined_messages",
+    "backlog_retention_held_seconds",
+    "backlog_retention_overdue_seconds",
+)
+
+
+def _make_family(name: str) -> GaugeMetricFamily:
+    metric = BY_NAME[name]
+    return GaugeMetricFamily(name, metric.help, labels=metric.labels)

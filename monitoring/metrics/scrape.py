@@ -1,0 +1,196 @@
+"""The whole answer to a scrape, of what the board shows and the ledger says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Lock
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from backlog.clock import utc_now
+from backlog.errors import BacklogError
+from monitoring.board import Board, ClusterPass, Seen
+from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
+from monitoring.metrics.exposition import Lines, Packed, write_head
+from monitoring.metrics.families import (
+    join_lines,
+    list_all,
+    write_group_totals,
+    write_groups,
+    write_topics,
+)
+from monitoring.metrics.recorded import Record, RecordLike
+
+# Two Prometheus servers and a page that ask at once ask the ledger once.
+LEDGER_FOR = timedelta(seconds=2)
+
+
+class StreamLike(Protocol):
+    """A configured stream's place."""
+
+    @property
+    def cluster(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What is exported: the configured streams and clusters, and other exporters' names."""
+
+    streams: Mapping[str, StreamLike] = field(default_factory=dict)
+    clusters: Collection[str] = ()
+    others: Collection[Family] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A source's lines as they were written for `of`."""
+
+    of: object
+    families: Mapping[str, Packed]
+
+
+class Scrape:
+    """Answers scrapes; thread-safe."""
+
+    def __init__(self, board: Board, ledger: RecordLike, exported: Exported) -> None:
+        self._board = board
+        self._record = Record(ledger)
+        self._exported = exported
+        self._lock = Lock()
+        self._ledger_lock = Lock()
+        self._written: dict[str, _Written] = {}
+        self._recorded: tuple[float, list[GaugeMetricFamily]] = (float("-inf"), [])
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Live(self))
+
+    def prepare(self) -> None:
+        """Writes what is new on the board, so that a scrape need not."""
+        with self._lock:
+            self._write(self._board.seen)
+
+    def answer(self) -> Iterator[bytes]:
+        """The text, in gzip members that follow each other."""
+        with self._lock:
+            self._write(self._board.seen)
+            written = [self._written[key].families for key in sorted(self._written)]
+        for metric in CATALOGUE:
+            parts = [families[metric.name] for families in written if metric.name in families]
+            if parts:
+                yield Packed.pack(write_head(metric)).data
+                yield from (part.data for part in parts)
+        yield Packed.pack(generate_latest(self._registry)).data
+
+    def collect_live(self) -> Iterable[Metric]:
+        """The families that change with the clock: ages, failures, and what the ledger says."""
+        seen = self._board.seen
+        yield from _describe_looks(self._board, seen, self._exported)
+        # It fills the gauge in its order: HELP and TYPE are there even where it does not answer.
+        answers = _make_gauge("backlog_ledger_up")
+        try:
+            recorded = self._read_ledger()
+        except BacklogError:
+            recorded = []
+        answers.add_metric((), int(bool(recorded)))
+        yield answers
+        yield from recorded
+
+    def _read_ledger(self) -> list[GaugeMetricFamily]:
+        with self._ledger_lock:
+            at, families = self._recorded
+            if time.monotonic() - at > LEDGER_FOR.total_seconds():
+                families = self._record.collect()
+                self._recorded = (time.monotonic(), families)
+            return families
+
+    def _write(self, seen: Seen) -> None:
+        with_cluster = len(self._exported.clusters) > 1
+        others = self._exported.others
+        wanted: dict[str, object] = {}
+        places: set[tuple[str, str, str]] = set()
+        for name, status in sorted(seen.streams.items()):
+            key, place = f"stream {name}", (status.cluster, status.group, status.topic)
+            wanted[key] = status
+            if self._is_old(key, status):
+                # The others' names have no stream: two streams of one group and topic are one.
+                names = () if place in places else others
+                self._keep(key, status, write_groups([status], names, with_cluster=with_cluster))
+            places.add(place)
+        for name, done in seen.clusters.items():
+            key = f"cluster {name}"
+            wanted[key] = done
+            if self._is_old(key, done):
+                self._keep(key, done, _write_cluster(done, seen, others, with_cluster=with_cluster))
+        if "kafka_lag_exporter" in others:
+            wanted["totals"] = seen
+            if self._is_old("totals", seen):
+                statuses = list_all(seen.streams, seen.clusters.values())
+                self._keep("totals", seen, write_group_totals(statuses))
+        self._written = {key: one for key, one in self._written.items() if key in wanted}
+
+    def _is_old(self, key: str, of: object) -> bool:
+        return key not in self._written or self._written[key].of is not of
+
+    def _keep(self, key: str, of: object, lines: Lines) -> None:
+        packed = {name: Packed.pack(text) for name, text in lines.items()}
+        self._written[key] = _Written(of, packed)
+
+
+class _Live:
+    """prometheus-client's view of the families that are made at a scrape."""
+
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._scrape.collect_live()
+
+
+def _write_cluster(
+    done: ClusterPass, seen: Seen, others: Collection[Family], *, with_cluster: bool
+) -> Lines:
+    streams = {(s.cluster, s.group, s.topic) for s in seen.streams.values()}
+    groups = [s for s in done.groups if (s.cluster, s.group, s.topic) not in streams]
+    return join_lines(
+        [
+            write_groups(groups, others, with_cluster=with_cluster),
+            write_topics(done, others, with_cluster=with_cluster),
+        ]
+    )
+
+
+def _describe_looks(board: Board, seen: Seen, exported: Exported) -> Iterator[Metric]:
+    now = utc_now()
+    ages = _make_gauge("backlog_sample_age_seconds")
+    failures = CounterMetricFamily(
+        "backlog_sample_failures",
+        BY_NAME["backlog_sample_failures"].help,
+        labels=BY_NAME["backlog_sample_failures"].labels,
+    )
+    # Where nothing was ever seen, the age is that of the watching.
+    times = {(name, ""): board.started_at for name in exported.clusters}
+    times |= {(one.cluster, name): board.started_at for name, one in exported.streams.items()}
+    times |= {(status.cluster, name): status.taken_at for name, status in seen.streams.items()}
+    times |= {(name, ""): done.taken_at for name, done in seen.clusters.items()}
+    for key, at in sorted(times.items()):
+        ages.add_metric(key, max(0.0, (now - at).total_seconds()))
+        failures.add_metric(key, seen.failures.get(key, 0))
+    yield ages
+    yield failures
+    seconds, groups = _make_gauge("backlog_pass_seconds"), _make_gauge("backlog_groups")
+    left_out = _make_gauge("backlog_partitions_left_out")
+    for name, done in sorted(seen.clusters.items()):
+        seconds.add_metric([name], done.seconds)
+        groups.add_metric([name], len({status.group for status in done.groups}))
+        left_out.add_metric([name], done.left_out)
+    yield from (seconds, groups, left_out)
+
+
+def _make_gauge(name: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)

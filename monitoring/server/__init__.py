@@ -1,0 +1,1 @@
+"""The HTTP side of `backlogctl watch`: /metrics, /healthz, /readyz, and the page beside them."""
