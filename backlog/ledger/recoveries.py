@@ -116,14 +116,19 @@ class Recoveries:
             return to_recovery(read_recovery(connection, recovery_id))
 
     def list(
-        self, stream: str | None = None, states: Iterable[RecoveryState] | None = None
+        self,
+        stream: str | None = None,
+        states: Iterable[RecoveryState] | None = None,
+        since: datetime | None = None,
     ) -> tuple[Recovery, ...]:
-        """Recoveries, oldest first."""
+        """Recoveries, oldest first; `since` is when they were planned, and included."""
         query = select(recoveries).order_by(recoveries.c.created_at, recoveries.c.id)
         if stream is not None:
             query = query.where(recoveries.c.stream == stream)
         if states is not None:
             query = query.where(recoveries.c.state.in_([state.value for state in states]))
+        if since is not None:
+            query = query.where(recoveries.c.created_at >= since)
         with self._database.read() as connection:
             return tuple(to_recovery(row) for row in connection.execute(query).mappings())
 

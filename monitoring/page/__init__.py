@@ -1,0 +1,1 @@
+"""The page: what on-call looks at. Read-only, rendered here, works without scripts."""

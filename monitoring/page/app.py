@@ -1,0 +1,207 @@
+"""The page as an application: routes, headers, and what is said when something is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backlog.clock import utc_now
+from backlog.config import Config
+from backlog.errors import LedgerError, UsageError
+from backlog.ledger import Ledger
+from backlog.values import Recovery, RecoveryState
+from monitoring.board import Board
+from monitoring.page.overview import NextCommand, read_overview
+from monitoring.page.rendering import Renderer
+from monitoring.page.statuses import Statuses
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NextCommands = Callable[[Recovery], list[str]]
+_STATIC = Path(__file__).parent / "static"
+# The inline styles are the widths of bars and the drawings; there are no inline scripts.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def make_page(
+    ledger: Ledger,
+    config: Config,
+    *,
+    board: Board | None,
+    next_commands: NextCommands = lambda _: [],
+    path: str = "",
+    clock: Callable[[], datetime] = utc_now,
+) -> FastAPI:
+    """The page; it only reads, and can be mounted anywhere: its links are relative.
+
+    Args:
+        board: what the samplers of this process see; None judges the ledger's samples.
+        next_commands: what an operator would type next about a recovery.
+        path: what every route begins with, such as `/page`; "" serves at the root.
+    """
+    from fastapi import APIRouter, FastAPI
+    from fastapi.responses import FileResponse, HTMLResponse
+    from starlette.exceptions import HTTPException
+
+    from monitoring.page.recoveries import read_recovery
+    from monitoring.page.streams import read_stream
+
+    app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_Headers)
+    renderer = Renderer(config, clock)
+    next_command = _shorten(next_commands, clock)
+    routes = APIRouter(prefix=path.rstrip("/"))
+
+    def answer(template: str, up: str, status: int = 200, **values: Any) -> HTMLResponse:
+        return HTMLResponse(renderer.render(template, up, **values), status)
+
+    def look() -> Statuses:
+        return Statuses(ledger, config, board, clock())
+
+    @routes.get("/")
+    def show_overview() -> Response:
+        found = read_overview(ledger, config, look(), next_command, clock())
+        return answer("overview.html", "", 503 if found.ledger_error else 200, view=found)
+
+    @routes.get("/streams/{name}")
+    def show_stream(name: str) -> Response:
+        stream = config.streams.get(name)
+        if stream is None:
+            raise _Missing(
+                f"There is no stream {name}",
+                "The configuration of this page has no stream of that name.",
+                tuple(get_close_matches(name, config.streams, n=3)),
+            )
+        found = read_stream(ledger, config, stream, look(), next_command, clock())
+        return answer("stream.html", "../", view=found)
+
+    @routes.get("/recoveries/{recovery_id}")
+    def show_recovery(recovery_id: str) -> Response:
+        try:
+            recovery = ledger.recoveries.get(recovery_id)
+        except UsageError:
+            raise _Missing(
+                f"There is no recovery {recovery_id}",
+                "The ledger has none of that id. `backlogctl recoveries` lists them.",
+            ) from None
+        found = read_recovery(ledger, recovery, next_commands(recovery), clock())
+        linked = recovery.stream in config.streams
+        return answer("recovery.html", "../", view=found, linked=linked)
+
+    def serve(name: str, kind: str) -> None:
+        @routes.get(f"/static/{name}", name=name)
+        def show_file() -> Response:
+            return FileResponse(_STATIC / name, media_type=kind)
+
+    serve("page.css", "text/css")
+    serve("page.js", "text/javascript")
+    app.include_router(routes)
+
+    @app.exception_handler(_Missing)
+    def say_missing(_: Request, missing: Exception) -> Response:
+        assert isinstance(missing, _Missing)
+        return answer(
+            "problem.html",
+            "../",
+            404,
+            title=missing.title,
+            told=missing.told,
+            hint="",
+            nearest=missing.nearest,
+        )
+
+    @app.exception_handler(LedgerError)
+    def say_ledger(request: Request, error: Exception) -> Response:
+        assert isinstance(error, LedgerError)
+        return answer(
+            "problem.html",
+            _find_root(request),
+            503,
+            title="The ledger does not answer",
+            told=f"{error.subject}: {error.message}",
+            hint=error.hint or "this page looks again by itself",
+            nearest=(),
+        )
+
+    @app.exception_handler(HTTPException)
+    def say_other(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        known = error.status_code == 404
+        response = answer(
+            "problem.html",
+            _find_root(request),
+            error.status_code,
+            title="There is no such page" if known else "This page is only looked at",
+            told="What exists: the overview, and a page for each stream and recovery."
+            if known
+            else "Nothing can be changed here; `backlogctl` does that.",
+            hint="",
+            nearest=(),
+        )
+        response.headers.update(error.headers or {})
+        return response
+
+    return app
+
+
+class _Missing(Exception):
+    """A stream or recovery that is not there."""
+
+    def __init__(self, title: str, told: str, nearest: tuple[str, ...] = ()) -> None:
+        super().__init__(title)
+        self.title = title
+        self.told = told
+        self.nearest = nearest
+
+
+class _Headers:
+    """Puts `HEADERS` on every answer, errors and redirects too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                names = {name for name, _ in own}
+                kept = [item for item in message["headers"] if item[0].lower() not in names]
+                message = {**message, "headers": [*kept, *own]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _find_root(request: Request) -> str:
+    """The overview as seen from any address, even one that is no page's."""
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    root: str = request.scope.get("root_path", "")
+    depth = raw.count(b"/") - root.count("/") - 1
+    return "../" * max(0, depth)
+
+
+def _shorten(next_commands: NextCommands, clock: Callable[[], datetime]) -> NextCommand:
+    """One command of a recovery; for one that somebody runs right now, how to watch it."""
+
+    def choose(recovery: Recovery) -> str:
+        alive = recovery.lease_until is not None and recovery.lease_until > clock()
+        if recovery.state is RecoveryState.RUNNING and alive:
+            return f"backlogctl show {recovery.id} --watch"
+        return next(iter(next_commands(recovery)), "")
+
+    return choose

@@ -1,0 +1,133 @@
+"""How each stream stands: from the board where there is one, else from the ledger's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from backlog.config import Config, Stream
+from backlog.ledger import Ledger
+from backlog.values import Recovery, RecoveryState
+from monitoring.board import Board, Seen
+from monitoring.looking import judge_stored
+from monitoring.page.words import is_stale
+from monitoring.status import GroupStatus
+from monitoring.verdicts import Verdict
+
+ACTIVE = (
+    RecoveryState.PLANNED,
+    RecoveryState.APPROVED,
+    RecoveryState.RUNNING,
+    RecoveryState.PAUSED,
+    RecoveryState.FAILED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream as the page shows it.
+
+    Attributes:
+        status: None where nobody has looked at it yet.
+        failing: why the last look failed; "" where it did not.
+        command: what to type next; "" where nothing is to be done.
+    """
+
+    name: str
+    cluster: str
+    topic: str
+    group: str
+    status: GroupStatus | None
+    failing: str = ""
+    stale: bool = False
+    command: str = ""
+    recoveries: tuple[Recovery, ...] = field(default=())
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst word that is known; `unknown` where it cannot be seen."""
+        if self.status is None:
+            return Verdict.UNKNOWN
+        return self.status.verdict
+
+    @property
+    def urgency(self) -> tuple[int, float, int]:
+        """The more, the higher on the page: severity, then what is nearest to its end."""
+        severity = self.verdict.severity
+        if self.failing or self.stale:
+            severity = max(severity, Verdict.UNKNOWN.severity)
+        loss = None if self.status is None else self.status.seconds_to_loss
+        lag = (self.status.lag or 0) if self.status else 0
+        return severity, -(float("inf") if loss is None else loss), lag
+
+
+class Statuses:
+    """Reads statuses for one request."""
+
+    def __init__(self, ledger: Ledger, config: Config, board: Board | None, now: datetime) -> None:
+        self._ledger = ledger
+        self._config = config
+        self._seen = Seen() if board is None else board.seen
+        self._now = now
+
+    @property
+    def seen(self) -> Seen:
+        """The board as it was when the request came."""
+        return self._seen
+
+    def find(self, stream: Stream, *, ledger_answers: bool = True) -> GroupStatus | None:
+        """A stream's status; None where nobody looked at it yet.
+
+        Raises:
+            LedgerError.
+        """
+        found = self._seen.streams.get(stream.name)
+        if found is not None or not ledger_answers:
+            return found
+        return judge_stored(self._ledger, stream, self._config.watch, self._now)
+
+    def view(
+        self,
+        stream: Stream,
+        recoveries: tuple[Recovery, ...] = (),
+        commands: Mapping[str, str] | None = None,
+        *,
+        ledger_answers: bool = True,
+    ) -> StreamView:
+        """A stream with all that the overview says about it.
+
+        Args:
+            recoveries: the stream's active ones.
+            commands: the next command of each of them, by id.
+        """
+        status = self.find(stream, ledger_answers=ledger_answers)
+        stale = status is not None and is_stale(
+            status.taken_at, self._now, self._config.watch.interval
+        )
+        return StreamView(
+            name=stream.name,
+            cluster=stream.cluster,
+            topic=stream.topic,
+            group=stream.group,
+            status=status,
+            failing=self._seen.failing.get((stream.cluster, stream.name), ""),
+            stale=stale,
+            command=choose_command(stream.name, status, recoveries, commands or {}),
+            recoveries=recoveries,
+        )
+
+
+def choose_command(
+    stream: str,
+    status: GroupStatus | None,
+    recoveries: tuple[Recovery, ...],
+    commands: Mapping[str, str],
+) -> str:
+    """What on-call would type next about a stream; "" where nothing needs it."""
+    for recovery in recoveries:
+        if command := commands.get(recovery.id):
+            return command
+    if status is None:
+        return f"backlogctl status {stream}"
+    return next(iter(status.next_commands), "")
