@@ -23,7 +23,8 @@ _COLOURS = {
     "#010016": ("--plot-6", "#566270"),
 }
 INK, GRID, ALARM, *LINES = _COLOURS
-_FONT = re.compile(r"font: (?:normal )?(\d+ )?([\d.]+)px [^;]*")
+_FONT = re.compile(r"font-family: [^;]*")
+_UNTURNED = re.compile(r"rotate\(-?0 ")
 
 
 def clean_text(text: str) -> str:
@@ -62,10 +63,6 @@ def _rewrite(element: Tree.Element, prefix: str) -> None:
     if style := attributes.get("style"):
         for drawn, (name, fallback) in _COLOURS.items():
             style = style.replace(drawn, f"var({name}, {fallback})")
-        style = _FONT.sub(_inherit_font, style)
-        attributes["style"] = style
-
-
-def _inherit_font(found: re.Match[str]) -> str:
-    weight = f"font-weight: {found[1].strip()}; " if found[1] else ""
-    return f"{weight}font-size: {found[2]}px; font-family: inherit"
+        attributes["style"] = _FONT.sub("font-family: inherit", style)
+    if _UNTURNED.match(attributes.get("transform", "")):
+        del attributes["transform"]
