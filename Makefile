@@ -21,11 +21,11 @@ $(SETUP): pyproject.toml uv.lock scripts/setup.sh
 
 .PHONY: demo
 demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
-	@.venv/bin/backlogctl demo $(ARGS)
+	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-expand
 demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
-	@.venv/bin/backlogctl demo expand $(ARGS)
+	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
 
 .PHONY: test
 test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL, Spark, Prometheus and Chromium

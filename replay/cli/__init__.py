@@ -28,6 +28,7 @@ from replay.cli.pause import pause_recovery
 from replay.cli.plan import plan
 from replay.cli.recoveries import list_recoveries
 from replay.cli.reject import reject_recovery
+from replay.cli.report import report_recovery
 from replay.cli.resume import resume_recovery
 from replay.cli.run import run_recovery
 from replay.cli.show import show_recovery
@@ -88,6 +89,7 @@ app.command("run", rich_help_panel=_RECOVER)(run_recovery)
 app.command("pause", rich_help_panel=_RECOVER)(pause_recovery)
 app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
 app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
+app.command("report", rich_help_panel=_RECOVER)(report_recovery)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)
 app.add_typer(db, name="db", rich_help_panel=_HELP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,18 +28,32 @@ def run_demo(
             "`expand`: drain a backlog of 300,000 orders ten times as fast."
         ),
     ] = Story.REBUILD,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            help="Keep the story's incident report, as one HTML file.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Tell a story on a real Kafka that is gone afterwards (about a minute)."""
+    if report is not None:
+        from replay.report.files import check_writable
+
+        report.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(report)
     console = session.err if session.json else session.out
     if story is Story.EXPAND:
         from replay.demo.expand_story import tell_story as tell_expansion
 
-        expansion = tell_expansion(console)
+        expansion = tell_expansion(console, report=report)
         document, passed = expansion.to_json(), expansion.passed
     else:
         from replay.demo.story import tell_story
 
-        audit = tell_story(console)
+        audit = tell_story(console, report)
         document, passed = audit.to_json(), audit.passed
     if session.json:
         session.write_document(document)

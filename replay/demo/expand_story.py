@@ -44,6 +44,7 @@ from replay.demo.stage import (
     find_recovery,
     print_opening,
     tell_progress,
+    write_report,
 )
 
 
@@ -67,8 +68,11 @@ class Times:
     steps: tuple[tuple[str, float], ...]
 
 
-def tell_story(console: Console, size: Size | None = None) -> Result:
+def tell_story(console: Console, size: Size | None = None, report: Path | None = None) -> Result:
     """Plays the whole story in a temporary directory that is gone at the end, as is every process.
+
+    Args:
+        report: where the incident report is kept.
 
     Raises:
         BacklogError: a part of it failed.
@@ -89,6 +93,7 @@ def tell_story(console: Console, size: Size | None = None) -> Result:
     ):
         stage = Stage(console, Path(name), {"SHOP_KAFKA": kafka.bootstrap})
         result = _play(stage, Path(name), kafka.bootstrap, size)
+        write_report(stage, find_recovery(Path(name)), report)
     _print_end(console, result, time.monotonic() - started)
     return result
 

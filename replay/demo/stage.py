@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from rich.text import Text
 from backlog.errors import BacklogError
 from backlog.jars import Progress
 from backlog.ledger import open_ledger
+from backlog.numbers import format_duration
 
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
@@ -81,6 +83,17 @@ class Stage:
             raise
         if code:
             raise BacklogError(f"it ended with exit code {code}", subject=f"backlogctl {line}")
+
+
+def write_report(stage: Stage, recovery_id: str, report: Path | None) -> None:
+    """The incident report, where somebody wants to keep it."""
+    if report is None:
+        return
+    stage.open_chapter("For the incident review")
+    began = time.monotonic()
+    stage.run("report", recovery_id, "--html", str(report.resolve()))
+    took = format_duration(time.monotonic() - began)
+    stage.tell(f"One file that needs nothing else, on a screen or on paper; it took {took}.")
 
 
 def print_opening(console: Console, title: str, text: str) -> None:

@@ -31,6 +31,7 @@ from replay.demo.stage import (
     find_recovery,
     print_opening,
     tell_progress,
+    write_report,
 )
 from replay.demo.topic import expire_old, make_topic, read_ends
 
@@ -38,8 +39,11 @@ from replay.demo.topic import expire_old, make_topic, read_ends
 UNREAD = {0: 412, 1: 331, 2: 257}
 
 
-def tell_story(console: Console) -> Audit:
+def tell_story(console: Console, report: Path | None = None) -> Audit:
     """Plays the whole story in a temporary directory that is gone at the end.
+
+    Args:
+        report: where the incident report is kept.
 
     Raises:
         BacklogError: a part of it failed.
@@ -60,8 +64,9 @@ def tell_story(console: Console) -> Audit:
         directory = Path(name)
         stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
         _lose_orders(stage, directory, kafka.bootstrap)
-        _recover(stage, directory)
+        recovery_id = _recover(stage, directory)
         audit = _close(stage, directory, kafka.bootstrap)
+        write_report(stage, recovery_id, report)
     _print_end(console, audit, time.monotonic() - started)
     return audit
 
@@ -93,7 +98,7 @@ def _lose_orders(stage: Stage, directory: Path, bootstrap: str) -> None:
     stage.run("gaps")
 
 
-def _recover(stage: Stage, directory: Path) -> None:
+def _recover(stage: Stage, directory: Path) -> str:
     stage.open_chapter("Plan: which orders were lost, exactly?")
     stage.tell(
         "Spark reads the source table and takes away what is still in the topic and what the\n"
@@ -110,6 +115,7 @@ def _recover(stage: Stage, directory: Path) -> None:
     stage.run("approve", recovery_id, "--by", "demo")
     stage.run("run", recovery_id)
     stage.run("show", recovery_id)
+    return recovery_id
 
 
 def _close(stage: Stage, directory: Path, bootstrap: str) -> Audit:

@@ -1,0 +1,79 @@
+"""What was lost: the gaps, in figures and words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backlog.clock import format_time
+from backlog.numbers import format_plural
+from backlog.values import Gap
+from replay.report.material import Material
+
+_CAUSES = {
+    "expired": "retention deleted them unread",
+    "skipped": "the group's commit jumped over them",
+    "topic_recreated": "the topic was deleted and made anew",
+    "commit_vanished": "the group's commit vanished",
+    "never_committed": "the group never committed",
+}
+_CERTAINTIES = {
+    "exact": "offsets are exact; messages are at most that many",
+    "bounded": "at most this range",
+    "reported": "it happened; its range is unknown",
+}
+
+
+def describe_losses(material: Material) -> dict[str, Any]:
+    """The gaps of the recovery, and one sentence about them."""
+    gaps = material.gaps
+    return {
+        "gaps": [_describe_gap(gap, material) for gap in gaps],
+        "count": sum(gap.count or 0 for gap in gaps),
+        "unknown": sum(gap.count is None for gap in gaps),
+        "partitions": len({gap.partition for gap in gaps}),
+        "sentence": _tell(material),
+    }
+
+
+def _tell(material: Material) -> str:
+    gaps, recovery = material.gaps, material.recovery
+    if not gaps:
+        if material.is_expansion:
+            return f"Nothing is known to be lost of topic {recovery.topic}: it was in time."
+        return "This recovery has no gaps on record."
+    lost = sum(gap.count or 0 for gap in gaps)
+    places = format_plural(len({gap.partition for gap in gaps}), "partition")
+    told = (
+        f"Group {recovery.group} will never read at most {format_plural(lost, 'message')} of topic "
+        f"{recovery.topic}, in {format_plural(len(gaps), 'gap')} of {places}."
+    )
+    if any(gap.count is None for gap in gaps):
+        told += " For some the range is not known."
+    if material.is_expansion:
+        told += (
+            " Draining does not bring these back: `backlogctl plan rebuild "
+            f"{recovery.stream}` does."
+        )
+    return told
+
+
+def _describe_gap(gap: Gap, material: Material) -> dict[str, Any]:
+    planned = {row["id"]: row for row in material.recovery.plan.get("gaps", ())}.get(gap.id)
+    # A gap that was released since may have grown: the report is about what was planned.
+    start, end = (planned["start"], planned["end"]) if planned else (gap.start, gap.end)
+    return {
+        "id": gap.id,
+        "partition": gap.partition,
+        "start": start,
+        "end": end,
+        "count": None if start is None or end is None else max(0, end - start),
+        "cause": str(gap.cause),
+        "cause_told": _CAUSES.get(str(gap.cause), str(gap.cause)),
+        "certainty": str(gap.certainty),
+        "certainty_told": _CERTAINTIES.get(str(gap.certainty), str(gap.certainty)),
+        "state": str(gap.state),
+        "reason": gap.reason,
+        "first_time": None if gap.first_time is None else format_time(gap.first_time),
+        "last_time": None if gap.last_time is None else format_time(gap.last_time),
+        "detected_at": format_time(gap.detected_at),
+    }

@@ -1,0 +1,54 @@
+"""The report as one HTML file that needs nothing else: style and figures are in it, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from backlog.numbers import format_duration, format_moment
+from replay.report.figures import draw_figures
+
+_PARTITIONS_SHOWN = 64
+
+
+def render_page(document: Mapping[str, Any]) -> str:
+    """The whole page; every text in it is escaped but the figures, which are ours."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("replay.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": _count,
+        "moment": _format_short,
+        "exact_moment": format_moment,
+        "duration": format_duration,
+        "words": lambda text: str(text).replace("_", " "),
+    }
+    figures = {
+        name: [(figure.caption, Markup(figure.svg)) for figure in drawn]
+        for name, drawn in draw_figures(document).items()
+    }
+    style = Markup(environment.get_template("report.css").render())
+    page: str = environment.get_template("report.html").render(
+        report=document, figures=figures, style=style, shown=_PARTITIONS_SHOWN
+    )
+    return page
+
+
+def _count(value: Any) -> str:
+    """Every digit: this is what somebody will hold against another count."""
+    if value is None:
+        return "—"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _format_short(text: str) -> str:
+    """`21 Nov 10:31:07`, in UTC."""
+    return f"{datetime.fromisoformat(text).astimezone(UTC):%d %b %H:%M:%S}"

@@ -1,0 +1,194 @@
+"""What happened, in order: from the lag that nobody saw to the last line of the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from backlog.clock import format_time
+from backlog.ledger.holds import Hold
+from backlog.numbers import format_duration, format_plural
+from backlog.values import Event, Gap, GapState
+from replay.report.material import Material, measure_lag
+
+# A group that works has some lag all the time: it falls behind from where it had this share of
+# the most that it came to.
+_SMALL_SHARE = 0.02
+_TOGETHER = timedelta(minutes=1)
+_MOST_LINES = 240
+
+_WORDS = {
+    "planned": "planned",
+    "approved": "approved",
+    "running": "run began",
+    "taken over": "run taken over from a runner that is gone",
+    "paused": "paused",
+    "failed": "failed",
+    "verified": "verified",
+    "cancelled": "cancelled",
+    "rejected": "rejected",
+    "read back": "everything read back",
+    "said": "note",
+}
+# The details of an event that are told, with the words before them. Nothing else is.
+_DETAILS = {
+    "by": "by ",
+    "reason": "",
+    "step": "at ",
+    "message": "",
+    "superseded_by": "by ",
+    "runner": "runner ",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. `kind` is seen (by sampling), said (on record) or held."""
+
+    at: datetime
+    what: str
+    who: str = ""
+    detail: str = ""
+    kind: str = "said"
+    weight: str = "plain"  # plain | strong | bad
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of the document."""
+        return {**asdict(self), "at": format_time(self.at)}
+
+
+def list_lines(material: Material, isolation: str) -> tuple[list[Line], int]:
+    """The timeline, oldest first, and how many lines in its middle were left out."""
+    lines = [
+        *_tell_lag(material, isolation),
+        *_tell_gaps(material.gaps),
+        *_tell_holds(material.holds, material.recovery.id),
+        *_tell_events(material),
+    ]
+    lines.sort(key=lambda line: line.at)
+    more = len(lines) - _MOST_LINES
+    if more <= 0:
+        return lines, 0
+    half = _MOST_LINES // 2
+    return [*lines[:half], *lines[-half:]], more
+
+
+def find_rise(points: list[tuple[datetime, int]]) -> tuple[datetime, datetime, int] | None:
+    """When the group began to fall behind, when it was furthest, and by how many offsets.
+
+    None where it never was.
+    """
+    if not points:
+        return None
+    peak_at, peak = max(points, key=lambda point: point[1])
+    if not peak:
+        return None
+    before = [at for at, lag in points if at < peak_at and lag <= peak * _SMALL_SHARE]
+    return (before[-1] if before else points[0][0]), peak_at, peak
+
+
+def _tell_lag(material: Material, isolation: str) -> Iterator[Line]:
+    rise = find_rise(measure_lag(material.samples, isolation))
+    if rise is None:
+        return
+    began, peak_at, peak = rise
+    first = material.samples[0].taken_at
+    if began < peak_at:
+        what = "the group falls behind"
+        detail = "it was behind in the first sample that is kept" if began == first else ""
+        yield Line(began, what, detail=detail, kind="seen")
+    yield Line(peak_at, "furthest behind", detail=f"{peak:,} unread", kind="seen")
+
+
+def _tell_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
+    known = [gap for gap in gaps if gap.first_time and gap.last_time]
+    if known:
+        first = min(gap.first_time for gap in known if gap.first_time)
+        last = max(gap.last_time for gap in known if gap.last_time)
+        yield Line(first, "the first lost message was written, not before", kind="seen")
+        yield Line(last, "the last lost message was written, not after", kind="seen")
+    ordered = sorted(gaps, key=lambda gap: gap.detected_at)
+    start: datetime | None = None
+
+    def place(gap: Gap) -> datetime:
+        nonlocal start
+        if start is None or gap.detected_at - start > _TOGETHER:
+            start = gap.detected_at
+        return start
+
+    for at, group in groupby(ordered, key=place):
+        found = list(group)
+        lost = sum(gap.count or 0 for gap in found)
+        places = len({gap.partition for gap in found})
+        told = f"at most {format_plural(lost, 'message')} in {format_plural(places, 'partition')}"
+        if any(gap.count is None for gap in found):
+            told += ", and a range that is not known"
+        yield Line(at, "loss detected", detail=told, kind="seen", weight="bad")
+    for gap in ordered:
+        if gap.state is GapState.WAIVED:
+            yield Line(gap.detected_at, f"gap {gap.id}: waived since", detail=gap.reason)
+
+
+def _tell_holds(holds: tuple[Hold, ...], recovery_id: str) -> Iterator[Line]:
+    for hold in holds:
+        names = ", ".join(sorted(hold.raised))
+        who = "this recovery" if hold.holder == recovery_id else hold.actor
+        yield Line(hold.created_at, "retention held", who, names, kind="held")
+        if hold.released_at is not None:
+            yield Line(hold.released_at, "retention given back", who, names, kind="held")
+
+
+def _tell_events(material: Material) -> Iterator[Line]:
+    started: dict[str, datetime] = {}
+    finished = {event.action for event in material.events}
+    for event in material.events:
+        name, _, word = event.action.rpartition(" ")
+        if word == "started" and f"{name} completed" in finished:
+            started[name] = event.at
+            continue
+        if word == "completed" and name in started:
+            took = (event.at - started[name]).total_seconds()
+            what = f"{name.replace('_', ' ')}: done"
+            yield Line(event.at, what, _name_actor(event), f"in {format_duration(took)}")
+            continue
+        yield Line(
+            event.at,
+            _WORDS.get(event.action, event.action.replace("_", " ")),
+            _name_actor(event),
+            tell_detail(event),
+            weight=_weigh(event.action),
+        )
+
+
+def _name_actor(event: Event) -> str:
+    """The account, or the name that was given with it."""
+    identity = event.detail.get("identity")
+    return f"{event.actor} ({identity})" if identity and identity != event.actor else event.actor
+
+
+def tell_detail(event: Event) -> str:
+    """What of an event's detail is told: never what a message holds."""
+    detail = event.detail
+    if event.action == "read back":
+        return f"{detail.get('matched', 0):,} of {detail.get('staged', 0):,} as staged"
+    if detail.get("code") == "bug":
+        return "an error of the program; its record has it"
+    if event.action == "planned":
+        return f"plan {str(detail.get('plan_hash', ''))[:16]}…"
+    if event.action == "approved":
+        return f"plan {str(detail.get('plan_hash', ''))[:16]}…, by the name {detail.get('by')}"
+    told = [
+        f"{words}{str(detail[name]).replace('_', ' ') if name == 'step' else detail[name]}"
+        for name, words in _DETAILS.items()
+        if isinstance(detail.get(name), str | int) and detail[name] != ""
+    ]
+    return ", ".join(told)
+
+
+def _weigh(action: str) -> str:
+    if action in ("verified", "approved", "planned"):
+        return "strong"
+    return "bad" if action in ("failed", "cancelling failed", "refused") else "plain"
