@@ -34,6 +34,11 @@ _STYLES = {
     "cancelled": "dim",
     "rejected": "dim",
     "waived": "dim",
+    "losing": "bold red",
+    "stop": "bold red",
+    "stall": "bold red",
+    "rewind": "bold red",
+    "beyond_end": "bold red",
     "unknown": "magenta",
 }
 
@@ -89,10 +94,35 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     head.append_text(style_word(str(stream["verdict"])))
     if stream.get("error"):
         return [head, Text(f"  {stream['error']['message']}", style="red")]
+    blocks: list[RenderableType] = [head]
+    if stream.get("sentence"):
+        blocks.append(Text(str(stream["sentence"]), style="bold"))
+    blocks += [_draw_lags(stream["partitions"]), *draw_warnings(stream.get("warnings", ()))]
+    for command in stream.get("next_commands", ()):
+        blocks.append(Text.assemble(("next: ", "dim"), (str(command), "bold cyan")))
+    return [*blocks, Text()]
+
+
+def _draw_lags(rows: Sequence[Document]) -> Table:
+    """What no partition has takes no room."""
+    extra = {
+        "drained in": "seconds_to_drain",
+        "loss in": "seconds_to_loss",
+        "kept for": "seconds_retained",
+    }
+    shown = {title: name for title, name in extra.items() if any(row[name] for row in rows)}
     table = make_table(
-        "#partition", "#log start", "#committed", "#end", "#lag", "#behind", "#lost at most"
+        "#part.",
+        "#log start",
+        "#committed",
+        "#end",
+        "#lag",
+        "#behind",
+        "#lost at most",
+        *(f"#{title}" for title in shown),
+        "=",
     )
-    for row in stream["partitions"]:
+    for row in rows:
         lost = row["lost"]
         add_row(
             table,
@@ -103,17 +133,14 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
             format_count(row["lag"]),
             format_duration(row["lag_seconds"]),
             Text(format_count(lost), style="bold red" if lost else ""),
+            *(_color_duration(title, row[name]) for title, name in shown.items()),
+            style_word(str(row["verdict"])),
         )
-    lost = stream["lost"]
-    summary = Text("lag ")
-    summary.append(format_count(stream["lag"]), style="bold")
-    summary.append(" · lost at most ")
-    summary.append(format_count(lost), style="bold red" if lost else "bold")
-    if stream.get("seconds_to_drain") is not None:
-        summary.append(f" · drained in {format_duration(stream['seconds_to_drain'])}")
-    if stream.get("seconds_to_loss") is not None:
-        summary.append(f" · next loss in {format_duration(stream['seconds_to_loss'])}")
-    return [head, table, summary, *draw_warnings(stream.get("warnings", ())), Text()]
+    return table
+
+
+def _color_duration(title: str, seconds: float | None) -> Text:
+    return Text(format_duration(seconds), style="bold red" if title == "loss in" else "")
 
 
 def draw_gaps(document: Document) -> RenderableType:
