@@ -1,0 +1,1 @@
+"""What the Grafana dashboards show; `python -m scripts.dashboards` writes their JSON."""
