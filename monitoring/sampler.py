@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Protocol
 
 from backlog.clock import Deadline, utc_now
@@ -18,6 +19,7 @@ from backlog.kafka.calls import Connection, connect
 from backlog.values import PartitionSample, Sample
 
 TRIES = 5
+SAME_CLOCK = timedelta(0)
 
 
 class StreamLike(Protocol):
@@ -36,12 +38,18 @@ class StreamLike(Protocol):
 
 
 def take_sample(
-    stream: StreamLike, connection: Connection, deadline: Deadline | None = None
+    stream: StreamLike,
+    connection: Connection,
+    deadline: Deadline | None = None,
+    skew: timedelta = SAME_CLOCK,
 ) -> Sample:
     """Samples every partition of the stream's topic for its group (protocol P1).
 
     The order is the rule: `committed` must be read after `low`, or a group that commits while the
     log start moves up behind it seems to have lost what it read.
+
+    Args:
+        skew: how far the ledger's clock is ahead of this host's; samples carry the ledger's time.
 
     Raises:
         TopicMissing: the topic is not there.
@@ -61,7 +69,7 @@ def take_sample(
         # 3. The commits, the last stable ones.
         commits = read_commits(admin, group, topic, partitions, limit)
         # The sample's time: before the ends are read, so an offset at `high` or above is younger.
-        taken_at, started = utc_now(), time.monotonic()
+        taken_at, started = utc_now() + skew, time.monotonic()
         # 4. The last stable offsets.
         lso = list_offsets(admin, topic, partitions, "latest", "read_committed", limit)
         # 5. The high watermarks.

@@ -19,6 +19,7 @@ from backlog.kafka.clients import make_producer
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
+from monitoring import observing, sampler
 from monitoring.assessing import Surroundings, assess_stream
 from monitoring.gaps import Suspicion
 from monitoring.lag import count_lag, read_tails
@@ -352,3 +353,25 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
     assert own_kafka.bootstrap in said[0]
     assert said[1] == "cluster main: answers again"
     assert ledger.gaps.list("orders") == ()
+
+
+def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
+    properties: dict[str, str],
+    topic: MakeTopic,
+    group: str,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = topic(partitions=1)
+    stream = StreamStub(name, group)
+    for round_ in range(3):
+        publish(properties, name, {0: 10})
+        commit(properties, group, name, {0: 10 * round_ + 5})
+        slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
+        for module in (observing, sampler):
+            monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
+        observe_stream(ledger, stream, properties)
+    history = ledger.samples.history("orders")
+    assert [one.partitions[0].committed for one in history] == [5, 15, 25]
+    status = assess_stream(history[-1], "read_committed", history)
+    assert status.verdict == "lagging", "no rewind"
