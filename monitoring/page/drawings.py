@@ -1,4 +1,4 @@
-"""Plots for wide and for narrow screens; what was drawn is kept for the next who looks."""
+"""Plots, as Markup; what was drawn is kept for the next who looks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One plot in two widths: the stylesheet shows the one that fits."""
+    """One plot; where it has two widths the stylesheet shows the one that fits."""
 
     title: str
-    wide: Markup
     narrow: Markup
+    wide: Markup | None = None
 
 
 @lru_cache(maxsize=32)
@@ -29,8 +29,13 @@ def draw(
     threshold: Threshold | None = None,
     y: Unit,
     title: str,
+    both: bool = False,
 ) -> Drawing:
-    """Draws lines; the same ones again are not drawn again."""
+    """Draws lines, as half of a page or a phone shows them; the same again is not drawn again.
+
+    Args:
+        both: draws it for the whole width of a page too.
+    """
     from markupsafe import Markup
 
     def make(*, wide: bool) -> Markup:
@@ -39,4 +44,4 @@ def draw(
             draw_lines(series, marks=marks, threshold=threshold, y=y, title=title, wide=wide)
         )
 
-    return Drawing(title, make(wide=True), make(wide=False))
+    return Drawing(title, make(wide=False), make(wide=True) if both else None)

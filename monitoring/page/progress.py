@@ -122,7 +122,7 @@ def draw_burndown(samples: Sequence[BurndownSample], steps: Sequence[StepRecord]
         Series("in the temporary topic", tuple((s.at, s.temporary_lag) for s in shown)),
     )
     marks = _mark_steps(steps, samples[0].at, samples[-1].at)
-    return draw(series, marks=marks, y="messages", title="Messages left over time")
+    return draw(series, marks=marks, y="messages", title="Messages left over time", both=True)
 
 
 def draw_injection(chunks: Sequence[ChunkRecord], steps: Sequence[StepRecord]) -> Drawing | None:
@@ -142,6 +142,7 @@ def draw_injection(chunks: Sequence[ChunkRecord], steps: Sequence[StepRecord]) -
         marks=marks,
         y="messages",
         title="Messages put back over time",
+        both=True,
     )
 
 

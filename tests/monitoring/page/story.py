@@ -1,0 +1,492 @@
+"""A night on call, written into a ledger by hand: six streams, each in another state.
+
+`payments` lost messages, `orders` is about to, `shipments` is being drained, `emails` has no
+readers, `invoices` got its messages back, `clicks` is well and has many partitions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from backlog.config import Config
+from backlog.ledger import BurndownSample, Ledger, Owner, open_ledger
+from backlog.manifest import hash_value
+from backlog.values import (
+    Cause,
+    Certainty,
+    Chunk,
+    Gap,
+    GapState,
+    PartitionSample,
+    Recovery,
+    RecoveryState,
+    Sample,
+)
+from monitoring.assessing import Surroundings, assess_stream
+from monitoring.board import Board, ClusterPass
+from monitoring.looking import read_timeline
+from monitoring.page.words import say_word
+from monitoring.status import GroupStatus, Retention
+from tests.replay.expand_makers import make_expand_plan
+from tests.replay.makers import make_plan
+
+NOW = datetime(2026, 11, 21, 6, 40, tzinfo=UTC)
+DAY = timedelta(hours=24)
+ACTOR = "os:ada@ops-1"
+SECRET = "hunter2-secret"
+# Of one partition at a moment: log start, committed, end.
+Offsets = Callable[[datetime, int], tuple[int, int | None, int]]
+
+
+@dataclass
+class Night:
+    """A ledger whose clock is turned by hand, and a board."""
+
+    config: Config
+    ledger: Ledger
+    board: Board = field(default_factory=Board)
+    now: datetime = NOW
+    lean: bool = False  # fewer samples, for tests
+
+    @classmethod
+    def begin(cls, directory: Path, **document: Any) -> Night:
+        """An empty ledger and a configuration of six streams, or of what is said."""
+        whole = {
+            "ledger": "sqlite:///ledger.db",
+            "clusters": {"main": {"bootstrap.servers": "127.0.0.1:1"}},
+            "sources": {"shop": {"url": "postgresql+psycopg://app:${env:PASSWORD}@db/shop"}},
+            "streams": {name: make_stream(name) for name in STREAMS},
+            **document,
+        }
+        config = Config.from_text(json.dumps(whole), directory, {"PASSWORD": SECRET})
+        night = cls(config, open_ledger(config.ledger_url()))
+        # The ledger's own clock, so that what was done last night has last night's times.
+        night.ledger._database.now = lambda _: night.now  # type: ignore[method-assign]
+        return night
+
+    def at(self, hours_ago: float = 0.0, seconds: float = 0.0) -> None:
+        """Turns the clock."""
+        self.now = NOW - timedelta(hours=hours_ago) + timedelta(seconds=seconds)
+
+    def sample(
+        self, stream: str, offsets: Offsets, partitions: int = 6, state: str = "stable"
+    ) -> None:
+        """Samples of two and a half days: rare ones long ago, often lately."""
+        fine, lately = (60, 20) if self.lean else (12, 41)
+        moments = [NOW - timedelta(hours=hour) for hour in range(60, 26, -1)]
+        moments += [NOW - timedelta(minutes=fine * n) for n in range(26 * 60 // fine, 1, -1)]
+        moments += [NOW - timedelta(seconds=30 * step) for step in range(lately, -1, -1)]
+        for at in moments:
+            parts = []
+            for number in range(partitions):
+                low, committed, end = offsets(at, number)
+                parts.append(PartitionSample(number, low, committed, end, end))
+            group = f"{stream}-service"
+            self.ledger.samples.add(
+                Sample(stream, "main", stream, group, f"id-{stream}", at, tuple(parts), state, 0.2)
+            )
+
+    def look(self, stream: str, retention: timedelta | None = DAY) -> GroupStatus:
+        """Judges the newest sample and puts it on the board."""
+        *history, sample = read_timeline(self.ledger, self.config.streams[stream])
+        status = assess_stream(
+            sample,
+            "read_committed",
+            history,
+            self.ledger.gaps.list(stream),
+            Surroundings(
+                Retention(retention, None), consumers=3, has_consumers=True, has_source=True
+            ),
+        )
+        self.board.put_stream(status)
+        return status
+
+    def lose(
+        self,
+        stream: str,
+        partition: int,
+        start: int,
+        end: int | None,
+        hours_ago: float = 3.0,
+        cause: Cause = Cause.EXPIRED,
+        certainty: Certainty = Certainty.EXACT,
+        reason: str = "",
+    ) -> Gap:
+        """A gap, seen so long ago."""
+        self.at(hours_ago)
+        return self.ledger.gaps.record(
+            Gap(
+                id="",
+                stream=stream,
+                cluster="main",
+                topic=stream,
+                group=f"{stream}-service",
+                topic_id=f"id-{stream}",
+                partition=partition,
+                start=start,
+                end=end,
+                cause=cause,
+                certainty=certainty,
+                state=GapState.OPEN,
+                first_time=NOW - timedelta(hours=31),
+                last_time=NOW - timedelta(hours=27, minutes=12),
+                detected_at=self.now,
+                reason=reason,
+            )
+        )
+
+    def plan(self, kind: str, stream: str, plan: dict[str, Any], *gaps: Gap) -> Recovery:
+        """A planned recovery."""
+        return self.ledger.recoveries.create(
+            kind,
+            stream,
+            "main",
+            stream,
+            f"{stream}-service",
+            plan,
+            hash_value(plan),
+            [gap.id for gap in gaps],
+            ACTOR,
+        )
+
+    def approve(self, recovery: Recovery) -> Recovery:
+        """Approved by somebody, for a day."""
+        return self.ledger.recoveries.approve(
+            recovery.id, "Grace", "os:grace@ops-2", recovery.plan_hash, self.now + DAY
+        )
+
+    def advance(self, recovery: Recovery, to: RecoveryState, **detail: Any) -> Recovery:
+        """Another state."""
+        return self.ledger.recoveries.advance(recovery.id, to, actor=ACTOR, detail=detail)
+
+
+def make_stream(name: str) -> dict[str, Any]:
+    """A stream with a source and consumers that can be started."""
+    return {
+        "cluster": "main",
+        "topic": name,
+        "group": f"{name}-service",
+        "isolation": "read_committed",
+    }
+
+
+STREAMS = ("clicks", "emails", "invoices", "orders", "payments", "shipments")
+_START = NOW - timedelta(hours=60)
+
+
+def _written(at: datetime, per_second: float, base: int = 2_000_000) -> int:
+    return base + int(max(0.0, (at - _START).total_seconds()) * per_second)
+
+
+def _behind(per_second: float, share: float, since_hours: float, base: int = 2_000_000) -> Offsets:
+    """Read at a share of the speed it is written, since then."""
+
+    def tell(at: datetime, number: int) -> tuple[int, int | None, int]:
+        speed = per_second * (1 + 0.13 * (number % 4))
+        high = _written(at, speed, base)
+        late = max(0.0, (at - (NOW - timedelta(hours=since_hours))).total_seconds())
+        kept = share + 0.04 * (number % 3)
+        committed = high - int(late * speed * max(0.0, 1 - kept))
+        return _written(at - DAY, speed, base), committed, high
+
+    return tell
+
+
+def _busy(at: datetime, number: int) -> tuple[int, int | None, int]:
+    """Clicks: always a little behind, never for long; one partition was never written."""
+    if number == 47:
+        return 0, None, 0
+    high = _written(at, 140.0, 90_000_000)
+    behind = int((at.timestamp() // 30 * 7919 + number * 977) % 61) * 40
+    return _written(at - DAY, 140.0, 90_000_000) - 12_000 * number, high - behind, high
+
+
+def _outage(at: datetime, number: int) -> tuple[int, int | None, int]:
+    """Payments: nobody read from 31 to 3 hours ago; since then what is there is caught up."""
+    speed = 20.0 + 2 * number
+    high, low = _written(at, speed, 700_000), _written(at - DAY, speed, 700_000)
+    stopped = NOW - timedelta(hours=31 - 0.02 * number)
+    if at < stopped:
+        return low, high - 5, high
+    left_at = _written(stopped, speed, 700_000) - 5
+    back = NOW - timedelta(hours=3)
+    if at < back:
+        return low, left_at, high
+    caught = _written(back - DAY, speed, 700_000)
+    caught += int((at - back).total_seconds() * speed * 6.2)
+    return low, min(caught, high), high
+
+
+def _relayed(at: datetime, number: int) -> tuple[int, int | None, int]:
+    """Shipments: far behind, and moved quickly by the relay for six minutes."""
+    high = _written(at, 35.0, 5_000_000)
+    low = _written(at - 2 * DAY, 35.0, 5_000_000)
+    late = max(0.0, (at - (NOW - timedelta(hours=20))).total_seconds())
+    committed = high - int(late * 35.0 * 0.45)
+    relayed = max(0.0, (at - (NOW - timedelta(minutes=6))).total_seconds()) * 700
+    return low, min(high, committed + int(relayed)), high
+
+
+def tell_night(directory: Path, *, lean: bool = False) -> Night:
+    """The whole story."""
+    night = Night.begin(directory)
+    night.lean = lean
+    _tell_payments(night)
+    night.sample("orders", _behind(42.0, 0.62, 56))
+    night.look("orders")
+    _tell_shipments(night)
+    _tell_emails(night)
+    _tell_invoices(night)
+    night.sample("clicks", _busy, 48)
+    night.look("clicks")
+    night.board.put_cluster(
+        ClusterPass("main", NOW - timedelta(seconds=9), 0.8, make_groups(), brokers=3)
+    )
+    night.at()
+    return night
+
+
+def _tell_payments(night: Night) -> None:
+    night.sample("payments", _outage, 6)
+    for number in (0, 1, 2, 3, 4, 5):
+        start = _outage(NOW - timedelta(hours=4), number)[1] or 0
+        end = _outage(NOW - timedelta(hours=3), number)[0]
+        night.lose("payments", number, start, end)
+    night.look("payments")
+
+
+def _tell_shipments(night: Night) -> None:
+    night.sample("shipments", _relayed, 6)
+    night.look("shipments", 2 * DAY)
+    lag = 6_804_000
+    changes: dict[str, Any] = {
+        "stream": "shipments",
+        "topic": "shipments",
+        "group": "shipments-service",
+        "lag": lag,
+        "partitions": [
+            {
+                "partition": number,
+                "log_start": 6_000_000,
+                "committed": 11_800_000,
+                "end": 11_800_000 + lag // 6,
+                "lag": lag // 6,
+                "lost": 0,
+                "start": 11_800_000,
+                "oldest_unread_at": "2026-11-20T21:14:00.000000Z",
+            }
+            for number in range(6)
+        ],
+        "temporary": {
+            "topic": "shipments.recovery.r-20261121-0001",
+            "partitions": 60,
+            "replication": 3,
+        },
+        "factor": 10,
+        "replicas": 6,
+        "consumers": 60,
+        "rate_per_consumer": 52.0,
+        "consumed_per_second": 310.0,
+        "produced_per_second": 210.0,
+        "seconds_to_drain_now": 68_000.0,
+        "seconds_to_drain_expanded": 2_340.0,
+        "seconds_to_loss": 98_000.0,
+        "stopped": ["the 6 consumers of group shipments-service: local processes"],
+        "created": ["topic shipments.recovery.r-20261121-0001: 60 partitions, 3 copies of each"],
+        "raised": ["retention.ms of shipments from 2 d to unlimited"],
+        "given_back": [
+            "topic shipments.recovery.r-20261121-0001 is deleted",
+            "retention.ms of shipments is 2 d again",
+            "the 6 consumers of group shipments-service are started",
+        ],
+        "warnings": ["partition 3: 14 % of the messages have one key, which one consumer reads"],
+        "planned_by": {"kind": "os", "user": "ada", "host": "ops-1"},
+    }
+    night.at(0.25)
+    recovery = night.approve(night.plan("expand", "shipments", make_expand_plan(**changes)))
+    owner = Owner("ops-1", 4242, "unknown")
+    night.at(0, -400)
+    night.ledger.leases.acquire(recovery.id, owner, timedelta(days=3650))
+    night.ledger.recoveries.advance(
+        recovery.id, RecoveryState.RUNNING, actor=ACTOR, detail={}, owner=owner
+    )
+    steps = night.ledger.steps
+    for name, began, took in (
+        ("check_source", -400, 2),
+        ("hold_retention", -398, 1),
+        ("stop_consumers", -397, 14),
+        ("create_topic", -383, 3),
+        ("canary", -380, 18),
+        ("drain", -360, None),
+    ):
+        night.at(0, began)
+        steps.start(recovery.id, name)
+        night.ledger.events.append(recovery.id, ACTOR, f"{name} started")
+        if took is not None:
+            night.at(0, began + took)
+            steps.complete(recovery.id, name)
+            night.ledger.events.append(recovery.id, ACTOR, f"{name} completed", {"seconds": took})
+    for second in range(-360, 1, 2):
+        done = second + 360
+        relayed = int(min(lag, done * 21_400 * (1 - done / 2600)))
+        handled = int(min(relayed, max(0, done - 4) * 3_120))
+        step = "canary" if second < -340 else "drain"
+        night.ledger.burndown.add(
+            BurndownSample(
+                recovery.id,
+                NOW + timedelta(seconds=second),
+                step,
+                max(0, lag - relayed + 210 * done // 8),
+                relayed - handled,
+                relayed,
+                handled,
+                60,
+            )
+        )
+    night.ledger.holds.begin(
+        stream="shipments",
+        cluster="main",
+        topic="shipments",
+        topic_id="id-shipments",
+        holder=recovery.id,
+        old={"retention.ms": "172800000"},
+        raised={"retention.ms": "-1"},
+        until=None,
+        actor=ACTOR,
+    )
+
+
+def _tell_emails(night: Night) -> None:
+    def stopped(at: datetime, number: int) -> tuple[int, int | None, int]:
+        stop = NOW - timedelta(minutes=47)
+        high = _written(at, 3.0, 40_000)
+        return 0, _written(min(at, stop), 3.0, 40_000), high
+
+    night.sample("emails", stopped, 3, "empty")
+    night.look("emails", 7 * DAY)
+
+
+def _tell_invoices(night: Night) -> None:
+    offsets = _behind(6.0, 1.0, 1, 300_000)
+    night.sample("invoices", offsets, 4)
+    gaps = [night.lose("invoices", n, 560_000 + 900 * n, 561_800 + 911 * n, 11.0) for n in range(4)]
+    rebuilt = sum(gap.count or 0 for gap in gaps)
+    plan = make_plan(
+        outcome={
+            "verdict": "exact",
+            "reasons": [],
+            "counts": {
+                "expected": rebuilt,
+                "candidates": rebuilt + 2_340,
+                "surviving": 2_330,
+                "consumed": 10,
+                "rebuilt": rebuilt,
+                "quarantined": 0,
+                "surplus": 0,
+                "shortfall": 0,
+            },
+            "partitions": [
+                {"partition": n, "expected": gap.count, "rebuilt": gap.count}
+                for n, gap in enumerate(gaps)
+            ],
+            "proof": {"rate": 1.0, "compared": 2330, "equal_values": 2330, "mutable": False},
+            "quarantine": {"reasons": {}},
+            "fidelity": "original",
+            "chunks": 16,
+            "bytes": 4_180_000,
+        },
+        off_peak={"from": "00:30", "to": "06:00", "timezone": "UTC"},
+        limits={"messages_per_second": 100},
+        planned_by={"kind": "os", "user": "ada", "host": "ops-1"},
+    )
+    night.at(10.5)
+    recovery = night.plan("rebuild", "invoices", plan, *gaps)
+    chunks = [
+        Chunk(
+            n % 4,
+            n // 4,
+            rebuilt // 16 + (n < rebuilt % 16),
+            260_000,
+            "ab" * 32,
+            f"m/{n}",
+            f"i/{n}",
+            n < 3,
+        )
+        for n in range(16)
+    ]
+    night.ledger.chunks.add_all(recovery.id, chunks)
+    night.at(10.2)
+    night.approve(recovery)
+    night.at(6.1)
+    night.advance(recovery, RecoveryState.RUNNING)
+    begin = 6.1
+    for name, seconds in (("check_target", 2), ("stage_check", 5), ("inject", 80), ("verify", 21)):
+        night.at(begin)
+        night.ledger.events.append(recovery.id, ACTOR, f"{name} started")
+        if name == "inject":
+            for number, chunk in enumerate(chunks):
+                night.at(begin, 4 + number * 4.8)
+                night.ledger.chunks.mark_injected(recovery.id, chunk.slot, chunk.number)
+        night.at(begin, seconds)
+        if name == "verify":
+            found = {"exact": True, "staged": rebuilt, "found": rebuilt, "matched": rebuilt}
+            found |= {"missing": 0, "doubled": 0, "different": 0, "unexpected": 0}
+            night.ledger.events.append(recovery.id, ACTOR, "read back", found)
+        night.ledger.events.append(recovery.id, ACTOR, f"{name} completed", {"seconds": seconds})
+        begin -= seconds / 3600
+    ids = [gap.id for gap in gaps]
+    for state in (GapState.STAGED, GapState.INJECTED, GapState.VERIFIED):
+        night.ledger.gaps.advance(ids, state, recovery.id, actor=ACTOR)
+    night.advance(recovery, RecoveryState.VERIFIED)
+    night.look("invoices")
+
+
+def make_groups() -> tuple[GroupStatus, ...]:
+    """Other groups of the cluster."""
+    rows = (
+        ("search-indexer", "products", "stall", 48_210, 0, None),
+        ("reporting", "payments", "losing", 1_904_331, 0, 20_100.0),
+        ("mirror", "orders", "ok", 0, 0, None),
+    )
+    return tuple(make_group(*row) for row in rows)
+
+
+def make_group(
+    group: str,
+    topic: str,
+    verdict: str,
+    lag: int = 0,
+    lost: int = 0,
+    loss: float | None = None,
+    **changes: Any,
+) -> GroupStatus:
+    """A group that no stream is about."""
+    from monitoring.verdicts import Verdict
+
+    values: dict[str, Any] = {
+        "stream": "",
+        "cluster": "main",
+        "topic": topic,
+        "group": group,
+        "group_state": "stable",
+        "taken_at": NOW - timedelta(seconds=9),
+        "verdict": Verdict(verdict),
+        "partitions": (),
+        "lag": lag,
+        "lag_seconds": None,
+        "lost": lost,
+        "seconds_to_drain": None,
+        "seconds_to_loss": loss,
+        "loss_by": None if loss is None else "time",
+        "expected_loss": None,
+        "consumed_per_second": None,
+        "produced_per_second": None,
+        "sentence": f"{topic}: {say_word(verdict)}",
+        **changes,
+    }
+    return GroupStatus(**values)
