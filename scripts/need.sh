@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that programs which Python does not bring are here:
 #   scripts/need.sh [postgres] [kcat] [prometheus] [chromium]
-# Debian's packages; those with a service of their own do not get it started by this:
-# Prometheus is only unpacked, into .tools.
+# They are Debian's packages. Prometheus is only unpacked, into .tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
