@@ -39,13 +39,13 @@ def _tell(material: Material) -> str:
     gaps, recovery = material.gaps, material.recovery
     if not gaps:
         if material.is_expansion:
-            return f"Nothing is known to be lost of topic {recovery.topic}: it was in time."
+            return f"Nothing of topic {recovery.topic} is known to be lost."
         return "This recovery has no gaps on record."
     lost = sum(gap.count or 0 for gap in gaps)
     places = format_plural(len({gap.partition for gap in gaps}), "partition")
     told = (
-        f"Group {recovery.group} will never read at most {format_plural(lost, 'message')} of topic "
-        f"{recovery.topic}, in {format_plural(len(gaps), 'gap')} of {places}."
+        f"At most {format_plural(lost, 'message')} of topic {recovery.topic} were lost to group "
+        f"{recovery.group} unread, in {format_plural(len(gaps), 'gap')} of {places}."
     )
     if any(gap.count is None for gap in gaps):
         told += " For some the range is not known."

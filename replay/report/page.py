@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -10,12 +11,16 @@ from backlog.numbers import format_duration, format_moment
 from replay.report.figures import draw_figures
 
 _PARTITIONS_SHOWN = 64
+_CODE = re.compile(r"`([^`]+)`")
 
 
 def render_page(document: Mapping[str, Any]) -> str:
     """The whole page; every text in it is escaped but the figures, which are ours."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
+
+    def set_code(text: str) -> Markup:
+        return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
     environment = Environment(
         loader=PackageLoader("replay.report"),
@@ -28,7 +33,8 @@ def render_page(document: Mapping[str, Any]) -> str:
         "count": _count,
         "moment": _format_short,
         "exact_moment": format_moment,
-        "duration": format_duration,
+        "duration": _format_took,
+        "code": set_code,
         "words": lambda text: str(text).replace("_", " "),
     }
     figures = {
@@ -47,6 +53,11 @@ def _count(value: Any) -> str:
     if value is None:
         return "—"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _format_took(seconds: float | None) -> str:
+    """Rounded to nothing is not nothing."""
+    return format_duration(None if seconds is None else max(seconds, 0.01))
 
 
 def _format_short(text: str) -> str:

@@ -20,6 +20,14 @@ _COUNTS = {
     "quarantined": "of them quarantined: they cannot be built",
     "rebuilt": "rebuilt",
 }
+_VERDICTS = {
+    "exact": "plan exact",
+    "short": "plan short",
+    "surplus": "plan surplus",
+    "wins": "before retention",
+    "loses": "retention is faster",
+    "no_deadline": "no loss in sight",
+}
 _ORDERS = {
     "key": "messages of a key stay in order",
     "round_robin": "spread evenly, in no order",
@@ -52,9 +60,11 @@ def describe_plan(material: Material) -> dict[str, Any]:
     """What was planned: its verdict, counts, partitions, terms and warnings."""
     own = _describe_expansion if material.is_expansion else _describe_rebuild
     plan = material.recovery.plan
+    told = own(plan)
     return {
         "kind": material.recovery.kind,
-        **own(plan),
+        **told,
+        "verdict_told": _VERDICTS.get(told["verdict"], told["verdict"]),
         "other_groups": list(plan.get("other_groups", ())),
         "allowed": list(plan.get("options", {}).get("allow", ())),
         "warnings": list(plan.get("warnings", ())),

@@ -60,20 +60,38 @@ def _figures_of_expansion(material: Material) -> list[tuple[str, str]]:
     return figures
 
 
+_ASIDE = {
+    S.RUNNING: "under way",
+    S.PAUSED: "paused",
+    S.FAILED: "failed",
+    S.REJECTED: "rejected",
+    S.CANCELLED: "cancelled",
+}
+
+
 def _tell_headline(material: Material) -> str:
     recovery = material.recovery
+    if recovery.state is S.VERIFIED:
+        return _tell_success(material)
     if material.is_expansion:
         many = format_plural(recovery.plan["lag"], "unread message")
-        if recovery.state is S.VERIFIED:
-            relayed = (recovery.detail.get("counts") or {}).get("relayed")
-            drained = many if relayed is None else format_plural(relayed, "message")
-            return f"{drained} of topic {recovery.topic} drained, and the layout restored"
-        return f"A backlog of {many} of topic {recovery.topic}: {recovery.state}"
-    many = format_plural(recovery.plan["outcome"]["counts"]["rebuilt"], "lost message")
-    if recovery.state is S.VERIFIED:
+        told = f"to drain {many} of topic {recovery.topic}"
+    else:
+        many = format_plural(recovery.plan["outcome"]["counts"]["rebuilt"], "lost message")
+        told = f"to put {many} of topic {recovery.topic} back"
+    if aside := _ASIDE.get(recovery.state):
+        return f"The recovery {told}: {aside}"
+    return f"A plan {told}" + (", approved" if recovery.state is S.APPROVED else "")
+
+
+def _tell_success(material: Material) -> str:
+    recovery = material.recovery
+    if not material.is_expansion:
         done = format_plural(recovery.injected, "lost message")
         return f"{done} of topic {recovery.topic} put back, each once"
-    return f"{many} of topic {recovery.topic} to put back: {recovery.state}"
+    relayed = (recovery.detail.get("counts") or {}).get("relayed", recovery.plan["lag"])
+    many = format_plural(relayed, "unread message")
+    return f"{many} of topic {recovery.topic} drained, and the layout restored"
 
 
 def _tell_state(material: Material) -> str:
