@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from backlog.config import mask_secrets
+from backlog.config import Config, mask_secrets
 from backlog.errors import BacklogError
+from backlog.kafka.bulk import BulkReader
 from monitoring.board import Board
+from monitoring.groups.sampling import GroupSampler
+from monitoring.groups.survey import Survey, Surveyed
+from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.sampler import StreamLike
 from monitoring.server.app import make_app
 from monitoring.server.health import Doctor
 from monitoring.server.listening import Server, bind_address
+from monitoring.watcher import OnOutage
 from replay.views import list_next_commands
 from replay.workspace import Workspace
 
@@ -32,11 +37,14 @@ class Exporter:
 
 
 @contextmanager
-def open_exporter(workspace: Workspace, address: str, subject: str) -> Iterator[Exporter]:
-    """Serves on the address until the block ends.
+def open_exporter(
+    workspace: Workspace, address: str, subject: str, on_outage: OnOutage
+) -> Iterator[Exporter]:
+    """Serves on the address, and samples all groups of all clusters, until the block ends.
 
     Args:
         subject: what named the address, for an error.
+        on_outage: is told what cannot be seen, once when that begins and once when it ends.
 
     Raises:
         UsageError: the address cannot be listened on.
@@ -55,4 +63,32 @@ def open_exporter(workspace: Workspace, address: str, subject: str) -> Iterator[
         page = None
     with ExitStack() as stack:
         server = stack.enter_context(Server(make_app(scrape, doctor, page), bound))
+        for sampler in _make_samplers(config, board, scrape, on_outage):
+            threads.append(sampler.thread)
+            stack.enter_context(sampler)
         yield Exporter(board, server.url)
+
+
+def _make_samplers(
+    config: Config, board: Board, scrape: Scrape, on_outage: OnOutage
+) -> Iterator[GroupSampler]:
+    """One for each cluster whose groups can be read."""
+    for name, cluster in config.clusters.items():
+        properties = cluster.client_properties()
+        try:
+            reader = BulkReader(properties)
+        except BacklogError as error:
+            board.note_failure(name, "", mask_secrets(str(error)))
+            on_outage(f"groups of cluster {name}", error)
+            continue
+        what = Surveyed(
+            cluster=name,
+            streams={(s.group, s.topic) for s in config.streams.values() if s.cluster == name},
+            allow=config.watch.groups.allow,
+            deny=config.watch.groups.deny,
+            max_partitions=config.watch.max_partitions,
+            window=config.watch.window,
+            horizon=config.watch.horizon,
+        )
+        survey = Survey(reader, what, Tails(make_tail_reader(properties)))
+        yield GroupSampler(survey, board, config.watch.interval, scrape.prepare, on_outage)

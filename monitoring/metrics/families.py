@@ -25,7 +25,8 @@ class _Writer:
     def add(self, name: str, labels: str, value: float | None) -> None:
         """A line; none where the value is not known."""
         if value is not None:
-            self._lines[name].append(f"{name}{{{labels}}} {value!r}\n")
+            place = f"{{{labels}}}" if labels else ""
+            self._lines[name].append(f"{name}{place} {value!r}\n")
 
     def finish(self) -> dict[str, bytes]:
         """The families."""

@@ -187,7 +187,8 @@ def _describe_looks(board: Board, seen: Seen, exported: Exported) -> Iterator[Me
     left_out = _make_gauge("backlog_partitions_left_out")
     for name, done in sorted(seen.clusters.items()):
         seconds.add_metric([name], done.seconds)
-        groups.add_metric([name], len({status.group for status in done.groups}))
+        streams = (status.group for status in seen.streams.values() if status.cluster == name)
+        groups.add_metric([name], len({*(status.group for status in done.groups), *streams}))
         left_out.add_metric([name], done.left_out)
     yield from (seconds, groups, left_out)
 

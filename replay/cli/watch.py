@@ -105,7 +105,7 @@ def watch_streams(
 
             address = listen or config.watch.listen
             subject = "--listen" if listen else "watch.listen"
-            exporter = stack.enter_context(open_exporter(workspace, address, subject))
+            exporter = stack.enter_context(open_exporter(workspace, address, subject, tell_outage))
             session.say(f"serving {exporter.url}/ and {exporter.url}/metrics")
         session.say(
             f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "

@@ -1,0 +1,32 @@
+"""What a pass over all groups asks of a cluster; the benchmark answers it without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from backlog.kafka.bulk import ClusterLayout, ListedGroup, Offsets
+
+# (topic, partition, offset)
+Place = tuple[str, int, int]
+
+
+class ClusterReader(Protocol):
+    """Reads of one cluster, in bulk. Each raises ClusterUnreachable or KafkaFailure.
+
+    An offset that is not known, or not committed, is `backlog.kafka.bulk.NONE`.
+    """
+
+    def list_groups(self) -> Sequence[ListedGroup]: ...
+    def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]: ...
+    def read_layout(self, topics: Iterable[str]) -> ClusterLayout: ...
+    def read_log_starts(self, layout: ClusterLayout) -> Mapping[str, Offsets]: ...
+    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]: ...
+    def read_retentions(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, str]]: ...
+    def close(self) -> None: ...
+
+
+class TailReader(Protocol):
+    """Finds out of which offsets on a partition holds no committed data; None: not found out."""
+
+    def __call__(self, places: Sequence[Place]) -> Mapping[tuple[str, int], bool]: ...

@@ -1,0 +1,108 @@
+"""Passes over all groups of a cluster on an interval, in a thread of their own.
+
+A slow pass, or a cluster that is away, does not hold up the streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol, Self
+
+from backlog.errors import BacklogError
+from monitoring.board import Board, ClusterPass
+
+LOG = logging.getLogger("backlog.monitoring.groups")
+_STOP_SECONDS = 2.0
+
+
+class SurveyLike(Protocol):
+    """What makes passes over one cluster."""
+
+    @property
+    def what(self) -> ClusterNamed: ...
+    def look(self) -> ClusterPass: ...
+    def close(self) -> None: ...
+
+
+class ClusterNamed(Protocol):
+    """Something that names its cluster."""
+
+    @property
+    def cluster(self) -> str: ...
+
+
+class GroupSampler:
+    """Samples while the `with` block runs.
+
+    Args:
+        on_pass: called after each good pass, in the sampler's thread.
+        on_outage: told what fails, once when that begins, and with None once when it ends.
+    """
+
+    def __init__(
+        self,
+        survey: SurveyLike,
+        board: Board,
+        interval: timedelta,
+        on_pass: Callable[[], None],
+        on_outage: Callable[[str, BacklogError | None], None],
+    ) -> None:
+        self._survey = survey
+        self._board = board
+        self._seconds = interval.total_seconds()
+        self._on_pass = on_pass
+        self._on_outage = on_outage
+        self._stop = threading.Event()
+        self._cluster = survey.what.cluster
+        self._failing = False
+        name = f"backlog-groups-{self._cluster}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        # It may wait for a broker that is away; as a daemon it ends with the process.
+        self.thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            end = time.monotonic() + self._seconds
+            self._look()
+            self._stop.wait(max(0.0, end - time.monotonic()))
+        self._survey.close()
+
+    def _look(self) -> None:
+        try:
+            done = self._survey.look()
+        except BacklogError as error:
+            self._fail(error)
+        except Exception as error:
+            # A bug in one pass must not end all passes in silence.
+            LOG.exception("the pass over cluster %s failed", self._cluster)
+            told = f"the pass over all groups failed: {type(error).__name__}"
+            self._fail(BacklogError(told, subject=f"cluster {self._cluster}"))
+        else:
+            self._board.put_cluster(done)
+            self._on_pass()
+            if self._failing:
+                self._failing = False
+                self._on_outage(f"groups of cluster {self._cluster}", None)
+
+    def _fail(self, error: BacklogError) -> None:
+        self._board.note_failure(self._cluster, "", str(error))
+        if not self._failing:
+            self._failing = True
+            self._on_outage(f"groups of cluster {self._cluster}", error)

@@ -1,0 +1,263 @@
+"""One pass over all groups of a cluster: read in protocol P1's order, remembered, judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+
+from backlog.clock import utc_now
+from backlog.errors import BacklogError
+from backlog.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets
+from monitoring.board import ClusterPass, TopicPartitionState
+from monitoring.groups.judging import GroupPast, Judge
+from monitoring.groups.reading import ClusterReader
+from monitoring.groups.tails import Tails
+from monitoring.groups.windows import Moments, TopicPast, fit
+from monitoring.lag import read_retention, read_size_limit
+from monitoring.status import UNLIMITED, GroupStatus, Retention
+
+# Rows of a window, beside the one before it and the newest; ends kept up to the horizon.
+WINDOW_ROWS = 24
+OLD_ROWS = 48
+RETENTIONS_FOR = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What is surveyed.
+
+    Attributes:
+        streams: (group, topic) that are sampled as streams: they are left out here.
+        allow, deny: glob patterns of groups.
+        max_partitions: partitions of groups that are judged and exported at most.
+    """
+
+    cluster: str
+    streams: Collection[tuple[str, str]] = ()
+    allow: Sequence[str] = ("*",)
+    deny: Sequence[str] = ()
+    max_partitions: int = 200_000
+    window: timedelta = timedelta(minutes=10)
+    horizon: timedelta = timedelta(hours=24)
+
+    def takes(self, group: str) -> bool:
+        """Whether a group is surveyed."""
+        return any(fnmatchcase(group, pattern) for pattern in self.allow) and not any(
+            fnmatchcase(group, pattern) for pattern in self.deny
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What one pass read; offsets by topic, commits by group and topic."""
+
+    groups: Mapping[str, ListedGroup]
+    commits: Mapping[str, Mapping[str, Offsets]]
+    layout: ClusterLayout
+    low: Mapping[str, Offsets]
+    stable: Mapping[str, Offsets]
+    high: Mapping[str, Offsets]
+
+
+@dataclass
+class Survey:
+    """Passes over one cluster; remembers what the next one needs. Not thread-safe."""
+
+    reader: ClusterReader
+    what: Surveyed
+    tails: Tails
+    _topics: dict[str, TopicPast] = field(default_factory=dict)
+    _groups: dict[tuple[str, str], GroupPast] = field(default_factory=dict)
+    _retentions: dict[str, Retention] = field(default_factory=dict)
+    _retentions_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        window = self.what.window.total_seconds()
+        self._moments = Moments(WINDOW_ROWS + 4, window / WINDOW_ROWS)
+        self._old = Moments(OLD_ROWS, self.what.horizon.total_seconds() / (OLD_ROWS - 2))
+
+    def look(self) -> ClusterPass:
+        """Reads and judges everything.
+
+        Raises:
+            ClusterUnreachable, KafkaFailure: nothing of this pass is kept.
+        """
+        started = time.monotonic()
+        groups = {group.name: group for group in self.reader.list_groups()}
+        groups = {name: group for name, group in groups.items() if self.what.takes(name)}
+        known = {*self._topics, *(topic for _, topic in self.what.streams)}
+        # 1. The topics' ids. 2. The log starts. 3. The commits.
+        before = self.reader.read_layout(known)
+        low = dict(self.reader.read_log_starts(before))
+        commits = dict(self.reader.read_commits(list(groups)))
+        if new := {topic for of in commits.values() for topic in of} - set(before.topics):
+            # A commit that was read before the log start would show losses that never happened.
+            more = self.reader.read_layout(new)
+            low.update(self.reader.read_log_starts(more))
+            before = ClusterLayout(more.brokers, {**before.topics, **more.topics})
+            again = [name for name, of in commits.items() if not new.isdisjoint(of)]
+            commits = {name: of for name, of in commits.items() if name not in set(again)}
+            commits.update(self.reader.read_commits(again))
+        # The sample's time: before the ends are read, so an offset at `high` or above is younger.
+        taken_at, now = utc_now(), time.monotonic()
+        # 4. The last stable offsets. 5. The high watermarks. 6. The ids again.
+        stable = self.reader.read_ends(before, stable=True)
+        high = self.reader.read_ends(before, stable=False)
+        after = self.reader.read_layout(before.topics)
+        layout = _keep_same(before, after)
+        self._refresh_retentions(layout.topics)
+        reading = _Reading(groups, commits, layout, low, stable, high)
+        row = self._remember(reading, now)
+        judged, left_out = self._judge(reading, row, now, Judge.at(taken_at, self.what))
+        self.tails.end_pass()
+        return ClusterPass(
+            cluster=self.what.cluster,
+            taken_at=taken_at,
+            seconds=time.monotonic() - started,
+            groups=tuple(judged),
+            topics={name: _describe_topic(name, reading) for name in sorted(layout.topics)},
+            brokers=layout.brokers,
+            left_out=left_out,
+        )
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self.reader.close()
+
+    def _remember(self, reading: _Reading, now: float) -> int:
+        """Writes the reading's row; what is gone, or another topic by now, is forgotten."""
+        row, old_row = self._moments.advance(now), self._old.advance(now)
+        topics = reading.layout.topics
+        self._topics = {
+            name: past
+            for name, past in self._topics.items()
+            if name in topics and past.topic_id == topics[name].topic_id
+        }
+        for name, topic in topics.items():
+            count = len(topic.leaders)
+            if name not in self._topics:
+                self._topics[name] = TopicPast(
+                    topic.topic_id, self._moments.count, self._old.count, count
+                )
+            past = self._topics[name]
+            past.low.write(row, reading.low[name], count)
+            past.stable.write(row, reading.stable[name], count)
+            past.high.write(row, reading.high[name], count)
+            past.old_high.write(old_row, reading.high[name], count)
+        self._groups = {
+            (group, topic): past
+            for (group, topic), past in self._groups.items()
+            if group in reading.groups
+            and topic in topics
+            and past.topic_id == topics[topic].topic_id
+            # One that could not be read now is judged again when it can be.
+            and topic in reading.commits.get(group, (topic,))
+        }
+        for commits in self._groups.values():
+            commits.commits.clear(row)
+        return row
+
+    def _judge(
+        self, reading: _Reading, row: int, now: float, judge: Judge
+    ) -> tuple[list[GroupStatus], int]:
+        wanted, left_out = self._choose(reading)
+        rows, ages = self._moments.rows, self._moments.list_ages(now)
+        old_rows, old_ages = self._old.rows, self._old.list_ages(now)
+        for (group, name), past in wanted.items():
+            offsets = reading.commits[group][name]
+            past.commits.write(row, offsets, len(reading.layout.topics[name].leaders))
+        self.tails.look(
+            tail
+            for (_, name), past in wanted.items()
+            for tail in judge.list_tails(name, self._topics[name], past, rows)
+        )
+        return [
+            judge.judge(
+                group=reading.groups[group],
+                topic=name,
+                past=past,
+                of=self._topics[name],
+                rows=rows,
+                ages=ages,
+                old_rows=old_rows,
+                old_ages=old_ages,
+                retention=self._retentions.get(name, UNLIMITED),
+                tails=self.tails,
+            )
+            for (group, name), past in wanted.items()
+        ], left_out
+
+    def _choose(self, reading: _Reading) -> tuple[dict[tuple[str, str], GroupPast], int]:
+        """The groups on topics that are judged, in order, and how many partitions are left out."""
+        wanted: dict[tuple[str, str], GroupPast] = {}
+        left, left_out = self.what.max_partitions, 0
+        for group in sorted(reading.commits):
+            for name in sorted(reading.commits[group]):
+                topic = reading.layout.topics.get(name)
+                if topic is None or (group, name) in self.what.streams:
+                    continue
+                count = len(topic.leaders)
+                if count > left:
+                    left_out += count
+                    self._groups.pop((group, name), None)
+                    continue
+                left -= count
+                key = (group, name)
+                if key not in self._groups:
+                    self._groups[key] = GroupPast.begin(topic.topic_id, self._moments.count, count)
+                wanted[key] = self._groups[key]
+        return wanted, left_out
+
+    def _refresh_retentions(self, topics: Collection[str]) -> None:
+        """All of them at times, and those of new topics at once."""
+        now = time.monotonic()
+        if now - self._retentions_at > RETENTIONS_FOR.total_seconds():
+            self._retentions, self._retentions_at = {}, now
+        wanted = [name for name in topics if name not in self._retentions]
+        if wanted:
+            with suppress(BacklogError):  # without it nothing is said about losses to come
+                found = self.reader.read_retentions(wanted)
+                self._retentions.update(
+                    (name, Retention(read_retention(config), read_size_limit(config)))
+                    for name, config in found.items()
+                )
+
+
+def _keep_same(before: ClusterLayout, after: ClusterLayout) -> ClusterLayout:
+    """The topics as they are now, without those that were recreated or went away meanwhile."""
+    return ClusterLayout(
+        after.brokers,
+        {
+            name: topic
+            for name, topic in after.topics.items()
+            if topic.topic_id == before.topics[name].topic_id and len(topic.leaders)
+        },
+    )
+
+
+def _describe_topic(name: str, reading: _Reading) -> tuple[TopicPartitionState, ...]:
+    topic = reading.layout.topics[name]
+    count = len(topic.leaders)
+    columns: Iterable[tuple[int, int, int, int, int]] = zip(
+        fit(reading.low[name], count).tolist(),
+        fit(reading.high[name], count).tolist(),
+        topic.leaders.tolist(),
+        topic.replicas.tolist(),
+        topic.in_sync.tolist(),
+        strict=True,
+    )
+    return tuple(
+        TopicPartitionState(
+            partition=number,
+            log_start=None if low == NONE else low,
+            high=None if high == NONE else high,
+            leader=leader,
+            replicas=replicas,
+            in_sync=in_sync,
+        )
+        for number, (low, high, leader, replicas, in_sync) in enumerate(columns)
+    )

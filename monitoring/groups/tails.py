@@ -1,0 +1,125 @@
+"""Lags of one or two offsets that hold no data: control records, or what was aborted.
+
+A reader that commits after each message of a transactional producer stays that far behind for
+ever. Reading a few offsets tells; what was told holds as long as nothing is written or committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError
+from backlog.kafka.clients import Properties, make_consumer
+from backlog.kafka.errors import translate, unwrap
+from monitoring.groups.reading import Place, TailReader
+
+AT_MOST = 2  # offsets of lag, as in monitoring.lag
+CANDIDATES_A_PASS = 256
+_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The unread end of a partition: `[start, end)` in one life of a topic."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass
+class Tails:
+    """Remembers which tails are empty; forgets those that nobody asked for in a pass."""
+
+    read: TailReader
+    _known: dict[Tail, bool] = field(default_factory=dict)
+    _asked: dict[Tail, bool] = field(default_factory=dict)
+
+    def look(self, candidates: Iterable[Tail]) -> None:
+        """Reads those that are not known, as far as there are not too many."""
+        wanted = list(dict.fromkeys(candidates))
+        # One place of a partition a pass: several groups may stand at several.
+        places = {(t.topic, t.partition): t for t in wanted if t not in self._known}
+        if new := list(places.values())[:CANDIDATES_A_PASS]:
+            with suppress(BacklogError):  # without it they show as lag
+                found = self.read([(tail.topic, tail.partition, tail.start) for tail in new])
+                for tail in new:
+                    if (tail.topic, tail.partition) in found:
+                        self._known[tail] = found[tail.topic, tail.partition]
+        for tail in wanted:
+            self.is_empty(tail)
+
+    def is_empty(self, tail: Tail) -> bool:
+        """Whether it is known to hold no data."""
+        known = self._known.get(tail)
+        if known is not None:
+            self._asked[tail] = known
+        return bool(known)
+
+    def was_empty(self, topic: str, topic_id: str, partition: int, start: int, low: int) -> bool:
+        """Whether what expired from `start` up to the log start is known to have been no data."""
+        return any(
+            self.is_empty(Tail(topic, topic_id, partition, start, end))
+            for end in range(low, start + AT_MOST + 1)
+        )
+
+    def end_pass(self) -> None:
+        """Forgets what was not asked for since the last call."""
+        self._known, self._asked = self._asked, {}
+
+
+def make_tail_reader(properties: Properties) -> TailReader:
+    """Reads tails with a consumer of its own each time; in most passes there is nothing to read."""
+
+    def read(places: Sequence[Place]) -> Mapping[tuple[str, int], bool]:
+        return read_empty(properties, places, Deadline(_SECONDS))
+
+    return read
+
+
+def read_empty(
+    properties: Properties, places: Sequence[Place], limit: Deadline
+) -> dict[tuple[str, int], bool]:
+    """By topic and partition whether nothing committed lies at the offset or above.
+
+    What is not found out within the limit is left out. Of each partition only one place is read.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    starts = {(topic, partition): offset for topic, partition, offset in places}
+    found: dict[tuple[str, int], bool] = {}
+    consumer = make_consumer(
+        properties,
+        {
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 100,
+            "fetch.message.max.bytes": 65536,
+        },
+    )
+    try:
+        consumer.assign([TopicPartition(*place, at) for place, at in starts.items()])
+        while len(found) < len(starts) and not limit.expired:
+            message = consumer.poll(limit.remaining(0.5))
+            if message is None:
+                continue
+            topic, partition, error = message.topic(), message.partition(), message.error()
+            if topic is None or partition is None or (topic, partition) not in starts:
+                continue
+            if error is None:
+                found.setdefault((topic, partition), False)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                found.setdefault((topic, partition), True)
+    except KafkaException as error:
+        raise translate(unwrap(error) or error, "all groups", "read the tails") from error
+    finally:
+        consumer.close()
+    return found
