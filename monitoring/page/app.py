@@ -70,6 +70,9 @@ def make_page(
     def answer(template: str, up: str, status: int = 200, **values: Any) -> HTMLResponse:
         return HTMLResponse(renderer.render(template, up, **values), status)
 
+    def find_root(request: Request) -> str:
+        return _find_root(request, routes.prefix)
+
     def look() -> Statuses:
         return Statuses(ledger, config, board, clock())
 
@@ -130,7 +133,7 @@ def make_page(
         assert isinstance(error, LedgerError)
         return answer(
             "problem.html",
-            _find_root(request),
+            find_root(request),
             503,
             title="The ledger does not answer",
             told=f"{error.subject}: {error.message}",
@@ -144,7 +147,7 @@ def make_page(
         known = error.status_code == 404
         response = answer(
             "problem.html",
-            _find_root(request),
+            find_root(request),
             error.status_code,
             title="There is no such page" if known else "This page is only looked at",
             told="What exists: the overview, and a page for each stream and recovery."
@@ -187,11 +190,11 @@ class _Headers:
         await self._app(scope, receive, send_with_headers)
 
 
-def _find_root(request: Request) -> str:
+def _find_root(request: Request, prefix: str) -> str:
     """The overview as seen from any address, even one that is no page's."""
     raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
     root: str = request.scope.get("root_path", "")
-    depth = raw.count(b"/") - root.count("/") - 1
+    depth = raw.count(b"/") - root.count("/") - prefix.count("/") - 1
     return "../" * max(0, depth)
 
 

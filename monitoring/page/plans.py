@@ -219,7 +219,7 @@ def _list_expansion_facts(plan: Mapping[str, Any]) -> Facts:
 
 def _tell_others(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     others = _texts(plan.get("other_groups"))
-    return [("other groups on the topic", ", ".join(others) or "none")]
+    return [("other groups", ", ".join(others) or "none")]
 
 
 def _in(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ readers, `invoices` got its messages back, `clicks` is well and has many partiti
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,7 +66,7 @@ class Night:
         config = Config.from_text(json.dumps(whole), directory, {"PASSWORD": SECRET})
         night = cls(config, open_ledger(config.ledger_url()))
         # The ledger's own clock, so that what was done last night has last night's times.
-        night.ledger._database.now = lambda _: night.now  # type: ignore[method-assign]
+        night.ledger._database.now = lambda connection: night.now  # type: ignore[method-assign]
         return night
 
     def at(self, hours_ago: float = 0.0, seconds: float = 0.0) -> None:
@@ -74,14 +74,19 @@ class Night:
         self.now = NOW - timedelta(hours=hours_ago) + timedelta(seconds=seconds)
 
     def sample(
-        self, stream: str, offsets: Offsets, partitions: int = 6, state: str = "stable"
+        self,
+        stream: str,
+        offsets: Offsets,
+        partitions: int = 6,
+        state: str = "stable",
+        times: Sequence[datetime] = (),
     ) -> None:
-        """Samples of two and a half days: rare ones long ago, often lately."""
-        fine, lately = (60, 20) if self.lean else (12, 41)
-        moments = [NOW - timedelta(hours=hour) for hour in range(60, 26, -1)]
+        """Samples of two and a half days: rare ones long ago, often lately; or at these times."""
+        rare, fine, lately = (4, 120, 20) if self.lean else (1, 12, 41)
+        moments = [NOW - timedelta(hours=hour) for hour in range(60, 26, -rare)]
         moments += [NOW - timedelta(minutes=fine * n) for n in range(26 * 60 // fine, 1, -1)]
         moments += [NOW - timedelta(seconds=30 * step) for step in range(lately, -1, -1)]
-        for at in moments:
+        for at in times or moments:
             parts = []
             for number in range(partitions):
                 low, committed, end = offsets(at, number)
@@ -110,7 +115,7 @@ class Night:
         self,
         stream: str,
         partition: int,
-        start: int,
+        start: int | None,
         end: int | None,
         hours_ago: float = 3.0,
         cause: Cause = Cause.EXPIRED,
