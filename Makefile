@@ -69,6 +69,10 @@ bench-relay: $(SETUP) ## Measure the relay beside kcat
 	@scripts/need.sh kcat
 	$(PYTHON) -m benchmarks.relay $(ARGS)
 
+.PHONY: bench-watch
+bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
+	$(PYTHON) -m benchmarks.watch $(ARGS)
+
 .PHONY: picture
 picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg
 	$(PYTHON) scripts/record_demo.py

@@ -15,6 +15,7 @@ from monitoring.groups.sampling import GroupSampler
 from monitoring.groups.survey import Survey, Surveyed
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.page.app import make_page
 from monitoring.sampler import StreamLike
 from monitoring.server.app import make_app
 from monitoring.server.health import Doctor
@@ -55,12 +56,7 @@ def open_exporter(
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
     doctor = Doctor(board, workspace.ledger, config.watch.interval, tuple(config.clusters), threads)
-    try:
-        from monitoring.page.app import make_page
-
-        page = make_page(workspace.ledger, config, board=board, next_commands=list_next_commands)
-    except ImportError:
-        page = None
+    page = make_page(workspace.ledger, config, board=board, next_commands=list_next_commands)
     with ExitStack() as stack:
         server = stack.enter_context(Server(make_app(scrape, doctor, page), bound))
         for sampler in _make_samplers(config, board, scrape, on_outage):

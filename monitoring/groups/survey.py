@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -70,6 +70,7 @@ class Survey:
     reader: ClusterReader
     what: Surveyed
     tails: Tails
+    clock: Callable[[], float] = time.monotonic
     _topics: dict[str, TopicPast] = field(default_factory=dict)
     _groups: dict[tuple[str, str], GroupPast] = field(default_factory=dict)
     _retentions: dict[str, Retention] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Survey:
             commits = {name: of for name, of in commits.items() if name not in set(again)}
             commits.update(self.reader.read_commits(again))
         # The sample's time: before the ends are read, so an offset at `high` or above is younger.
-        taken_at, now = utc_now(), time.monotonic()
+        taken_at, now = utc_now(), self.clock()
         # 4. The last stable offsets. 5. The high watermarks. 6. The ids again.
         stable = self.reader.read_ends(before, stable=True)
         high = self.reader.read_ends(before, stable=False)
@@ -214,7 +215,7 @@ class Survey:
 
     def _refresh_retentions(self, topics: Collection[str]) -> None:
         """All of them at times, and those of new topics at once."""
-        now = time.monotonic()
+        now = self.clock()
         if now - self._retentions_at > RETENTIONS_FOR.total_seconds():
             self._retentions, self._retentions_at = {}, now
         wanted = [name for name in topics if name not in self._retentions]

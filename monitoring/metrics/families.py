@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from monitoring.board import ClusterPass, TopicPartitionState
 from monitoring.metrics.catalogue import Family
-from monitoring.metrics.exposition import Lines, escape_value, write_labels
+from monitoring.metrics.exposition import Lines, Packer, escape_value, write_labels
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 
@@ -15,22 +15,36 @@ _PLACE = ("cluster", "group", "topic", "stream")
 # kafka-lag-exporter's labels of a member, which are empty where a group is looked at from outside.
 _NO_MEMBER = 'member_host="",consumer_id="",client_id=""'
 
+# Of a large cluster the lines as text are many times what they are compressed.
+_LINES_AT_ONCE = 4096
+
 
 class _Writer:
-    """Collects the lines of several families."""
+    """Collects the lines of several families, compressed as they come."""
 
     def __init__(self) -> None:
         self._lines: defaultdict[str, list[str]] = defaultdict(list)
+        self._packers: defaultdict[str, Packer] = defaultdict(Packer)
 
     def add(self, name: str, labels: str, value: float | None) -> None:
         """A line; none where the value is not known."""
-        if value is not None:
-            place = f"{{{labels}}}" if labels else ""
-            self._lines[name].append(f"{name}{place} {value!r}\n")
+        if value is None:
+            return
+        place = f"{{{labels}}}" if labels else ""
+        lines = self._lines[name]
+        lines.append(f"{name}{place} {value!r}\n")
+        if len(lines) >= _LINES_AT_ONCE:
+            self._flush(name)
 
-    def finish(self) -> dict[str, bytes]:
+    def finish(self) -> Lines:
         """The families."""
-        return {name: "".join(lines).encode() for name, lines in self._lines.items()}
+        for name in self._lines:
+            self._flush(name)
+        return {name: packer.finish() for name, packer in self._packers.items()}
+
+    def _flush(self, name: str) -> None:
+        self._packers[name].add("".join(self._lines[name]).encode())
+        self._lines[name].clear()
 
 
 def write_groups(
@@ -104,13 +118,13 @@ def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
     return out.finish()
 
 
-def join_lines(parts: Iterable[Lines]) -> dict[str, bytes]:
+def join_lines(parts: Iterable[Lines]) -> Lines:
     """Families of several sources together."""
     joined: defaultdict[str, bytes] = defaultdict(bytes)
     for part in parts:
         for name, lines in part.items():
             joined[name] += lines
-    return dict(joined)
+    return joined
 
 
 def _write_ours(out: _Writer, status: GroupStatus) -> None:
@@ -167,6 +181,7 @@ def _write_topic_partition(out: _Writer, labels: str, part: TopicPartitionState)
     )
 
 
-def list_all(streams: Mapping[str, GroupStatus], done: Iterable[ClusterPass]) -> list[GroupStatus]:
-    """Every group on the board, each once."""
-    return [*streams.values(), *(status for each in done for status in each.groups)]
+def list_others(done: ClusterPass, streams: Mapping[str, GroupStatus]) -> list[GroupStatus]:
+    """The groups of a pass that are not shown as streams already."""
+    places = {(status.cluster, status.group, status.topic) for status in streams.values()}
+    return [s for s in done.groups if (s.cluster, s.group, s.topic) not in places]

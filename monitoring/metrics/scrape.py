@@ -16,15 +16,16 @@ from backlog.clock import utc_now
 from backlog.errors import BacklogError
 from monitoring.board import Board, ClusterPass, Seen
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
-from monitoring.metrics.exposition import Lines, Packed, write_head
+from monitoring.metrics.exposition import Lines, pack, write_head
 from monitoring.metrics.families import (
     join_lines,
-    list_all,
+    list_others,
     write_group_totals,
     write_groups,
     write_topics,
 )
 from monitoring.metrics.recorded import Record, RecordLike
+from monitoring.status import GroupStatus
 
 # Two Prometheus servers and a page that ask at once ask the ledger once.
 LEDGER_FOR = timedelta(seconds=2)
@@ -51,7 +52,7 @@ class _Written:
     """A source's lines as they were written for `of`."""
 
     of: object
-    families: Mapping[str, Packed]
+    families: Lines
 
 
 class Scrape:
@@ -82,9 +83,9 @@ class Scrape:
         for metric in CATALOGUE:
             parts = [families[metric.name] for families in written if metric.name in families]
             if parts:
-                yield Packed.pack(write_head(metric)).data
-                yield from (part.data for part in parts)
-        yield Packed.pack(generate_latest(self._registry)).data
+                yield pack(write_head(metric))
+                yield from parts
+        yield pack(generate_latest(self._registry))
 
     def collect_live(self) -> Iterable[Metric]:
         """The families that change with the clock: ages, failures, and what the ledger says."""
@@ -129,16 +130,14 @@ class Scrape:
         if "kafka_lag_exporter" in others:
             wanted["totals"] = seen
             if self._is_old("totals", seen):
-                statuses = list_all(seen.streams, seen.clusters.values())
-                self._keep("totals", seen, write_group_totals(statuses))
+                self._keep("totals", seen, write_group_totals(_list_once(seen)))
         self._written = {key: one for key, one in self._written.items() if key in wanted}
 
     def _is_old(self, key: str, of: object) -> bool:
         return key not in self._written or self._written[key].of is not of
 
     def _keep(self, key: str, of: object, lines: Lines) -> None:
-        packed = {name: Packed.pack(text) for name, text in lines.items()}
-        self._written[key] = _Written(of, packed)
+        self._written[key] = _Written(of, lines)
 
 
 class _Live:
@@ -155,14 +154,20 @@ class _Live:
 def _write_cluster(
     done: ClusterPass, seen: Seen, others: Collection[Family], *, with_cluster: bool
 ) -> Lines:
-    streams = {(s.cluster, s.group, s.topic) for s in seen.streams.values()}
-    groups = [s for s in done.groups if (s.cluster, s.group, s.topic) not in streams]
     return join_lines(
         [
-            write_groups(groups, others, with_cluster=with_cluster),
+            write_groups(list_others(done, seen.streams), others, with_cluster=with_cluster),
             write_topics(done, others, with_cluster=with_cluster),
         ]
     )
+
+
+def _list_once(seen: Seen) -> Iterator[GroupStatus]:
+    """Each group on each topic once, however many streams are about it."""
+    places = {(s.cluster, s.group, s.topic): s for s in seen.streams.values()}
+    yield from places.values()
+    for done in seen.clusters.values():
+        yield from list_others(done, seen.streams)
 
 
 def _describe_looks(board: Board, seen: Seen, exported: Exported) -> Iterator[Metric]:

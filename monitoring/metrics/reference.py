@@ -1,0 +1,93 @@
+"""docs/metrics.md, made from the catalogue: `python -m monitoring.metrics.reference`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS, Metric
+from monitoring.verdicts import Verdict
+
+_INTRO = """\
+# Metrics
+
+<!-- Made by `python -m monitoring.metrics.reference > docs/metrics.md`. Do not edit. -->
+
+`backlogctl watch` serves these on `/metrics` of `watch.listen`, compressed where the scraper takes
+gzip. `/healthz` answers 503 when a sampler's thread is dead; `/readyz` answers 503 until every
+cluster was looked at, while the newest sample is older than 3 intervals, and while the ledger does
+not answer. There is no login.
+
+- Streams are sampled each `watch.interval` and recorded in the ledger. All other groups of every
+  configured cluster are sampled beside them, in memory, by a thread for each cluster: their
+  history begins with the process. They have an empty `stream` label. A group on a topic that is a
+  stream appears once, as the stream.
+- `watch.groups` allows and denies groups by glob patterns; `watch.max_partitions` limits them, and
+  `backlog_partitions_left_out` counts what is left out.
+- What is not known is absent: no series is NaN, and no lag is guessed where nothing was committed.
+- After a failed look the series keep their last values, and `backlog_sample_age_seconds` grows.
+- Nobody says how a group that is not a stream reads. Its lag is counted to the high watermark; one
+  that stands exactly at the last stable offset has no lag, since a reader of committed data can
+  read no further.
+- A lag of one or two offsets that holds only control records or aborted messages is 0, once that
+  was read.
+- Losses to come by size (`retention.bytes`) are told of streams only.
+"""
+
+_VERDICTS: dict[Verdict, str] = {
+    Verdict.OK: "Nothing is unread, or what is unread gets less at times. Also: idle, or never "
+    "written.",
+    Verdict.LAGGING: "Something is unread, and there are too few samples yet to tell more.",
+    Verdict.UNKNOWN: "The partition was written, and the group has no committed offset.",
+    Verdict.WARN: "Unread in every sample of the window, and the lag grew and never fell.",
+    Verdict.STALL: "The group has members and a lag, and its committed offset did not move in the "
+    "window.",
+    Verdict.STOP: "The group has no members, a lag, and no commit in the window.",
+    Verdict.REWIND: "The committed offset went back within the window, and is not back where it "
+    "was.",
+    Verdict.BEYOND_END: "The committed offset lies beyond the end of the log.",
+    Verdict.LOSING: "At the pace of the window, retention passes the group within `watch.horizon`.",
+    Verdict.LOST: "Messages are gone that the group never read, and were not put back or waived.",
+}
+
+
+def render_reference() -> str:
+    """The whole page."""
+    verdicts = [f"| {v.severity} | `{v}` | {_VERDICTS[v]} |" for v in Verdict]
+    return "\n".join(
+        [
+            _INTRO,
+            "## backlogctl's own\n",
+            *_render_table(OURS),
+            "",
+            "The process's own (`process_resident_memory_bytes`, `process_cpu_seconds_total`, …) "
+            "are there too.\n",
+            "## Verdicts\n",
+            "The value of the label `verdict`; of several, the worst (the last) holds.\n",
+            "| severity | verdict | meaning |\n|---|---|---|",
+            *verdicts,
+            "",
+            "## Names of kafka_exporter\n",
+            "With `kafka_exporter` in `watch.metrics` (the default), for dashboards that exist. "
+            "With several clusters they have a `cluster` label more. Topics without a group that "
+            "is sampled are not there, nor partitions without a committed offset.\n",
+            *_render_table(KAFKA_EXPORTER),
+            "",
+            "## Names of kafka-lag-exporter\n",
+            "With `kafka_lag_exporter` in `watch.metrics`.\n",
+            *_render_table(KAFKA_LAG_EXPORTER),
+            "",
+        ]
+    )
+
+
+def _render_table(metrics: Iterable[Metric]) -> list[str]:
+    rows = ["| metric | kind | labels | meaning |\n|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.exported_name}` | {metric.kind} | {labels} | {metric.help} |")
+    return rows
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_reference())

@@ -1,0 +1,318 @@
+"""/metrics: every line is right, once, and escaped; the catalogue says what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from backlog.clock import utc_now
+from backlog.errors import LedgerError
+from backlog.ledger import Ledger, Owner, open_ledger
+from backlog.ledger.burndown import BurndownSample
+from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
+from monitoring.board import Board, ClusterPass, TopicPartitionState
+from monitoring.metrics import scrape as scraping
+from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
+from monitoring.metrics.exposition import escape_value
+from monitoring.metrics.reference import render_reference
+from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.status import GroupStatus, PartitionStatus
+from monitoring.summaries import summarize_group
+from monitoring.verdicts import Verdict
+from tests.kafka_tools import StreamStub
+from tests.monitoring.metric_lines import Scraped, scrape
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ALL: tuple[Family, ...] = ("kafka_exporter", "kafka_lag_exporter")
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        yield opened
+
+
+def make_part(number: int, committed: int | None, verdict: Verdict = Verdict.OK) -> PartitionStatus:
+    lag = None if committed is None else 100 - committed
+    return PartitionStatus(
+        partition=number,
+        log_start=0,
+        committed=committed,
+        end=100,
+        lag=lag,
+        lag_seconds=0.0 if lag == 0 else None,
+        lost=None if committed is None else 0,
+        verdict=verdict,
+        seconds_to_loss=60.5 if verdict is Verdict.LOSING else None,
+    )
+
+
+def make_status(
+    group: str = "service",
+    topic: str = "orders",
+    stream: str = "",
+    cluster: str = "main",
+    parts: tuple[PartitionStatus, ...] | None = None,
+) -> GroupStatus:
+    chosen = (
+        (make_part(0, 100), make_part(1, 40, Verdict.LOSING), make_part(2, None, Verdict.UNKNOWN))
+        if parts is None
+        else parts
+    )
+    return summarize_group(
+        chosen,
+        stream=stream,
+        cluster=cluster,
+        topic=topic,
+        group=group,
+        group_state="stable",
+        taken_at=utc_now(),
+        written=[True] * len(chosen),
+    )
+
+
+def make_pass(*groups: GroupStatus, cluster: str = "main", left_out: int = 0) -> ClusterPass:
+    states = tuple(TopicPartitionState(n, 0, 100, 1, 3, 2 if n == 1 else 3) for n in range(3))
+    topics = {status.topic: states for status in groups}
+    return ClusterPass(cluster, utc_now(), 0.25, groups, topics, 3, left_out)
+
+
+def make_scrape(
+    board: Board,
+    ledger: Ledger,
+    clusters: tuple[str, ...] = ("main",),
+    others: tuple[Family, ...] = ALL,
+    streams: Mapping[str, StreamStub] | None = None,
+) -> Scrape:
+    return Scrape(board, ledger, Exported(streams or {}, clusters, others))
+
+
+def test_a_group_and_a_stream_are_each_there_once(ledger: Ledger) -> None:
+    board = Board()
+    board.put_stream(make_status(stream="orders"))
+    # The pass began before the configuration knew it as a stream: it is not shown twice.
+    board.put_cluster(make_pass(make_status(), make_status("audit"), left_out=7))
+    got = scrape(make_scrape(board, ledger))
+    assert got.labels_of("backlog_verdict", "stream", group="service") == {"orders"}
+    assert got.labels_of("backlog_verdict", "stream", group="audit") == {""}
+    assert got.labels_of("backlog_verdict", "verdict") == {"losing"}
+    assert got.by_partition("backlog_lag_messages", group="audit") == {0: 0, 1: 60}
+    assert got.by_partition("backlog_lag_seconds", group="audit") == {0: 0}, "absent, not guessed"
+    assert got.by_partition("backlog_seconds_to_loss", stream="orders") == {1: 60.5}
+    assert got.labels_of("backlog_partition_verdict", "partition", group="audit") == {"1", "2"}
+    assert got.value("backlog_partitions_left_out", cluster="main") == 7
+    assert got.value("backlog_groups", cluster="main") == 2
+    assert got.value("kafka_consumergroup_lag_sum", consumergroup="service") == 60
+    assert got.by_partition("kafka_consumergroup_current_offset", consumergroup="audit") == {
+        0: 100,
+        1: 40,
+    }
+    assert got.value("kafka_brokers") == 3
+    under = got.by_partition("kafka_topic_partition_under_replicated_partition")
+    assert under == {0: 0, 1: 1, 2: 0}
+    assert got.value("kafka_consumergroup_group_max_lag", group="audit") == 60
+    assert got.value("kafka_consumergroup_group_sum_lag", group="service") == 60
+
+
+def test_what_is_gone_from_the_board_is_gone_from_the_answer(ledger: Ledger) -> None:
+    board = Board()
+    source = make_scrape(board, ledger)
+    board.put_cluster(make_pass(make_status("old"), make_status("kept")))
+    assert scrape(source).labels_of("backlog_verdict", "group") == {"old", "kept"}
+    board.put_cluster(make_pass(make_status("kept", parts=(make_part(0, 90),))))
+    after = scrape(source)
+    assert after.labels_of("backlog_verdict", "group") == {"kept"}
+    assert after.by_partition("backlog_lag_messages") == {0: 10}
+
+
+def test_only_the_names_asked_for_are_served(ledger: Ledger) -> None:
+    board = Board()
+    board.put_cluster(make_pass(make_status()))
+    text = scrape(make_scrape(board, ledger, others=())).text
+    assert "kafka_" not in text
+    text = scrape(make_scrape(board, ledger, others=("kafka_lag_exporter",))).text
+    assert "kafka_consumergroup_group_lag{" in text
+    assert "kafka_consumergroup_lag{" not in text
+
+
+def test_two_clusters_and_two_streams_of_one_place_make_no_series_twice(ledger: Ledger) -> None:
+    board = Board()
+    for cluster in ("east", "west"):
+        board.put_cluster(make_pass(make_status(cluster=cluster), cluster=cluster))
+    for stream in ("one", "two"):
+        board.put_stream(make_status("shared", stream=stream, cluster="east"))
+    got = scrape(make_scrape(board, ledger, ("east", "west")))
+    assert got.labels_of("kafka_brokers", "cluster") == {"east", "west"}
+    assert got.labels_of("backlog_verdict", "stream", group="shared") == {"one", "two"}
+    assert len(got.find("kafka_consumergroup_lag_sum", consumergroup="shared")) == 1
+
+
+def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
+    board = Board()
+    board.put_stream(make_status(stream="orders"))
+    losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
+    board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
+    record_all(ledger)
+    text = scrape(make_scrape(board, ledger)).text
+    shown = set()
+    for family in text_string_to_metric_families(text):
+        if family.name.startswith("process_"):
+            continue
+        metric = BY_NAME[family.name]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        for sample in family.samples:
+            assert sample.name == metric.exported_name
+            assert set(sample.labels) == set(metric.labels), sample
+            shown.add(metric.name)
+    assert shown == {metric.name for metric in CATALOGUE}
+
+
+@given(st.text())
+def test_any_label_value_reads_back(value: str) -> None:
+    # Prometheus and its parsers take UTF-8; a lone surrogate is none.
+    value = value.encode("utf-8", "ignore").decode()
+    text = f'name{{label="{escape_value(value)}"}} 1\n'
+    # A bare carriage return splits a line for this parser, not for Prometheus.
+    if not {"\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"} & set(value):
+        (family,) = text_string_to_metric_families(text)
+        assert family.samples[0].labels == {"label": value}
+    assert text.count("\n") == 1
+
+
+def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
+    """Gaps, a rebuild with a runner, an expansion, and holds; returns ids."""
+    gap = Gap(
+        id="",
+        stream="orders",
+        cluster="main",
+        topic="orders",
+        group="service",
+        topic_id="id",
+        partition=0,
+        start=10,
+        end=40,
+        cause=Cause.EXPIRED,
+        certainty=Certainty.EXACT,
+        state=GapState.OPEN,
+        first_time=None,
+        last_time=None,
+        detected_at=utc_now(),
+    )
+    kept = ledger.gaps.record(gap)
+    ledger.gaps.record(replace(gap, partition=1, start=0, end=5))
+    plan = {"outcome": {"counts": {"rebuilt": 40, "quarantined": 3}}}
+    rebuild = ledger.recoveries.create(
+        "rebuild", "orders", "main", "orders", "service", plan, "h", [kept.id], "me"
+    )
+    expand = ledger.recoveries.create(
+        "expand", "bills", "main", "bills", "biller", {}, "h", [], "me"
+    )
+    ledger.burndown.add(BurndownSample(expand.id, utc_now(), "relay", 50, 10, 60, 40, 3))
+    later = utc_now() + timedelta(hours=1)
+    ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)
+    ledger.leases.acquire(rebuild.id, owner or Owner.current())
+    ledger.recoveries.advance(rebuild.id, RecoveryState.RUNNING, "me")
+    for topic, until in (("orders", utc_now() - timedelta(hours=2)), ("bills", None)):
+        ledger.holds.begin(
+            stream=topic,
+            cluster="main",
+            topic=topic,
+            topic_id="id",
+            holder="operator",
+            old={"retention.ms": None},
+            raised={"retention.ms": "-1"},
+            until=until,
+            actor="me",
+        )
+    return {"rebuild": rebuild.id, "expand": expand.id}
+
+
+def test_the_ledgers_figures(ledger: Ledger) -> None:
+    ids = record_all(ledger)
+    got = scrape(make_scrape(Board(), ledger))
+    # The rebuild took one of the gaps.
+    assert got.value("backlog_gaps", state="planned", cause="expired") == 1
+    assert got.value("backlog_gap_messages", state="planned") == 30
+    assert got.value("backlog_gap_messages", state="open") == 5
+    rebuild, expand = ids["rebuild"], ids["expand"]
+    assert got.labels_of("backlog_recovery_state", "state", recovery=rebuild) == {"running"}
+    assert got.value("backlog_recovery_runner_alive", recovery=rebuild) == 1
+    assert not got.find("backlog_recovery_runner_alive", recovery=expand)
+    assert 0 <= got.value("backlog_recovery_state_seconds", recovery=rebuild) < 60
+    assert got.value("backlog_quarantined_messages", recovery=rebuild) == 3
+    assert got.value("backlog_recovery_progress_ratio", recovery=rebuild) == 0
+    assert got.value("backlog_recovery_progress_ratio", recovery=expand) == 0.4
+    assert got.value("backlog_relayed_messages", recovery=expand) == 60
+    assert got.value("backlog_recovery_done_messages", recovery=expand) == 40
+    assert 7199 < got.value("backlog_retention_overdue_seconds", stream="orders") < 7300
+    assert got.value("backlog_retention_overdue_seconds", stream="bills") == 0
+    assert got.value("backlog_retention_held_seconds", stream="bills") < 60
+
+
+def test_a_runner_that_is_gone_is_not_alive(ledger: Ledger) -> None:
+    owner = Owner.current()
+    ids = record_all(ledger, owner)
+    ledger.leases.release(ids["rebuild"], owner)
+    got = scrape(make_scrape(Board(), ledger))
+    assert got.value("backlog_recovery_runner_alive", recovery=ids["rebuild"]) == 0
+
+
+def test_of_ended_recoveries_only_a_streams_last_is_there(ledger: Ledger) -> None:
+    made = [
+        ledger.recoveries.create("rebuild", name, "main", name, "g", {}, "h", [], "me").id
+        for name in ("orders", "orders", "bills", "bills")
+    ]
+    # A new plan supersedes the one before it: that one is rejected.
+    ledger.recoveries.advance(made[3], RecoveryState.REJECTED, "me")
+    got = scrape(make_scrape(Board(), ledger))
+    assert got.labels_of("backlog_recovery_state", "recovery") == {made[1], made[3]}
+
+
+class Gone:
+    """A ledger that does not answer."""
+
+    def now(self) -> datetime:
+        raise LedgerError("it is away", subject="ledger")
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(name)
+
+
+def test_a_ledger_that_is_away_takes_nothing_else_with_it() -> None:
+    board = Board()
+    board.put_cluster(make_pass(make_status()))
+    got = scrape(Scrape(board, Gone(), Exported({}, ("main",))))  # type: ignore[arg-type]
+    assert got.value("backlog_ledger_up") == 0
+    assert got.value("backlog_verdict", group="service") == 1
+    assert "backlog_gaps" not in got.text
+
+
+def test_ages_grow_and_failures_count(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    board.put_stream(make_status(stream="orders"))
+    board.note_failure("main", "orders", "away")
+    board.note_failure("main", "orders", "away")
+    later = utc_now() + timedelta(minutes=5)
+    monkeypatch.setattr(scraping, "utc_now", lambda: later)
+    streams = {name: StreamStub(name, "g", name) for name in ("orders", "never-seen")}
+    got: Scraped = scrape(make_scrape(board, ledger, streams=streams))
+    for stream in ("orders", "never-seen", ""):
+        assert 299 < got.value("backlog_sample_age_seconds", stream=stream) < 310
+    assert got.value("backlog_sample_failures_total", stream="orders") == 2
+    assert got.value("backlog_sample_failures_total", stream="never-seen") == 0
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == render_reference(), (
+        "run: python -m monitoring.metrics.reference > docs/metrics.md"
+    )
+    for verdict in Verdict:
+        assert f"| `{verdict}` |" in render_reference()
