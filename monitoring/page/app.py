@@ -16,7 +16,7 @@ from backlog.values import Recovery, RecoveryState
 from monitoring.board import Board
 from monitoring.page.overview import NextCommand, read_overview
 from monitoring.page.rendering import Renderer
-from monitoring.page.statuses import Statuses
+from monitoring.page.statuses import Statuses, StoredStatuses
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -64,6 +64,7 @@ def make_page(
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Headers)
     renderer = Renderer(config, clock)
+    stored = StoredStatuses(ledger, config)
     next_command = _shorten(next_commands, clock)
     routes = APIRouter(prefix=path.rstrip("/"))
 
@@ -74,7 +75,7 @@ def make_page(
         return _find_root(request, routes.prefix)
 
     def look() -> Statuses:
-        return Statuses(ledger, config, board, clock())
+        return Statuses(stored, config, board, clock())
 
     @routes.get("/")
     def show_overview() -> Response:

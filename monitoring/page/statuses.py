@@ -62,11 +62,38 @@ class StreamView:
         return severity, -(float("inf") if loss is None else loss), lag
 
 
+class StoredStatuses:
+    """Judges the ledger's samples; again only when there is a new one, or a gap changed."""
+
+    def __init__(self, ledger: Ledger, config: Config) -> None:
+        self._ledger = ledger
+        self._config = config
+        self._known: dict[str, tuple[object, GroupStatus | None]] = {}
+
+    def find(self, stream: Stream, now: datetime) -> GroupStatus | None:
+        """None where there is no sample.
+
+        Raises:
+            LedgerError.
+        """
+        newest = self._ledger.samples.latest(stream.name)
+        if newest is None:
+            return None
+        key = (newest, self._ledger.gaps.list(stream.name))
+        known = self._known.get(stream.name)
+        if known is None or known[0] != key:
+            known = (key, judge_stored(self._ledger, stream, self._config.watch, now))
+            self._known[stream.name] = known
+        return known[1]
+
+
 class Statuses:
     """Reads statuses for one request."""
 
-    def __init__(self, ledger: Ledger, config: Config, board: Board | None, now: datetime) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, stored: StoredStatuses, config: Config, board: Board | None, now: datetime
+    ) -> None:
+        self._stored = stored
         self._config = config
         self._seen = Seen() if board is None else board.seen
         self._now = now
@@ -85,7 +112,7 @@ class Statuses:
         found = self._seen.streams.get(stream.name)
         if found is not None or not ledger_answers:
             return found
-        return judge_stored(self._ledger, stream, self._config.watch, self._now)
+        return self._stored.find(stream, self._now)
 
     def view(
         self,

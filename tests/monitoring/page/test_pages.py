@@ -260,6 +260,21 @@ def test_without_a_board_the_ledger_tells(quiet: Night) -> None:
         assert "read by orders-service" in words
 
 
+def test_a_new_sample_or_gap_is_judged_anew_without_a_board(quiet: Night) -> None:
+    client = serve(quiet, board=None)
+
+    def look() -> str:
+        quiet.at()
+        return strip(client.get("/").text)
+
+    quiet.sample("orders", lambda _, n: (0, 90, 100), 1, times=[NOW - DAY])
+    assert "10 behind" in look()
+    quiet.sample("orders", lambda _, n: (0, 70, 100), 1, times=[NOW])
+    assert "30 behind" in look()
+    quiet.lose("orders", 0, 10, 25)
+    assert "15 messages lost" in look()
+
+
 def test_a_hold_is_shown_until_it_is_given_back(quiet: Night) -> None:
     quiet.at()
     hold = quiet.ledger.holds.begin(
