@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from monitoring.verdicts import Verdict
 
 HOLD_FOR = "6h"
@@ -19,7 +21,11 @@ def suggest_commands(
     """
     if not stream:
         needs_one = verdict in (Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL)
-        return (f"backlogctl status --bootstrap HOST:PORT --group {group}",) if needs_one else ()
+        return (
+            (f"backlogctl status --bootstrap HOST:PORT --group {shlex.quote(group)}",)
+            if needs_one
+            else ()
+        )
     hold = f"backlogctl hold {stream} --for {HOLD_FOR}"
     expand = f"backlogctl plan expand {stream}"
     match verdict:

@@ -103,6 +103,7 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     by, race, retained = _find_loss(view, now, lag, pace, produced)
     trend = _judge_trend(view, points) if lag else Verdict.OK
     losing = _is_losing(now, race, trend)
+    course = Verdict.LOSING if losing else _choose_course(points, lag, trend)
     return PartitionStatus(
         partition=view.partition,
         log_start=now.low,
@@ -111,9 +112,8 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
         lag=lag,
         lag_seconds=_measure_age(view, now, lag),
         lost=view.lost,
-        verdict=Verdict.LOSING
-        if losing and not view.lost
-        else _choose_verdict(view, points, lag, trend),
+        verdict=Verdict.LOST if view.lost else course,
+        course=course,
         seconds_to_drain=_estimate_drain(points, lag),
         seconds_to_loss=race.seconds if losing else None,
         loss_by=by if losing else None,
@@ -136,12 +136,8 @@ def _is_losing(now: Point, race: Race, trend: Verdict) -> bool:
     return race.lost > 0 or trend in (Verdict.WARN, Verdict.STALL, Verdict.STOP)
 
 
-def _choose_verdict(
-    view: PartitionView, points: Sequence[Point], lag: int | None, trend: Verdict
-) -> Verdict:
+def _choose_course(points: Sequence[Point], lag: int | None, trend: Verdict) -> Verdict:
     now = points[-1]
-    if view.lost:
-        return Verdict.LOST
     if now.committed is None:
         return Verdict.UNKNOWN if now.high > 0 else Verdict.OK
     if now.committed > now.high:

@@ -35,6 +35,8 @@ class PartitionStatus:
         lag: unread offsets that still exist.
         lag_seconds: how long ago the oldest unread message was written.
         lost: offsets in gaps that are not verified or waived, and what expired since.
+        course: the verdict without what is lost already: that stays until it is put back, and must
+            not hide a consumer that stops meanwhile.
         seconds_to_drain: from the slope of the lag over the window; None where it does not shrink.
         seconds_to_loss: until retention passes the group, at the earliest, if it goes on as in the
             window; None where none is in sight.
@@ -53,6 +55,7 @@ class PartitionStatus:
     lag_seconds: float | None
     lost: int | None
     verdict: Verdict = Verdict.OK
+    course: Verdict = Verdict.OK
     seconds_to_drain: float | None = None
     seconds_to_loss: float | None = None
     loss_by: LossBy | None = None
@@ -65,7 +68,7 @@ class PartitionStatus:
     def to_json(self) -> dict[str, Any]:
         """The partition as `status --json` prints it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "verdict": str(self.verdict)}
+        return {**values, "verdict": str(self.verdict), "course": str(self.course)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class GroupStatus:
         stream: the stream's name; "" for a group that no stream is about.
         group_state: Kafka's, in lower case; "" where unknown.
         sentence: the verdict in words: what, how bad, how long.
+        course: the worst of the partitions' courses: the verdict without what is lost already.
         next_commands: what to type next, the best first.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
     """
@@ -100,11 +104,12 @@ class GroupStatus:
     sentence: str
     consumers_to_win: int | None = None
     retention: Retention = UNLIMITED
+    course: Verdict = Verdict.OK
     next_commands: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The stream's entry in `status --json`."""
-        skipped = {"taken_at", "partitions", "retention", "verdict", "next_commands"}
+        skipped = {"taken_at", "partitions", "retention", "verdict", "course", "next_commands"}
         values: Mapping[str, Any] = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -114,6 +119,7 @@ class GroupStatus:
         return {
             **values,
             "verdict": str(self.verdict),
+            "course": str(self.course),
             "next_commands": list(self.next_commands),
             "taken_at": format_time(self.taken_at),
             "retention_seconds": None if time is None else time.total_seconds(),

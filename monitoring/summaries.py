@@ -80,6 +80,7 @@ def summarize_group(
         ),
         consumers_to_win=winners,
         retention=retention,
+        course=find_worst(part.course for part in parts),
         next_commands=suggest_commands(
             stream, verdict, group=group, has_consumers=has_consumers, has_source=has_source
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+
+from fastapi.testclient import TestClient
 
 from backlog.clock import utc_now
 from backlog.config import Config
@@ -15,6 +18,7 @@ from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import open_ledger
 from backlog.values import Cause, Certainty
 from monitoring.board import Board
+from monitoring.page.app import make_page
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 from monitoring.watcher import watch_streams
@@ -43,7 +47,8 @@ def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
     properties = properties_of(kafka.bootstrap)
     name = topic(partitions=1, config=make_settings(RETENTION))
     config = make_config(kafka, name, group, tmp_path)
-    board, stop, told = Board(), threading.Event(), list[tuple[float, GroupStatus]]()
+    board, losing_board, stop = Board(), Board(), threading.Event()
+    told: list[tuple[float, GroupStatus]] = []
 
     def take(status: GroupStatus) -> None:
         told.append((time.monotonic(), status))
@@ -88,6 +93,11 @@ def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
             assert abs(left - status.seconds_to_loss) <= slack, (left, status.sentence)
         assert "at the earliest" in first.sentence
         assert first.next_commands == ("backlogctl hold orders --for 6h",)
+        page = TestClient(make_page(ledger, config, board=board))
+        losing_board.put_stream(first)
+        before = TestClient(make_page(ledger, config, board=losing_board)).get("/").text
+        assert first.sentence in html.unescape(before)
+        assert "backlogctl hold orders --for 6h" in before
         # Then exactly what is gone, as the broker has it.
         low = list_offsets(properties, name, [0], "earliest")[0]
         committed = committed_offsets(properties, group, name, [0])[0]
@@ -103,4 +113,8 @@ def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
             low,
         )
         assert sum(gap.count or 0 for gap in gaps) == low - committed
+        shown = html.unescape(page.get("/streams/orders").text)
+        assert last.sentence in shown
+        assert f"{committed:,}" in shown
+        assert f"{low - 1:,}" in shown
         assert all(gap.first_time and gap.last_time and gap.last_time < utc_now() for gap in gaps)

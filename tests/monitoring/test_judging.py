@@ -143,6 +143,8 @@ def test_lost_stays_until_it_is_put_back_and_tells_what_comes_next() -> None:
     assert judge([500], [500], lost=7) is Verdict.LOST
     assert judge(still, [200] * FULL, lost=1) is Verdict.LOST
     assert judge([500], [500], lost=0) is Verdict.OK
+    view = PartitionView(0, make_points(still, [200] * FULL), members=False, lost=1)
+    assert judge_partition(view).course is Verdict.STOP, "and the group has stopped meanwhile"
 
 
 def test_fault_22_a_commit_beyond_the_end_is_its_own_verdict() -> None:
