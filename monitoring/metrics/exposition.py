@@ -1,7 +1,7 @@
 """Lines of the text format, written once a pass and kept compressed.
 
-prometheus-client writes the small families. For those with a line a partition it took some 20 times as
-long as this (`make bench-watch`), and their text would stay in memory between two scrapes.
+prometheus-client writes the small families. For those with a line a partition it took some 20 times
+as long as this (`make bench-watch`), and their text would stay in memory between two scrapes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,339 @@
+"""Passes over all groups of a cluster that is only figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backlog.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
+from monitoring.board import ClusterPass
+from monitoring.groups.reading import Place
+from monitoring.groups.survey import Survey, Surveyed
+from monitoring.groups.tails import Tails
+from monitoring.groups.windows import Moments
+from monitoring.status import GroupStatus
+from monitoring.verdicts import Verdict
+
+WHAT = Surveyed("main", window=timedelta(seconds=600))
+
+
+def make_offsets(values: Iterable[int]) -> Offsets:
+    return np.array(list(values), np.int64)
+
+
+@dataclass
+class Topic:
+    """One topic's figures, by partition."""
+
+    low: list[int]
+    high: list[int]
+    stable: list[int] | None = None
+    topic_id: str = "one"
+
+
+@dataclass
+class Cluster:
+    """Answers from figures; `calls` are the reads in their order."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    commits: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
+    empty: dict[tuple[str, int], bool] = field(default_factory=dict)
+    retention: str = "-1"
+    calls: list[str] = field(default_factory=list)
+    tails: list[Place] = field(default_factory=list)
+    busy: bool = False  # a group commits, and retention follows it, between any two reads
+
+    def list_groups(self) -> Sequence[ListedGroup]:
+        self._go_on("groups")
+        return [ListedGroup(name, self.states.get(name, "stable")) for name in self.commits]
+
+    def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]:
+        self._go_on("commits")
+        return {
+            name: {topic: make_offsets(at) for topic, at in self.commits[name].items()}
+            for name in groups
+            if name not in self.unreadable
+        }
+
+    def read_layout(self, topics: Iterable[str]) -> ClusterLayout:
+        self._go_on("layout")
+        found = {}
+        for name in topics:
+            if name in self.topics:
+                ones = np.ones(len(self.topics[name].high), np.int32)
+                found[name] = TopicLayout(self.topics[name].topic_id, ones, ones, ones)
+        return ClusterLayout(1, found)
+
+    def read_log_starts(self, layout: ClusterLayout) -> Mapping[str, Offsets]:
+        self._go_on("low")
+        return {name: make_offsets(self.topics[name].low) for name in layout.topics}
+
+    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]:
+        self._go_on("stable" if stable else "high")
+        return {
+            name: make_offsets((stable and self.topics[name].stable) or self.topics[name].high)
+            for name in layout.topics
+        }
+
+    def read_retentions(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
+        return {name: {"retention.ms": self.retention} for name in topics}
+
+    def close(self) -> None: ...
+
+    def read_tails(self, places: Sequence[Place]) -> Mapping[tuple[str, int], bool]:
+        self.tails += places
+        return {
+            (topic, number): self.empty.get((topic, number), False) for topic, number, _ in places
+        }
+
+    def _go_on(self, call: str) -> None:
+        self.calls.append(call)
+        if self.busy:
+            for topic in self.topics.values():
+                topic.high = [at + 100 for at in topic.high]
+                for of in self.commits.values():
+                    of.update({name: [at + 100 for at in offsets] for name, offsets in of.items()})
+                topic.low = [at + 100 for at in topic.low]
+
+
+@dataclass
+class World:
+    """A cluster, what looks at it, and the time."""
+
+    cluster: Cluster
+    what: Surveyed = WHAT
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        tails = Tails(self.cluster.read_tails)
+        self.survey = Survey(self.cluster, self.what, tails, clock=lambda: self.now)
+
+    def look(self, times: int = 1, seconds: float = 30.0) -> ClusterPass:
+        """Passes, each so many seconds later."""
+        for _ in range(times):
+            self.now += seconds
+            done = self.survey.look()
+        return done
+
+    def status(self, times: int = 1, group: str = "service") -> GroupStatus:
+        """The group's status after so many passes."""
+        (found,) = (one for one in self.look(times).groups if one.group == group)
+        return found
+
+
+def make_world(
+    commits: list[int], topic: Topic, *, state: str = "stable", what: Surveyed = WHAT
+) -> World:
+    cluster = Cluster({"orders": topic}, {"service": {"orders": commits}}, {"service": state})
+    return World(cluster, what)
+
+
+def test_log_starts_are_read_before_commits_and_ids_around_all() -> None:
+    world = make_world([5], Topic([0], [9]))
+    world.look()
+    # A topic that was not known is asked for its log starts before its commits count.
+    first = ["groups", "layout", "low", "commits", "layout", "low", "commits"]
+    assert world.cluster.calls == [*first, "stable", "high", "layout"]
+    world.cluster.calls.clear()
+    world.look()
+    assert world.cluster.calls == ["groups", "layout", "low", "commits", "stable", "high", "layout"]
+
+
+def test_a_busy_group_behind_which_retention_moves_has_lost_nothing() -> None:
+    world = make_world([100], Topic([100], [300]))
+    world.cluster.busy = True
+    for _ in range(5):
+        assert world.status().lost == 0
+
+
+def test_faults_21_and_27_unknown_and_idle_partitions() -> None:
+    topic = Topic([0, 0, 0, 7], [10, 10, 0, 7])
+    status = make_world([10, NONE, NONE, 7], topic).status(40)
+    verdicts = [part.verdict for part in status.partitions]
+    assert verdicts == [Verdict.OK, Verdict.UNKNOWN, Verdict.OK, Verdict.OK]
+    assert [part.lag for part in status.partitions] == [0, None, None, 0]
+    assert [part.lag_seconds for part in status.partitions] == [0, None, None, 0]
+    assert status.verdict is Verdict.UNKNOWN
+    assert status.lag is None, "zero would be only a part of it"
+
+
+def test_fault_22_beyond_the_end() -> None:
+    assert make_world([50], Topic([0], [10])).status().verdict is Verdict.BEYOND_END
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("stable", Verdict.STALL), ("empty", Verdict.STOP)])
+def test_commits_that_do_not_move(state: str, verdict: Verdict) -> None:
+    world = make_world([5, 10], Topic([0, 0], [10, 10]), state=state)
+    assert world.status(3).verdict is Verdict.LAGGING
+    status = world.status(25)
+    assert [part.verdict for part in status.partitions] == [verdict, Verdict.OK]
+
+
+def test_the_age_of_the_oldest_unread_reaches_back_beyond_the_window() -> None:
+    world = make_world([10], Topic([0], [10]))
+    world.look(4, 1800)
+    world.cluster.topics["orders"].high = [20]
+    world.look(1, 1800)
+    status = world.status(60)  # half an hour later
+    assert status.lag == 10
+    age = status.lag_seconds
+    assert age is not None
+    assert 1800 <= age <= 3600 + 1800
+
+
+def test_a_loss_in_sight_by_time() -> None:
+    world = make_world([10], Topic([0], [10]))
+    world.cluster.retention = "3600000"
+    world.look(4)
+    for _ in range(40):
+        world.cluster.topics["orders"].high[0] += 100
+        status = world.status()
+    assert status.verdict is Verdict.LOSING
+    assert status.seconds_to_loss is not None
+    assert 0 < status.seconds_to_loss < 3600
+
+
+def test_only_allowed_groups() -> None:
+    what = replace(WHAT, allow=("pay-*", "ship-*"), deny=("*-test",))
+    world = make_world([1], Topic([0], [1]), what=what)
+    for name in ("pay-main", "pay-test", "ship-1", "other"):
+        world.cluster.commits[name] = {"orders": [1]}
+    assert [status.group for status in world.look().groups] == ["pay-main", "ship-1"]
+
+
+def test_streams_are_left_out() -> None:
+    world = make_world([1], Topic([0], [1]), what=replace(WHAT, streams={("service", "orders")}))
+    world.cluster.commits["audit"] = {"orders": [1]}
+    done = world.look()
+    assert [status.group for status in done.groups] == ["audit"]
+    assert list(done.topics) == ["orders"]
+
+
+def test_what_is_over_the_limit_is_counted() -> None:
+    world = make_world([1] * 4, Topic([0] * 4, [1] * 4), what=replace(WHAT, max_partitions=9))
+    for name in "abc":
+        world.cluster.commits[name] = {"orders": [1] * 4}
+    done = world.look()
+    assert ([status.group for status in done.groups], done.left_out) == (["a", "b"], 8)
+
+
+def test_fault_15_a_recreated_topic_begins_anew() -> None:
+    world = make_world([900], Topic([0], [1000]))
+    world.look(30)
+    world.cluster.topics["orders"] = Topic([0], [50], topic_id="two")
+    world.cluster.commits["service"]["orders"] = [10]
+    status = world.status(2)
+    assert (status.verdict, status.lag) == (Verdict.LAGGING, 40), "no rewind, no stall"
+
+
+def test_a_topic_recreated_while_it_is_read_is_left_out_once() -> None:
+    world = make_world([5], Topic([0], [10]))
+    world.look()
+    read = world.cluster.read_ends
+
+    def recreate(layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]:
+        world.cluster.topics["orders"].topic_id = "two"
+        return read(layout, stable=stable)
+
+    world.cluster.read_ends = recreate  # type: ignore[method-assign]
+    assert world.look().groups == ()
+    assert len(world.look().groups) == 1
+
+
+def test_fault_16_added_partitions() -> None:
+    world = make_world([10], Topic([0], [10]))
+    world.look(30)
+    world.cluster.topics["orders"] = Topic([0, 0, 0], [10, 4, 0])
+    status = world.status()
+    assert [part.verdict for part in status.partitions] == ["ok", "unknown", "ok"]
+    world.cluster.commits["service"]["orders"] = [10, 2, NONE]
+    status = world.status()
+    assert [part.lag for part in status.partitions] == [0, 2, None]
+    assert status.partitions[1].verdict is Verdict.LAGGING
+
+
+def test_a_group_that_is_gone_or_cannot_be_read_now() -> None:
+    world = make_world([5], Topic([0], [10]))
+    world.look(30)
+    world.cluster.unreadable = {"service"}
+    assert world.look().groups == ()
+    world.cluster.unreadable = set()
+    assert world.status().verdict is Verdict.STALL, "its past is still known"
+    world.cluster.commits = {}
+    assert world.look().groups == ()
+    world.cluster.commits = {"service": {"orders": [5]}}
+    assert world.status().verdict is Verdict.LAGGING, "its past is forgotten"
+
+
+def test_a_partition_without_a_leader_is_absent() -> None:
+    world = make_world([5, 5], Topic([0, 0], [10, 10]))
+    world.look(3)
+    world.cluster.topics["orders"].high = [NONE, 10]
+    assert [part.partition for part in world.status().partitions] == [1]
+    world.cluster.topics["orders"].high = [10, 10]
+    assert [part.lag for part in world.status().partitions] == [5, 5]
+
+
+def test_fault_24_an_open_transaction_is_not_a_stall() -> None:
+    world = make_world([10], Topic([0], [500], stable=[10]))
+    status = world.status(30)
+    assert (status.verdict, status.lag) == (Verdict.OK, 0)
+    world.cluster.topics["orders"].stable = [500]
+    status = world.status()
+    assert (status.lag, status.verdict) == (490, Verdict.OK), "it had no chance to read it yet"
+    behind = make_world([5], Topic([0], [500], stable=[10])).status()
+    assert behind.lag == 495
+
+
+def test_a_tail_without_data_is_no_lag_and_no_loss() -> None:
+    world = make_world([9, 9], Topic([0, 0], [10, 10]))
+    world.cluster.empty[("orders", 0)] = True
+    assert world.status().lag == 2, "one that moves is not read"
+    status = world.status(30)
+    assert [part.lag for part in status.partitions] == [0, 1]
+    assert [part.verdict for part in status.partitions] == [Verdict.OK, Verdict.STALL]
+    assert world.cluster.tails == [("orders", 0, 9), ("orders", 1, 9)], "each is read once"
+    # What held only a control record expires: nothing was lost.
+    world.cluster.topics["orders"].low = [10, 10]
+    status = world.status()
+    assert [part.lost for part in status.partitions] == [0, 1]
+    assert world.status(5).lost == 1
+
+
+def test_lost_messages_of_any_group() -> None:
+    status = make_world([5, 9], Topic([8, 9], [10, 10])).status()
+    assert [part.lost for part in status.partitions] == [3, 0]
+    assert [part.lag for part in status.partitions] == [2, 1]
+    assert status.verdict is Verdict.LOST
+
+
+@given(
+    st.lists(st.floats(0.01, 400), min_size=1, max_size=300),
+    st.integers(4, 30),
+    st.floats(1, 60),
+)
+def test_moments_keep_the_newest_and_reach_back(gaps: list[float], count: int, step: float) -> None:
+    moments = Moments(count, step)
+    now = 0.0
+    written: dict[int, float] = {}
+    for gap in gaps:
+        now += gap
+        written[moments.advance(now)] = now
+    rows = moments.rows
+    assert len(set(rows)) == len(rows) <= count
+    times = [written[row] for row in rows]
+    assert times == sorted(times)
+    assert times[-1] == now
+    assert [round(age + now, 6) for age in moments.list_ages(now)] == [round(t, 6) for t in times]
+    assert all(b - a >= step - 1e-9 for a, b in pairwise(times[:-1]))
+    # Nothing is thrown away before its time.
+    assert len(rows) == count or times[0] == gaps[0]

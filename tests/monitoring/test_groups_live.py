@@ -1,0 +1,230 @@
+"""Passes over a real broker's groups, and an exporter through a broker's restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backlog.embedded import EmbeddedKafka
+from backlog.kafka.admin import create_topic
+from backlog.kafka.bulk import BulkReader
+from backlog.kafka.clients import make_producer
+from backlog.ledger import Ledger, open_ledger
+from backlog.values import Cause
+from monitoring.board import Board
+from monitoring.groups.survey import Survey, Surveyed
+from monitoring.groups.tails import Tails, make_tail_reader
+from monitoring.metrics.catalogue import Family
+from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.observing import observe_stream
+from monitoring.verdicts import Verdict
+from tests.kafka_tools import (
+    StreamStub,
+    commit,
+    expire_unread,
+    join,
+    properties_of,
+    publish,
+    set_offsets_raw,
+    wait_until,
+)
+from tests.monitoring.metric_lines import Scraped, scrape
+
+MakeTopic = Callable[..., str]
+OTHERS: tuple[Family, ...] = ("kafka_exporter",)
+
+
+@pytest.fixture
+def properties(kafka: EmbeddedKafka) -> dict[str, str]:
+    return properties_of(kafka.bootstrap)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        yield opened
+
+
+@contextmanager
+def open_survey(properties: dict[str, str], what: Surveyed) -> Iterator[Survey]:
+    survey = Survey(BulkReader(properties), what, Tails(make_tail_reader(properties)))
+    with closing(survey):
+        yield survey
+
+
+def test_groups_of_both_protocols_and_a_stream(
+    properties: dict[str, str], topic: MakeTopic, unique: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=3)
+    publish(properties, name, {0: 10, 1: 20})
+    classic, modern, streamed, beyond = (
+        f"{unique}-{kind}" for kind in ("classic", "modern", "streamed", "beyond")
+    )
+    set_offsets_raw(properties, classic, name, {0: 4, 1: 20})
+    set_offsets_raw(properties, streamed, name, {0: 10, 1: 19})
+    set_offsets_raw(properties, beyond, name, {0: 500})
+    what = Surveyed("main", {(streamed, name)}, allow=(f"{unique}-*",))
+    member = join(properties, modern, name, group_protocol="consumer")
+    with closing(member), open_survey(properties, what) as survey:
+        read = 0
+        while read < 30:
+            message = member.poll(10)
+            assert message is not None
+            if not message.error():
+                member.store_offsets(message)
+                read += 1
+        member.commit(asynchronous=False)
+        board = Board()
+        board.put_cluster(survey.look())
+        stream = StreamStub(name, streamed)
+        source = Scrape(board, ledger, Exported({"orders": stream}, ("main",), OTHERS))
+        got = scrape(source)
+    assert got.labels_of("backlog_verdict", "group") == {classic, modern, beyond}
+    assert got.by_partition("backlog_lag_messages", group=classic) == {0: 6, 1: 0}
+    assert got.by_partition("kafka_consumergroup_current_offset", consumergroup=classic) == {
+        0: 4,
+        1: 20,
+    }
+    assert got.by_partition("backlog_lag_messages", group=modern) == {0: 0, 1: 0}
+    assert got.labels_of("backlog_verdict", "verdict", group=modern) == {"ok"}, (
+        "2 was never written"
+    )
+    assert got.labels_of("backlog_verdict", "verdict", group=beyond) == {"beyond_end"}
+    assert got.by_partition("kafka_topic_partition_current_offset", topic=name) == {
+        0: 10,
+        1: 20,
+        2: 0,
+    }
+    status = next(one for one in board.seen.clusters["main"].groups if one.group == modern)
+    assert status.group_state in ("stable", "assigning", "reconciling")
+
+
+def test_a_control_record_at_the_end_is_no_lag(
+    properties: dict[str, str], topic: MakeTopic, unique: str
+) -> None:
+    name, group = topic(partitions=2), f"{unique}-tail"
+    producer = make_producer(properties, transactional_id=f"{unique}-tx")
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for number in range(2):
+        producer.produce(name, b"value", partition=number)
+    producer.commit_transaction(20)
+    set_offsets_raw(properties, group, name, {0: 1, 1: 0})
+    with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
+        survey.look()
+        (status,) = survey.look().groups
+    assert [part.lag for part in status.partitions] == [0, 2]
+
+
+def test_retention_behind_a_group_is_a_loss(
+    properties: dict[str, str], topic: MakeTopic, unique: str
+) -> None:
+    name, group = topic(partitions=1, config={"retention.ms": "-1"}), f"{unique}-slow"
+    expire_unread(properties, name, group, old={0: 40}, read={0: 10}, young={0: 5})
+    with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
+        (status,) = survey.look().groups
+    assert (status.verdict, status.lost, status.lag) == (Verdict.LOST, 30, 5)
+    assert status.retention.time is not None
+
+
+def test_two_watchers_of_one_loss_write_one_gap(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    name = topic(partitions=2, config={"retention.ms": "-1"})
+    stream = StreamStub(name, group)
+    old = {0: 40, 1: 30}
+    observe_stream(ledger, stream, properties)
+    expire_unread(properties, name, group, old=old, read={0: 10, 1: 30}, young={0: 5, 1: 5})
+    together = threading.Barrier(2)
+
+    def watch() -> None:
+        together.wait()
+        for _ in range(3):
+            observe_stream(ledger, stream, properties)
+
+    threads = [threading.Thread(target=watch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    expired = [gap for gap in ledger.gaps.list("orders") if gap.cause is Cause.EXPIRED]
+    assert [(gap.partition, gap.start, gap.end) for gap in expired] == [(0, 10, 40)]
+
+
+def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
+    (tmp_path / "kafka").mkdir()
+    with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
+        properties = properties_of(kafka.bootstrap)
+        create_topic(properties, "orders", partitions=1)
+        publish(properties, "orders", {0: 10})
+        commit(properties, "service", "orders", {0: 5})
+        commit(properties, "audit", "orders", {0: 7})
+        document = {
+            "ledger": f"sqlite:///{tmp_path}/ledger.db",
+            "clusters": {"main": properties},
+            "watch": {"interval": "1s", "window": "10s"},
+            "streams": {"orders": {"cluster": "main", "topic": "orders", "group": "service"}},
+        }
+        (tmp_path / "backlog.yaml").write_text(json.dumps(document))
+        with watch(tmp_path) as (url, process):
+            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 30, "ready")
+            wait_until(lambda: sees_lags(url, 5, 3), 10, "both groups")
+            kafka.kill()
+            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 503, 20, "not ready")
+            away = read(url)
+            assert away.value("backlog_sample_age_seconds", stream="orders") > 3
+            assert httpx.get(f"{url}/healthz").status_code == 200
+            wait_until(lambda: count_failures(url) > 0, 40, "failures of both samplers")
+            kafka.restart()
+            publish(properties, "orders", {0: 10})
+            wait_until(lambda: sees_lags(url, 15, 13), 60, "new samples")
+            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 20, "ready again")
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+
+
+@contextmanager
+def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "replay.cli", "watch", "--listen", "127.0.0.1:0"]
+    with (directory / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    try:
+        wait_until(lambda: "serving http" in (directory / "log").read_text(), 30, "it serves")
+        line = (directory / "log").read_text().splitlines()[0]
+        yield line.split()[1].rstrip("/"), process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def read(url: str) -> Scraped:
+    return Scraped(httpx.get(f"{url}/metrics").text)
+
+
+def sees_lags(url: str, service: int, audit: int) -> bool:
+    got = read(url)
+    lags = [got.by_partition("backlog_lag_messages", group=g) for g in ("service", "audit")]
+    return lags == [{0: service}, {0: audit}]
+
+
+def count_failures(url: str) -> float:
+    found = read(url).find("backlog_sample_failures_total")
+    assert len(found) == 2
+    return min(found.values())
