@@ -40,6 +40,7 @@ def summarize_group(
         has_consumers, has_source: what the stream's configuration lets the tool do.
     """
     verdict = find_worst(part.verdict for part in parts)
+    course = find_worst(part.course for part in parts)
     worst = _find_worst_part(parts, verdict)
     lag = _total([part.lag for part in parts], written)
     lost = _total([part.lost for part in parts], written)
@@ -80,9 +81,20 @@ def summarize_group(
         ),
         consumers_to_win=winners,
         retention=retention,
-        course=find_worst(part.course for part in parts),
-        next_commands=suggest_commands(
-            stream, verdict, group=group, has_consumers=has_consumers, has_source=has_source
+        course=course,
+        # What is lost can wait; what goes on cannot.
+        next_commands=tuple(
+            dict.fromkeys(
+                command
+                for word in (course, verdict)
+                for command in suggest_commands(
+                    stream,
+                    word,
+                    group=group,
+                    has_consumers=has_consumers,
+                    has_source=has_source,
+                )
+            )
         ),
     )
 
