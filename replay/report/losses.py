@@ -17,9 +17,9 @@ _CAUSES = {
     "never_committed": "the group never committed",
 }
 _CERTAINTIES = {
-    "exact": "offsets are exact; messages are at most that many",
+    "exact": "exact offsets",
     "bounded": "at most this range",
-    "reported": "it happened; its range is unknown",
+    "reported": "reported; its range is not known",
 }
 
 

@@ -32,7 +32,7 @@ def describe_figures(material: Material) -> list[dict[str, str]]:
     if begun is not None:
         end = material.ended_at or material.events[-1].at
         took = format_duration((end - begun.at).total_seconds())
-        figures.append(("from the first run to the end" if material.ended_at else "so far", took))
+        figures.append(("took" if material.ended_at else "so far", took))
     return [{"told": told, "value": value} for told, value in figures]
 
 

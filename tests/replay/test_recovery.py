@@ -56,11 +56,35 @@ def test_whole_way_on_sqlite(shop: Shop) -> None:
     assert [action for action in actions if action in steps] == steps
     assert shop.run("recoveries", "--json").document["recoveries"][0]["id"] == recovery
     assert recovery in shop.run("recoveries").out
+    check_report(shop, recovery)
     refused = shop.run("plan", "rebuild", "orders", "--json", code=5).error
     assert refused["code"] == "refused"
     ends = shop.read_ends()
     commit(shop.properties, shop.group, shop.topic, {p: end - 1 for p, end in ends.items()})
     assert shop.run("status", "--json").document["streams"][0]["verdict"] == "ok"
+
+
+def check_report(shop: Shop, recovery: str) -> None:
+    """It says what was lost, put back and read back, partition by partition, and who approved."""
+    document = shop.run("report", recovery, "--json", "--html", "report.html").document
+    lost = count_by_partition(range(DONE, DONE + LOST))
+    assert document["verdict"] == "exact"
+    assert document["losses"]["count"] == LOST
+    rows = {row[0]: row[1:4] for row in document["verification"]["partitions"]}
+    assert rows == {partition: [count] * 3 for partition, count in lost.items() if count}
+    assert document["injection"]["points"][-1]["total"] == LOST
+    assert document["verification"]["result"] == "passed"
+    assert [check["value"] for check in document["verification"]["checks"]] == [
+        LOST,
+        LOST,
+        *[0] * 4,
+    ]
+    assert document["unexplained"]["items"] == document["unexplained"]["reasons"] == []
+    assert document["people"]["approved_by"] == "Ada"
+    assert document["record"]["intact"]
+    page = (shop.directory / "report.html").read_text()
+    assert f"{LOST:,} lost messages" in page
+    assert "The chain was verified" in page
 
 
 def test_whole_way_on_postgres_and_fault_59(empty_shop: Shop, pg_url: str) -> None:

@@ -34,6 +34,15 @@ def test_fault_64_by_the_command_line_with_nothing_shortened(make_world: MakeWor
     assert again["already_done"]
     shown = world.call("show", planned["id"], "--json", whole=True).document
     assert shown["events_intact"]
+    report = world.call("report", planned["id"], "--json", whole=True).document
+    relayed = done["counts"]["relayed"]
+    assert report["unexplained"]["told"] == (
+        f"Nothing: relayed = written = handled, {relayed:,} messages."
+    )
+    assert sum(row[2] for row in report["verification"]["partitions"]) == relayed
+    assert report["steps"][-1]["step"] == "remove_topic"
+    assert report["burndown"]
+    assert report["record"]["intact"]
 
     recovery = world.open().ledger.recoveries.get(planned["id"])
     await_handled(world)
