@@ -47,6 +47,6 @@ def _label(value: float, unit: Unit) -> str:
     if not value:
         return "0"
     if unit == "seconds":
-        return f"{value:g} s" if value < 1 else format_duration(value)
+        return f"{value:g} s" if value < 10 else format_duration(value)
     number = f"{value:g}" if value < 10 else format_count(round(value)).replace(".0 ", " ")
     return f"{number}/s" if unit == "rate" else number

@@ -21,12 +21,12 @@ _COUNTS = {
     "rebuilt": "rebuilt",
 }
 _VERDICTS = {
-    "exact": "plan exact",
-    "short": "plan short",
-    "surplus": "plan surplus",
-    "wins": "before retention",
-    "loses": "retention is faster",
-    "no_deadline": "no loss in sight",
+    "exact": "plan: exact",
+    "short": "plan: short",
+    "surplus": "plan: surplus",
+    "wins": "plan: before retention",
+    "loses": "plan: retention is faster",
+    "no_deadline": "plan: no loss in sight",
 }
 _ORDERS = {
     "key": "messages of a key stay in order",
