@@ -146,6 +146,8 @@ def _count_winners(parts: Sequence[PartitionStatus], consumers: int | None) -> i
     consumed = _sum_known([part.consumed_per_second for part in parts])
     if not losing or not consumed or not consumers:
         return None
+    if any(part.seconds_to_loss == 0 for part in losing):
+        return None  # retention is there already: no number of consumers wins that
     needed = sum(part.needed_per_second or part.produced_per_second or 0.0 for part in parts)
     # A consumer without a partition does nothing.
     each = consumed / min(consumers, len(parts))
