@@ -17,7 +17,7 @@ _STEPS = (1.0, 2.0, 5.0, 10.0)
 
 def choose_ticks(top: float, unit: Unit, most: int) -> list[float]:
     """Ticks from zero to at or above `top`, at most `most` steps."""
-    wanted = max(top, 1.0 if unit == "messages" else 0.0) or 1.0
+    wanted = max(top, 1.0 if unit == "messages" or not top else 1e-6)
     step = _choose_step(wanted / most, unit)
     return [step * number for number in range(math.ceil(wanted / step - 1e-9) + 1)]
 
