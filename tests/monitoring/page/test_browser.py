@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-LONG = "a-group-whose-name-goes-on-without-any-end-" * 5
+LONG = "anamethatgoesonwithoutanyend" * 7
 PHONE, DESKTOP = (360, 740), (1280, 900)
 
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    told = tell_night(tmp_path_factory.mktemp("night"), lean=True)
+    told = tell_night(tmp_path_factory.mktemp("night"), lean=True, more=[LONG])
     groups = (*make_groups(), make_group(LONG, LONG, "stall", 10**12, 10**15, 10**9))
     told.board.put_cluster(ClusterPass("main", NOW, 0.1, groups))
     yield told
@@ -102,7 +102,7 @@ class Visit:
 def list_paths(night: Night) -> list[str]:
     """Every kind of page."""
     ids = [one.id for one in night.ledger.recoveries.list()]
-    streams = [f"streams/{name}" for name in ("payments", "clicks", "shipments")]
+    streams = [f"streams/{name}" for name in ("payments", "clicks", "shipments", LONG)]
     return ["", *streams, *(f"recoveries/{one}" for one in ids), "streams/nope"]
 
 
