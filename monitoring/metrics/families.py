@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from monitoring.board import ClusterPass, TopicPartitionState
 from monitoring.metrics.catalogue import Family
-from monitoring.metrics.exposition import Lines, Packer, escape_value, write_labels
+from monitoring.metrics.exposition import Lines, Packed, Packer, escape_value, write_labels
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 
@@ -120,7 +120,7 @@ def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
 
 def join_lines(parts: Iterable[Lines]) -> Lines:
     """Families of several sources together."""
-    joined: defaultdict[str, bytes] = defaultdict(bytes)
+    joined: defaultdict[str, Packed] = defaultdict(Packed)
     for part in parts:
         for name, lines in part.items():
             joined[name] += lines

@@ -16,7 +16,7 @@ from backlog.clock import utc_now
 from backlog.errors import BacklogError
 from monitoring.board import Board, ClusterPass, Seen
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
-from monitoring.metrics.exposition import Lines, pack, write_head
+from monitoring.metrics.exposition import Lines, Packed, pack, write_gzip, write_head
 from monitoring.metrics.families import (
     join_lines,
     list_others,
@@ -76,7 +76,10 @@ class Scrape:
             self._write(self._board.seen)
 
     def answer(self) -> Iterator[bytes]:
-        """The text, in gzip members that follow each other."""
+        """The text as one gzip member, in pieces."""
+        return write_gzip(self._list_pieces())
+
+    def _list_pieces(self) -> Iterator[Packed]:
         with self._lock:
             self._write(self._board.seen)
             written = [self._written[key].families for key in sorted(self._written)]

@@ -67,13 +67,14 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-def _unpack(members: Iterator[bytes]) -> Iterator[bytes]:
+def _unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The text, piece by piece: all of it at once may be tens of megabytes."""
-    for member in members:
-        inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        while member:
-            if text := inflate.decompress(member, 1 << 20):
+    inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    for piece in pieces:
+        left = piece
+        while left:
+            if text := inflate.decompress(left, 1 << 20):
                 yield text
-            member = inflate.unconsumed_tail
-        if text := inflate.flush():
-            yield text
+            left = inflate.unconsumed_tail
+    if text := inflate.flush():
+        yield text
