@@ -46,6 +46,13 @@ OURS: tuple[Metric, ...] = (
         "1 for the verdict that holds now; only partitions whose verdict is not ok.",
     ),
     Metric(
+        "backlog_partition_course",
+        "gauge",
+        (*_PLACE, "partition", "verdict"),
+        "As backlog_partition_verdict, without what is lost already: that stays until it is put "
+        "back, and hides no consumer that stops meanwhile.",
+    ),
+    Metric(
         "backlog_lag_messages",
         "gauge",
         (*_PLACE, "partition"),

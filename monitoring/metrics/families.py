@@ -140,6 +140,8 @@ def _write_ours(out: _Writer, status: GroupStatus) -> None:
         out.add("backlog_seconds_to_loss", labels, part.seconds_to_loss)
         if part.verdict is not Verdict.OK:
             out.add("backlog_partition_verdict", f'{labels},verdict="{part.verdict}"', 1)
+        if part.course is not Verdict.OK:
+            out.add("backlog_partition_course", f'{labels},verdict="{part.course}"', 1)
 
 
 def _write_kafka_exporter(out: _Writer, status: GroupStatus, *, with_cluster: bool) -> None:

@@ -51,6 +51,7 @@ def make_part(number: int, committed: int | None, verdict: Verdict = Verdict.OK)
         lag_seconds=0.0 if lag == 0 else None,
         lost=None if committed is None else 0,
         verdict=verdict,
+        course=verdict,
         seconds_to_loss=60.5 if verdict is Verdict.LOSING else None,
     )
 
@@ -108,6 +109,7 @@ def test_a_group_and_a_stream_are_each_there_once(ledger: Ledger) -> None:
     assert got.by_partition("backlog_lag_seconds", group="audit") == {0: 0}, "absent, not guessed"
     assert got.by_partition("backlog_seconds_to_loss", stream="orders") == {1: 60.5}
     assert got.labels_of("backlog_partition_verdict", "partition", group="audit") == {"1", "2"}
+    assert got.labels_of("backlog_partition_course", "partition", group="audit") == {"1", "2"}
     assert got.value("backlog_partitions_left_out", cluster="main") == 7
     assert got.value("backlog_groups", cluster="main") == 2
     assert got.value("kafka_consumergroup_lag_sum", consumergroup="service") == 60

@@ -63,7 +63,7 @@ def browser() -> Iterator[Browser]:
 
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is installed")
+        pytest.fail(f"none of {', '.join(NAMES)} is here: run scripts/need.sh chromium")
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
