@@ -44,13 +44,17 @@ def watch_streams(
     from backlog.numbers import format_count, format_plural
     from monitoring.watcher import watch_streams as watch_all
     from replay.holds import release_due
-    from replay.observation import choose_streams, tell_findings
+    from replay.observation import tell_findings
 
     if listen is not None and no_serve:
         raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
     workspace = session.open_workspace()
     config = workspace.config
-    count = len(choose_streams(config, []))
+    count = len(config.streams)
+    if not config.clusters:
+        raise UsageError(
+            "the configuration has no clusters", subject="clusters", hint="add one under `clusters`"
+        )
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

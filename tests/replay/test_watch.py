@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from backlog.values import Sample
 from monitoring import watcher
 from monitoring.marks import make_marks
 from monitoring.observing import Observation
+from replay import exporting
 from replay.cli import main, shared
 from tests.replay.makers import write_config
 
@@ -80,3 +82,43 @@ def test_fault_28_watch_tells_when_an_outage_begins_and_ends(
     assert len(looks) == 3 + 1 + 1 + 3
     assert said.err.count("no broker answered") == 1
     assert said.err.count("cluster main: answers again") == 1
+
+
+def test_watch_serves_what_it_saw(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    observe(monkeypatch, [True])
+    monkeypatch.setattr(watcher, "assess_now", lambda *_, **__: None)
+    monkeypatch.setattr(exporting, "_make_samplers", lambda *_: ())
+    shown: list[object] = []
+    monkeypatch.setattr(exporting.Board, "put_stream", lambda _, status: shown.append(status))
+    assert main(["watch", "--rounds", "1", "--listen", "127.0.0.1:0", "--json"]) == 0
+    said = capfd.readouterr()
+    assert said.err.count("serving http://127.0.0.1:") == 1
+    assert len(shown) == len(STREAMS)
+    assert main(["watch", "--rounds", "1"]) == 0
+    assert "serving" not in capfd.readouterr().err, "rounds are for a look, not for a server"
+
+
+def test_watch_names_an_address_that_is_taken(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    observe(monkeypatch, [True])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["watch", "--listen", address, "--json"]) == 2
+    error = json.loads(capfd.readouterr().out)["error"]
+    assert address in error["message"]
+    assert error["subject"] == "--listen"
+    assert main(["watch", "--listen", address, "--no-serve"]) == 2
+
+
+def test_a_cluster_without_streams_is_watched_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"bootstrap.servers": "127.0.0.1:1"}
+    write_config(tmp_path, clusters={"main": cluster}, streams={}, watch={"interval": "1s"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shared, "SESSION", shared.Session())
+    assert main(["watch", "--rounds", "1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["rounds"] == 1
