@@ -210,6 +210,7 @@ def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         line = (directory / "log").read_text().splitlines()[0]
         yield line.split()[1].rstrip("/"), process
     finally:
+        print((directory / "log").read_text())  # shown where the test fails
         process.kill()
         process.wait(10)
 
@@ -221,6 +222,7 @@ def read(url: str) -> Scraped:
 def sees_lags(url: str, service: int, audit: int) -> bool:
     got = read(url)
     lags = [got.by_partition("backlog_lag_messages", group=g) for g in ("service", "audit")]
+    print(lags)
     return lags == [{0: service}, {0: audit}]
 
 

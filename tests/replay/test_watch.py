@@ -13,6 +13,7 @@ from backlog.clock import utc_now
 from backlog.errors import ClusterUnreachable
 from backlog.values import Sample
 from monitoring import watcher
+from monitoring.board import Board
 from monitoring.marks import make_marks
 from monitoring.observing import Observation
 from replay import exporting
@@ -89,9 +90,11 @@ def test_watch_serves_what_it_saw(
 ) -> None:
     observe(monkeypatch, [True])
     monkeypatch.setattr(watcher, "assess_now", lambda *_, **__: None)
+    stored = (make_observation("orders").sample,)
+    monkeypatch.setattr(watcher, "read_timeline", lambda *_: stored)
     monkeypatch.setattr(exporting, "_make_samplers", lambda *_: ())
     shown: list[object] = []
-    monkeypatch.setattr(exporting.Board, "put_stream", lambda _, status: shown.append(status))
+    monkeypatch.setattr(Board, "put_stream", lambda _, status: shown.append(status))
     assert main(["watch", "--rounds", "1", "--listen", "127.0.0.1:0", "--json"]) == 0
     said = capfd.readouterr()
     assert said.err.count("serving http://127.0.0.1:") == 1
