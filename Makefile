@@ -34,7 +34,7 @@ test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL, Spark, Prometheus
 
 .PHONY: test-unit
 test-unit: $(SETUP) ## Run the tests that need no service
-	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres and not prometheus" $(ARGS)
+	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres and not prometheus and not browser" $(ARGS)
 
 .PHONY: lint
 lint: $(SETUP) ## Check style and format

@@ -11,7 +11,9 @@ there() {
     case "$1" in
         postgres) has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null ;;
         kcat) has kcat ;;
-        prometheus) has prometheus && has promtool || [ -x .tools/prometheus ] && [ -x .tools/promtool ] ;;
+        prometheus)
+            { has prometheus && has promtool; } || { [ -x .tools/prometheus ] && [ -x .tools/promtool ]; }
+            ;;
         chromium) has chromium ;;
         *) echo "need: no such thing: $1 (postgres, kcat, prometheus, chromium)" >&2; exit 2 ;;
     esac
