@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from backlog.values import Gap, Sample
+from backlog.values import Gap, PartitionSample, Sample
 from monitoring.judging import PartitionView, Point, judge_partition
 from monitoring.lag import count_lost, find_end
-from monitoring.marks import is_memberless
+from monitoring.marks import Marks, is_memberless
 from monitoring.status import UNLIMITED, GroupStatus, Retention
 from monitoring.summaries import summarize_group
 
@@ -23,6 +23,7 @@ class Surroundings:
 
     Attributes:
         tails: partitions whose lag holds no data (`read_tails`).
+        empty_tails: by partition, the last range [first, end) that was read and held none.
         oldest: by partition, the oldest unread message's own time.
         sizes: by partition, bytes of its largest replica.
         consumers: how many read now.
@@ -31,6 +32,7 @@ class Surroundings:
 
     retention: Retention = UNLIMITED
     tails: Collection[int] = ()
+    empty_tails: Mapping[int, tuple[int, int]] | None = None
     oldest: Mapping[int, datetime] | None = None
     sizes: Mapping[int, int] | None = None
     consumers: int | None = None
@@ -64,14 +66,16 @@ def assess_stream(
     ]
     pasts = _turn([*earlier, sample], isolation, 2 * window)
     known = tuple(gaps)
+    marks = Marks(empty_tails=around.empty_tails or {})
     parts = [
         judge_partition(
             PartitionView(
                 partition=part.partition,
                 points=pasts[part.partition].points,
                 members=None if not sample.group_state else not is_memberless(sample),
-                lost=count_lost(part, sample, known),
+                lost=count_lost(_skip_empty(part, marks), sample, known),
                 tail_without_data=part.partition in around.tails,
+                empty_tail=marks.empty_tails.get(part.partition),
                 retention=around.retention,
                 oldest_seconds=_find_age(around.oldest, part.partition, sample.taken_at),
                 bytes=(around.sizes or {}).get(part.partition),
@@ -121,6 +125,12 @@ def _turn(timeline: Sequence[Sample], isolation: str, reach: timedelta) -> dict[
                 end = find_end(part, isolation)
                 past.points.append(Point(seconds, part.low, part.committed, end, part.high))
     return pasts
+
+
+def _skip_empty(part: PartitionSample, marks: Marks) -> PartitionSample:
+    if part.committed is None:
+        return part
+    return replace(part, committed=marks.skip_empty(part.partition, part.committed))
 
 
 def _find_age(oldest: Mapping[int, datetime] | None, partition: int, now: datetime) -> float | None:

@@ -174,6 +174,8 @@ def _judge_below(
             f"the group was rewound to {committed}, and {start - committed} offsets that it had "
             "committed before are gone",
         )
+    # Control records that expire were no messages.
+    start = max(start, min(marks.skip_empty(part.partition, committed), part.low))
     if start >= part.low:
         return
     since = old.stuck_since if old is not None and old.committed == committed else None

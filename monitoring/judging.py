@@ -8,7 +8,7 @@ differ from Burrow's is in docs/decisions/0011-verdicts-from-samples.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import linear_regression
 
@@ -20,6 +20,7 @@ from monitoring.forecasts import (
     date_by_time,
     run_race,
 )
+from monitoring.lag import TAIL_AT_MOST
 from monitoring.status import UNLIMITED, LossBy, PartitionStatus, Retention
 from monitoring.verdicts import Verdict
 
@@ -60,6 +61,7 @@ class PartitionView:
         tail_without_data: nothing but control or aborted records lies in the lag.
         oldest_seconds: age of the oldest unread message by its own timestamp, where it was read.
         bytes: the partition's size on its largest replica.
+        empty_tail: [first, end) of the last range that was read and held no data.
         timeline: (seconds, high) further back than the window, oldest first; else the points.
         window, horizon: seconds.
     """
@@ -69,6 +71,7 @@ class PartitionView:
     members: bool | None = None
     lost: int | None = None
     tail_without_data: bool = False
+    empty_tail: tuple[int, int] | None = None
     retention: Retention = UNLIMITED
     oldest_seconds: float | None = None
     bytes: int | None = None
@@ -94,15 +97,15 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     9. OK: the rest; a partition never written, one that is idle, one with only control records
        left, one whose lag falls, however large it is.
     """
-    points = _cut_window(view)
+    points = [_skip_empty(point, view.empty_tail) for point in _cut_window(view)]
     now = points[-1]
     lag = 0 if view.tail_without_data and now.lag is not None else now.lag
     produced = _measure_rate([(p.seconds, p.high) for p in points])
     consumed = _measure_consumed(points)
-    pace = _find_pace(points, consumed, view.members)
+    pace = _find_pace(view, points)
     by, race, retained = _find_loss(view, now, lag, pace, produced)
     trend = _judge_trend(view, points) if lag else Verdict.OK
-    losing = _is_losing(now, race, trend)
+    losing = _is_losing(view, points, race, trend)
     course = Verdict.LOSING if losing else _choose_course(points, lag, trend)
     return PartitionStatus(
         partition=view.partition,
@@ -125,13 +128,17 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     )
 
 
-def _is_losing(now: Point, race: Race, trend: Verdict) -> bool:
+def _is_losing(view: PartitionView, points: Sequence[Point], race: Race, trend: Verdict) -> bool:
     """Of what exists now something is lost, or later, and the trend says so as well.
 
     A group that keeps up commits in batches: its pace may look a little slower than the producers'
-    for a window, and would lose for ever after.
+    for a window, and would lose for ever after. One with members that had read everything within
+    the window has not failed yet.
     """
+    now = points[-1]
     if race.seconds is None or now.committed is None or now.committed > now.high:
+        return False
+    if view.members is not False and any(point.lag == 0 for point in points):
         return False
     return race.lost > 0 or trend in (Verdict.WARN, Verdict.STALL, Verdict.STOP)
 
@@ -150,9 +157,11 @@ def _choose_course(points: Sequence[Point], lag: int | None, trend: Verdict) -> 
 def _judge_trend(view: PartitionView, points: Sequence[Point]) -> Verdict:
     """STOP, STALL, WARN, LAGGING or OK; the newest point has a lag."""
     lags = [point.lag for point in points]
-    if any(lag == 0 for lag in lags):
+    # Control records alone look like a lag of one or two, and nobody looked into that then.
+    few = TAIL_AT_MOST if (lags[-1] or 0) > TAIL_AT_MOST else 0
+    if any(lag is not None and lag <= few for lag in lags):
         return Verdict.OK
-    if len(points) < TREND_POINTS or points[0].seconds > -COVERED * view.window:
+    if not _is_covered(view, points):
         return Verdict.LAGGING
     known = [(p.committed, lag) for p, lag in zip(points, lags, strict=True) if lag is not None]
     if len(known) == len(points) and len({committed for committed, _ in known}) == 1:
@@ -186,17 +195,36 @@ def _measure_rate(values: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _measure_consumed(points: Sequence[Point]) -> float | None:
-    return _measure_rate([(p.seconds, p.committed) for p in points if p.committed is not None])
+    """Over the times that began with something unread: a group that waits is not slow."""
+    seconds, moved = 0.0, 0
+    for before, after in pairwise(points):
+        if before.lag and before.committed is not None and after.committed is not None:
+            seconds += after.seconds - before.seconds
+            moved += after.committed - before.committed
+    return max(0, moved) / seconds if seconds > 0 else None
 
 
-def _find_pace(
-    points: Sequence[Point], consumed: float | None, members: bool | None
-) -> float | None:
-    """How fast it goes on: what was read by a group that is gone says nothing."""
-    if members is not False:
-        return consumed
-    still = len(points) < 2 or points[-1].committed == points[-2].committed
-    return 0.0 if still else consumed
+def _find_pace(view: PartitionView, points: Sequence[Point]) -> float | None:
+    """How fast it goes on; None where that is not known yet.
+
+    A commit that has not moved for a part of the window says nothing: it may come. Where nobody is
+    in the group it does, until one is seen to move: a reader that never joins.
+    """
+    if view.members is False and len({point.committed for point in points}) == 1:
+        return 0.0
+    return _measure_consumed(points) if _is_covered(view, points) else None
+
+
+def _is_covered(view: PartitionView, points: Sequence[Point]) -> bool:
+    """Whether the samples reach back over the window."""
+    return len(points) >= TREND_POINTS and points[0].seconds <= -COVERED * view.window
+
+
+def _skip_empty(point: Point, tail: tuple[int, int] | None) -> Point:
+    """A reader in front of control records has read what is behind them."""
+    if tail is None or point.committed is None or not tail[0] <= point.committed < tail[1]:
+        return point
+    return replace(point, committed=max(point.committed, min(tail[1], point.high)))
 
 
 def _estimate_drain(points: Sequence[Point], lag: int | None) -> float | None:
@@ -219,8 +247,8 @@ def _measure_age(view: PartitionView, now: Point, lag: int | None) -> float | No
     timeline = list(view.timeline) or [(p.seconds, p.high) for p in view.points]
     for (at, end), (next_at, next_end) in pairwise(timeline):
         if end <= offset < next_end:
-            return -(at + (next_at - at) * (offset - end + 1) / (next_end - end))
-    return None
+            return max(0.0, -(at + (next_at - at) * (offset - end + 1) / (next_end - end)))
+    return view.oldest_seconds  # by its own timestamp, where no sample reaches back to it
 
 
 def _find_loss(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from backlog.kafka.peek import peek_at
 from backlog.ledger import Ledger
 from backlog.values import Sample
 from monitoring.assessing import Surroundings, assess_stream, list_behind
-from monitoring.lag import read_retention, read_size_limit, read_tails
+from monitoring.lag import find_end, read_retention, read_size_limit, read_tails
 from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
@@ -78,22 +78,32 @@ def assess_now(
     limit: Deadline,
     admin: Admin,
     history: Sequence[Sample] | None = None,
+    empty_tails: dict[int, tuple[int, int]] | None = None,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers tell.
 
     Args:
         history: the stream's samples; None reads the ledger.
+        empty_tails: by partition, the last range that was read and held no data; those that are
+            found are added.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
-    history = read_timeline(ledger, stream)
+    if history is None:
+        history = read_timeline(ledger, stream)
     gaps = ledger.gaps.list(stream=stream.name)
-    config = describe_topic(admin, stream.topic, limit).config
-    around = _describe_stream(stream, Retention(read_retention(config), read_size_limit(config)))
+    around = _describe_stream(stream, _read_retention(admin, stream.topic, limit))
     tails: frozenset[int] = frozenset()
     with suppress(BacklogError):  # without it a reader one control record behind shows as lag
-        tails = read_tails(properties, sample, stream.isolation, limit)
+        within = Deadline(limit.remaining(PEEK_SECONDS))
+        tails = read_tails(properties, sample, stream.isolation, within)
+    remembered = {} if empty_tails is None else empty_tails
+    for part in sample.partitions:
+        if part.partition in tails and part.committed is not None:
+            begin = max(part.committed, part.low)
+            remembered[part.partition] = (begin, find_end(part, stream.isolation))
+    around = replace(around, tails=tails, empty_tails=remembered)
     # A first judgement says which partitions are behind: only they need more.
     behind = list_behind(assess_stream(sample, stream.isolation, gaps=gaps, around=around))
     starts = {number: at for number, at in behind.items() if number not in tails}
@@ -102,9 +112,8 @@ def assess_now(
         stream.isolation,
         history,
         gaps,
-        _add_to(
+        replace(
             around,
-            tails=tails,
             oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit),
             sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit),
         ),
@@ -169,24 +178,6 @@ def _describe_stream(stream: StreamLike, retention: Retention) -> Surroundings:
         consumers=None if consumers is None else consumers.replicas,
         has_consumers=consumers is not None,
         has_source=getattr(stream, "source", None) is not None,
-    )
-
-
-def _add_to(
-    around: Surroundings,
-    *,
-    tails: frozenset[int],
-    oldest: Mapping[int, datetime],
-    sizes: Mapping[int, int],
-) -> Surroundings:
-    return Surroundings(
-        around.retention,
-        tails,
-        oldest,
-        sizes,
-        around.consumers,
-        around.has_consumers,
-        around.has_source,
     )
 
 

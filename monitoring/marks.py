@@ -45,7 +45,10 @@ class PartitionMarks:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A stream's past. `commits_outside`: its reader commits without being a member."""
+    """A stream's past. `commits_outside`: its reader commits without being a member.
+
+    `empty_tails` are ranges [first, end) that were read and held no data, the last of a partition.
+    """
 
     topic_id: str = ""
     earlier_topic_id: str = ""
@@ -53,6 +56,12 @@ class Marks:
     commits_outside: bool = False
     partitions: Mapping[int, PartitionMarks] = field(default_factory=dict)
     sampled: tuple[int, ...] = ()
+    empty_tails: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def skip_empty(self, partition: int, committed: int) -> int:
+        """How far a group has read that is in front of control records: behind them."""
+        first, end = self.empty_tails.get(partition, (0, 0))
+        return end if first <= committed < end else committed
 
 
 def is_memberless(sample: Sample) -> bool:
@@ -110,6 +119,7 @@ def advance_marks(marks: Marks, sample: Sample) -> Marks:
         commits_outside=outside,
         partitions=partitions,
         sampled=tuple(part.partition for part in sample.partitions),
+        empty_tails=marks.empty_tails,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
 from typing import Protocol
@@ -82,9 +82,7 @@ def watch_streams(
         on_error: called for every look that failed.
         on_outage: is told of failures; None writes them to the log.
     """
-    admins: dict[str, Admin] = {}
-    pasts: dict[str, Marks] = {}
-    timelines = _Timelines(ledger)
+    watch = _Watch(config, ledger, interval, Judging(window, horizon), on_observation, on_status)
     outages = _Outages(on_outage or _log_outage)
     done = looks = 0
     failure: BacklogError | None = None
@@ -92,47 +90,29 @@ def watch_streams(
     seconds = interval.total_seconds()
     while not stop_event.is_set():
         round_end = time.monotonic() + seconds
-        unreachable: set[str] = set()
+        away: dict[str, BacklogError] = {}
         for name, stream in config.streams.items():
             if stop_event.is_set():
                 return Watched(done, looks, failure)
-            if stream.cluster in unreachable:
-                continue  # one time-out a round is enough for a cluster
-            try:
-                properties = config.clusters[stream.cluster].client_properties()
-                if stream.cluster not in admins:
-                    admins[stream.cluster] = connect(properties)
-                admin = admins[stream.cluster]
-                limit = Deadline(min(OBSERVE_SECONDS, max(seconds, 5.0)))
-                seen = observe_stream(ledger, stream, admin, limit, marks=pasts.get(name))
-                pasts[name] = seen.marks
-                if on_status is not None:
-                    history = timelines.extend(stream, seen.sample)
-                    judging = Judging(window, horizon)
-                    on_status(
-                        assess_now(
-                            ledger, stream, properties, judging, seen.sample, limit, admin, history
-                        )
-                    )
-            except BacklogError as error:
-                failure = error
-                if isinstance(error, ClusterUnreachable):
-                    unreachable.add(stream.cluster)
-                    outages.begin(f"cluster {stream.cluster}", error)
-                else:
-                    outages.begin(f"stream {name}", error)
-                if on_error is not None:
-                    on_error(stream, error)
+            # One time-out a round is enough for a cluster.
+            error = away.get(stream.cluster) or watch.look(stream)
+            if error is None:
+                looks += 1
+                outages.end(f"cluster {stream.cluster}", f"stream {name}")
                 continue
-            looks += 1
-            outages.end(f"cluster {stream.cluster}", f"stream {name}")
-            if on_observation is not None:
-                on_observation(seen)
+            failure = error
+            if isinstance(error, ClusterUnreachable):
+                away[stream.cluster] = error
+                outages.begin(f"cluster {stream.cluster}", error)
+            else:
+                outages.begin(f"stream {name}", error)
+            if on_error is not None:
+                on_error(stream, error)
         if utc_now() >= thin_at:
             thin_at = utc_now() + THIN_EVERY
             try:
                 ledger.samples.thin(utc_now(), horizon)
-                timelines.forget()
+                watch.timelines.forget()
                 outages.end("thinning samples")
             except BacklogError as error:
                 outages.begin("thinning samples", error)
@@ -151,6 +131,68 @@ class Judging:
     horizon: timedelta
 
 
+class _Watch:
+    """What is kept from look to look."""
+
+    def __init__(
+        self,
+        config: ConfigLike,
+        ledger: Ledger,
+        interval: timedelta,
+        judging: Judging,
+        on_observation: Callable[[Observation], None] | None,
+        on_status: Callable[[GroupStatus], None] | None,
+    ) -> None:
+        self.timelines = _Timelines(ledger)
+        self._config = config
+        self._ledger = ledger
+        self._seconds = min(OBSERVE_SECONDS, max(interval.total_seconds(), 5.0))
+        self._judging = judging
+        self._on_observation = on_observation
+        self._on_status = on_status
+        self._admins: dict[str, Admin] = {}
+        self._pasts: dict[str, Marks] = {}
+        self._tails: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def look(self, stream: StreamLike) -> BacklogError | None:
+        """One look; what failed is returned, so that the others go on."""
+        try:
+            self._look(stream)
+        except BacklogError as error:
+            return error
+        except Exception as error:
+            LOG.exception("stream %s", stream.name)
+            return BacklogError(
+                f"a fault of the program: {type(error).__name__}",
+                subject=f"stream {stream.name}",
+                hint="it goes on; report what the log says",
+            )
+        return None
+
+    def _look(self, stream: StreamLike) -> None:
+        name, limit = stream.name, Deadline(self._seconds)
+        properties = self._config.clusters[stream.cluster].client_properties()
+        if stream.cluster not in self._admins:
+            self._admins[stream.cluster] = connect(properties)
+        admin = self._admins[stream.cluster]
+        seen = observe_stream(self._ledger, stream, admin, limit, marks=self._pasts.get(name))
+        self._pasts[name] = seen.marks
+        if self._on_observation is not None:
+            self._on_observation(seen)
+        if self._on_status is None:
+            return
+        history = self.timelines.extend(stream, seen.sample)
+        tails = self._tails.setdefault(name, {})
+        if not seen.marks.empty_tails:
+            tails.clear()  # the topic was made anew: its offsets begin again
+        judging, sample = self._judging, seen.sample
+        status = assess_now(
+            self._ledger, stream, properties, judging, sample, limit, admin, history, tails
+        )
+        self._pasts[name] = replace(seen.marks, empty_tails=dict(tails))
+        self._on_status(status)
+
+
 class _Timelines:
     """Samples of the streams, read once and extended: a ledger holds weeks of them."""
 
@@ -163,7 +205,7 @@ class _Timelines:
         known = self._known.setdefault(stream.name, [])
         if not known:
             known.extend(read_timeline(self._ledger, stream))
-        if known[-1].taken_at < sample.taken_at:
+        if not known or known[-1].taken_at < sample.taken_at:
             known.append(sample)
         return known
 

@@ -198,8 +198,8 @@ class Watch(Section):
     def _check_order(self) -> Watch:
         if self.horizon < self.interval:
             raise ValueError("`horizon` must not be shorter than `interval`")
-        if self.window < self.interval:
-            raise ValueError("`window` must not be shorter than `interval`")
+        if self.window < 2 * self.interval:
+            raise ValueError("`window` must be at least twice `interval`: a trend needs samples")
         return self
 
 

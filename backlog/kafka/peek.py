@@ -65,7 +65,7 @@ def peek_at(
             if error is None and offset is not None:
                 kind, at = message.timestamp()
                 known = kind != TIMESTAMP_NOT_AVAILABLE and at > 0
-                time = datetime.fromtimestamp(at / 1000, UTC) if known else None
+                time = _to_time(at) if known else None
                 found[partition].append(Peeked(offset, message.key(), time))
             if error is not None or len(found[partition]) >= each:
                 undecided.discard(partition)
@@ -75,3 +75,11 @@ def peek_at(
     finally:
         consumer.close()
     return {partition: tuple(messages) for partition, messages in found.items()}
+
+
+def _to_time(milliseconds: int) -> datetime | None:
+    """None for what is no time: producers set it, some in microseconds."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
 from backlog.clock import utc_now
@@ -17,6 +18,7 @@ from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import open_ledger
 from backlog.values import Cause, Certainty
+from monitoring import looking
 from monitoring.board import Board
 from monitoring.page.app import make_page
 from monitoring.status import GroupStatus
@@ -42,8 +44,14 @@ def make_config(kafka: EmbeddedKafka, topic: str, group: str, directory: Path) -
 
 
 def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
-    kafka: EmbeddedKafka, topic: Callable[..., str], group: str, tmp_path: Path
+    kafka: EmbeddedKafka,
+    topic: Callable[..., str],
+    group: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # The loop has the timeline: weeks of samples are not read again at each look.
+    monkeypatch.delattr(looking, "read_timeline")
     properties = properties_of(kafka.bootstrap)
     name = topic(partitions=1, config=make_settings(RETENTION))
     config = make_config(kafka, name, group, tmp_path)

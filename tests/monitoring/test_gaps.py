@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from backlog.values import Cause, Certainty, Gap, PartitionSample, Sample
-from monitoring.gaps import Suspicion, find_gaps
+from monitoring.assessing import Surroundings, assess_stream
+from monitoring.gaps import Judgement, Suspicion, find_gaps
 from monitoring.marks import make_marks, raise_marks
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
@@ -206,3 +208,17 @@ def test_members_without_a_commit_yet_are_not_a_gap() -> None:
     judged = find_gaps([], sample(0, 0, None, 50, members=2))
     assert not judged.gaps
     assert [finding.kind for finding in judged.findings] == [Suspicion.NO_COMMIT_YET]
+
+
+def test_fault_20_a_control_record_that_expires_is_no_loss() -> None:
+    past = replace(make_marks([sample(0, 0, 499, 500)]), empty_tails={0: (499, 500)})
+    assert find_gaps(past, sample(60, 500, 499, 500)) == Judgement((), ())
+    assert spans(find_gaps(past, sample(60, 510, 499, 520)).gaps) == [
+        (Cause.EXPIRED, Certainty.EXACT, 500, 510)
+    ]
+    status = assess_stream(
+        sample(60, 500, 499, 500),
+        "read_committed",
+        around=Surroundings(empty_tails={0: (499, 500)}),
+    )
+    assert (status.lost, status.verdict) == (0, "ok")

@@ -138,6 +138,49 @@ def test_a_healthy_group_with_a_pace_a_little_below_is_not_losing() -> None:
     assert judge(commits, ends, retention=keeps) is Verdict.OK
 
 
+HOUR = Retention(time=timedelta(hours=1))
+
+
+def test_a_group_that_waits_and_then_has_something_to_read_is_not_losing() -> None:
+    # One new message after ten quiet minutes, kept for less than the horizon.
+    quiet: list[int | None] = [100] * FULL
+    assert judge(quiet, [*([100] * 10), 101], retention=HOUR) is Verdict.OK
+    assert judge(quiet, [*([100] * 9), 101, 101], retention=HOUR) is Verdict.OK
+    # Nor one of which only a part of a window was seen: its next commit may come.
+    assert judge([100, 100], [100, 2000], retention=HOUR) is Verdict.OK
+    assert judge([100, 100], [1000, 2000], retention=HOUR) is Verdict.LAGGING
+
+
+def test_a_reader_that_never_joins_is_as_fast_as_it_commits() -> None:
+    batches: list[int | None] = [*([1000] * 5), *([6000] * 5), 6000]
+    ends = [1100 + 1000 * n for n in range(FULL)]
+    view = PartitionView(0, make_points(batches, ends), members=False, retention=HOUR)
+    judged = judge_partition(view)
+    assert judged.verdict is Verdict.OK, "between two commits"
+    # Nobody there, and nothing ever committed as far as is known: that is gone.
+    gone = replace(view, points=make_points([1000] * 3, [2000] * 3), oldest_seconds=60.0)
+    assert judge_partition(gone).verdict is Verdict.LOSING
+
+
+def test_fault_20_a_transaction_behind_an_old_control_record_is_no_stall() -> None:
+    idle: list[int | None] = [499] * FULL
+    ends = [*([500] * 10), 503]
+    assert judge(idle, ends) is Verdict.OK
+    view = PartitionView(0, make_points(idle, ends), True, empty_tail=(499, 500))
+    judged = judge_partition(view)
+    assert (judged.verdict, judged.lag) == (Verdict.OK, 3)
+    assert judged.lag_seconds == pytest.approx(MINUTE, rel=0.7), "the transaction's, no older"
+    # One poison message that is read again and again is one.
+    assert judge(idle, [500] * FULL) is Verdict.STALL
+    assert judge(idle, [*([500] * 3), *([503] * 8)]) is Verdict.OK, "not the whole window yet"
+    assert judge(idle, [503] * FULL) is Verdict.STALL
+
+
+def test_the_age_is_the_messages_own_where_no_sample_reaches_back() -> None:
+    view = PartitionView(0, make_points([5], [9]), True, oldest_seconds=7200.0)
+    assert judge_partition(view).lag_seconds == 7200.0
+
+
 def test_lost_stays_until_it_is_put_back_and_tells_what_comes_next() -> None:
     still: list[int | None] = [100] * FULL
     assert judge([500], [500], lost=7) is Verdict.LOST
