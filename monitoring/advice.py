@@ -10,7 +10,13 @@ HOLD_FOR = "6h"
 
 
 def suggest_commands(
-    stream: str, verdict: Verdict, *, group: str = "", has_consumers: bool, has_source: bool
+    stream: str,
+    verdict: Verdict,
+    *,
+    cluster: str = "",
+    group: str = "",
+    has_consumers: bool,
+    has_source: bool,
 ) -> tuple[str, ...]:
     """The commands that help, the best first; none where all is well, or a person must look.
 
@@ -22,7 +28,7 @@ def suggest_commands(
     if not stream:
         needs_one = verdict in (Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL)
         return (
-            (f"backlogctl status --bootstrap HOST:PORT --group {shlex.quote(group)}",)
+            (f"backlogctl status --cluster {shlex.quote(cluster)} --group {shlex.quote(group)}",)
             if needs_one
             else ()
         )
@@ -36,8 +42,8 @@ def suggest_commands(
             return (f"backlogctl plan rebuild {stream}", gaps) if has_source else (gaps,)
         case Verdict.WARN:
             return (expand,) if has_consumers else ()
-        case Verdict.STALL | Verdict.STOP:
-            return (f"backlogctl consumers status {stream}",) if has_consumers else (hold,)
-        case Verdict.REWIND | Verdict.BEYOND_END | Verdict.UNKNOWN:
-            return (f"backlogctl status {stream}",)
-    return ()
+        case Verdict.STALL | Verdict.STOP if has_consumers:
+            return (f"backlogctl consumers status {stream}",)
+        case Verdict.OK | Verdict.LAGGING:
+            return ()
+    return (f"backlogctl status {stream}",)

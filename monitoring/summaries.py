@@ -90,6 +90,7 @@ def summarize_group(
                 for command in suggest_commands(
                     stream,
                     word,
+                    cluster=cluster,
                     group=group,
                     has_consumers=has_consumers,
                     has_source=has_source,

@@ -38,6 +38,7 @@ from backlog.errors import ConfigurationError, Refused, UsageError
 
 DEFAULT_FILE = "backlog.yaml"
 DEFAULT_LEDGER = "sqlite:///backlog.db"
+_IN_MEMORY = "sqlite:///:memory:"
 # Kafka's own, whatever `guards` says (fault 60).
 _INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
@@ -170,22 +171,41 @@ class Config(Section):
         topics = [topic] if isinstance(topic, str) else list(topic)
         problems: list[Problem] = []
         try:
-            config = cls.model_validate(
-                {
-                    "ledger": "sqlite:///:memory:",
-                    "clusters": {"default": {"bootstrap.servers": bootstrap}},
-                    "streams": {
-                        name: {"cluster": "default", "topic": name, "group": group}
-                        for name in topics
-                    },
-                }
-            )
+            clusters = {"default": {"bootstrap.servers": bootstrap}}
+            config = cls.model_validate({"ledger": _IN_MEMORY, "clusters": clusters})
+            config = config.for_group("default", group, topics)
         except ValidationError as error:
             problems = [base.explain(item) for item in error.errors(include_url=False)]
         if problems:
-            raise UsageError(problems[0].text, subject="--bootstrap, --group or --topic")
-        config._refuse_denied_topics("--topic")
+            raise UsageError(problems[0].text, subject="--bootstrap")
         return config
+
+    def for_group(self, cluster: str, group: str, topics: Sequence[str]) -> Self:
+        """This configuration for a group that no stream is about: a stream for each topic.
+
+        Its ledger is in memory: nothing stays behind.
+
+        Raises:
+            UsageError: there is no such cluster, or a name is not one that Kafka takes.
+            Refused: a topic is denied.
+        """
+        if cluster not in self.clusters:
+            raise UsageError(
+                base.say_unknown("cluster", cluster, self.clusters), subject="--cluster"
+            )
+        problems: list[Problem] = []
+        streams: dict[str, Stream] = {}
+        try:
+            for topic in topics:
+                place = {"name": topic, "cluster": cluster, "topic": topic, "group": group}
+                streams[topic] = Stream.model_validate(place)
+        except ValidationError as error:
+            problems = [base.explain(item) for item in error.errors(include_url=False)]
+        if problems:
+            raise UsageError(problems[0].text, subject="--group or --topic")
+        made = self.model_copy(update={"ledger": SecretStr(_IN_MEMORY), "streams": streams})
+        made._refuse_denied_topics("--topic")
+        return made
 
     def stream(self, name: str) -> Stream:
         """The stream of that name.

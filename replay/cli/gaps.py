@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from replay.cli.shared import Session, verb
-from replay.cli.status import Bootstrap, Group, Topic, open_for_looking
+from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking
 
 
 @verb
@@ -17,6 +17,7 @@ def list_gaps(
     state: Annotated[list[str] | None, typer.Option(help="Only in this state.")] = None,
     look: Annotated[bool, typer.Option(help="Look at the topic first.")] = True,
     bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
     group: Group = None,
     topic: Topic = None,
 ) -> None:
@@ -34,7 +35,7 @@ def list_gaps(
     for word in state or []:
         if word not in known:
             raise UsageError(f"no such state: {word}", hint=f"one of {', '.join(known)}")
-    workspace = open_for_looking(session, bootstrap, group, topic)
+    workspace = open_for_looking(session, bootstrap, cluster, group, topic)
     chosen = choose_streams(workspace.config, streams or [])
     warnings: dict[str, None] = {}
     if look:

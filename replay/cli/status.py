@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap", help="Without a file: brokers, HOST:PORT.")
 ]
-Group = Annotated[str | None, typer.Option("--group", help="Without a file: the group.")]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", help="For a group that is no stream: a cluster of the file."),
+]
+Group = Annotated[
+    str | None, typer.Option("--group", help="The group, with --bootstrap or --cluster.")
+]
 Topic = Annotated[
     list[str] | None,
-    typer.Option("--topic", help="Without a file: a topic; else all the group commits on."),
+    typer.Option("--topic", help="With --group: a topic; else all it commits on."),
 ]
 
 
@@ -30,6 +36,7 @@ def show_status(
     streams: Annotated[list[str] | None, typer.Argument(help="All without a name.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every interval.")] = False,
     bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
     group: Group = None,
     topic: Topic = None,
 ) -> None:
@@ -43,7 +50,7 @@ def show_status(
 
     if watch and session.json:
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
-    workspace = open_for_looking(session, bootstrap, group, topic)
+    workspace = open_for_looking(session, bootstrap, cluster, group, topic)
     chosen = choose_streams(workspace.config, streams or [])
     for sentence in release_due(workspace):
         session.say(sentence, "yellow")
@@ -82,30 +89,43 @@ def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any
 
 
 def open_for_looking(
-    session: Session, bootstrap: str | None, group: str | None, topics: list[str] | None
+    session: Session,
+    bootstrap: str | None,
+    cluster: str | None,
+    group: str | None,
+    topics: list[str] | None,
 ) -> Workspace:
-    """The configuration's workspace, or one in memory from `--bootstrap` and `--group`."""
+    """The configuration's workspace, or one in memory for a group that no stream is about."""
     from backlog.config import Config
     from backlog.errors import UsageError
     from replay.observation import list_group_topics
     from replay.workspace import Workspace
 
-    if bootstrap is None:
+    if bootstrap is None and cluster is None:
         if group or topics:
-            raise UsageError("--group and --topic go with --bootstrap", subject="--bootstrap")
+            raise UsageError(
+                "--group and --topic go with --bootstrap or --cluster", subject="--group"
+            )
         return session.open_workspace()
-    if session.config_path is not None:
-        raise UsageError("--bootstrap and --config exclude each other", subject="--bootstrap")
+    if bootstrap is not None and (session.config_path is not None or cluster is not None):
+        other = "--config" if cluster is None else "--cluster"
+        raise UsageError(f"--bootstrap and {other} exclude each other", subject="--bootstrap")
     if not group:
-        raise UsageError("--bootstrap needs --group", subject="--group")
-    found = topics or list_group_topics({"bootstrap.servers": bootstrap}, group)
+        option = "--cluster" if bootstrap is None else "--bootstrap"
+        raise UsageError(f"{option} needs --group", subject="--group")
+    if bootstrap is not None:
+        config, name = Config.for_bootstrap(bootstrap, group, ()), "default"
+    else:
+        assert cluster is not None
+        config, name = session.load_config().for_group(cluster, group, ()), cluster
+    found = topics or list_group_topics(config.clusters[name].client_properties(), group)
     if not found:
         raise UsageError(
             "the group has committed on no topic",
             subject=f"group {group}",
             hint="check its name, or name the topic with --topic",
         )
-    return Workspace.open_passing(Config.for_bootstrap(bootstrap, group, found))
+    return Workspace.open_passing(config.for_group(name, group, found))
 
 
 def _describe_unseen(stream: Stream, error: BacklogError) -> dict[str, Any]:

@@ -105,6 +105,6 @@ def test_a_group_that_is_well_and_one_without_a_stream() -> None:
     assert summarize(done).next_commands == ()
     foreign = summarize(LOSING, stream="", group="it's; rm -rf /")
     assert foreign.next_commands == (
-        """backlogctl status --bootstrap HOST:PORT --group 'it'"'"'s; rm -rf /'""",
+        """backlogctl status --cluster main --group 'it'"'"'s; rm -rf /'""",
     )
     assert summarize(done, topic="invoices", stream="").sentence == "invoices: nothing unread"

@@ -34,6 +34,8 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     assert gaps[0]["id"] in shown.out
     assert "next: backlogctl plan rebuild orders" in shown.out
 
+    words = ["--cluster", "main", "--group", shop.group]
+    assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
     (shop.directory / "backlog.yaml").unlink()
     words = ["--bootstrap", shop.bootstrap, "--group", shop.group]
     assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
@@ -81,7 +83,9 @@ def test_nothing_lost_is_refused(empty_shop: Shop) -> None:
         (["gaps", "--state", "gone"], "no such state"),
         (["frobnicate"], "frobnicate"),
         (["approve", "r-1"], "--by"),
-        (["status", "--group", "g"], "--bootstrap"),
+        (["status", "--group", "g"], "--group"),
+        (["status", "--cluster", "main"], "--group"),
+        (["status", "--cluster", "mian", "--group", "g"], "--cluster"),
     ],
 )
 def test_bad_usage(shop: Shop, words: list[str], told: str) -> None:
