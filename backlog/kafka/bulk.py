@@ -10,7 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +28,7 @@ from numpy.typing import NDArray
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, ClusterUnreachable, ConfigurationError, KafkaFailure
 from backlog.kafka.clients import Properties, find_addresses
+from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.log_dirs import translate_properties
 
 Offsets = NDArray[np.int64]
@@ -34,6 +42,7 @@ TOPICS_AT_ONCE = 200
 NONE = -1  # no offset: not committed, or not known
 
 _EARLIEST, _LATEST = -2, -1
+_COORDINATOR_TRIES = 2
 _TOPIC_RESOURCE = 2
 # Share groups have no committed offsets; what is empty is from before groups had a type.
 _TYPES = ("", "classic", "consumer", "streams")
@@ -89,6 +98,7 @@ class BulkReader:
         self._addresses = find_addresses(properties)
         self._seconds = seconds
         self._client: Any = None
+        self._coordinators: Coordinators
         # It repeats what the errors say, once for each connection that is tried.
         logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
 
@@ -121,6 +131,18 @@ class BulkReader:
             "read the ends of all topics", lambda: self._read_offsets(layout, _LATEST, level)
         )
 
+    def find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """By topic and partition the first offset whose message is not older than that time.
+
+        NONE where no message is that young; left out where a leader did not tell.
+
+        Args:
+            times: by topic and partition, milliseconds since 1970.
+        """
+        return self._call("find offsets by their time", lambda: self._find_offsets(layout, times))
+
     def read_retentions(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """By topic `retention.ms`, `retention.bytes` and `cleanup.policy`, where they are told."""
         names = sorted(topics)
@@ -139,6 +161,7 @@ class BulkReader:
         try:
             if self._client is None:
                 self._client = self._connect(limit)
+                self._coordinators = Coordinators(self._client, self._send)
             future = self._client._manager.call_soon(work)
             future.add_both(lambda _: done.set())
             if not done.wait(limit.remaining() + 1.0):
@@ -221,22 +244,40 @@ class BulkReader:
         return [found[name] for name in sorted(found)]
 
     async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
-        coordinators: defaultdict[int, list[str]] = defaultdict(list)
-        for some in _cut(groups, GROUPS_AT_ONCE):
-            for name, node in (await self._client._find_coordinator_ids(some)).items():
-                coordinators[node].append(name)
         found: dict[str, dict[str, Offsets]] = {}
-        for node, names in coordinators.items():
-            for some in _cut(names, GROUPS_AT_ONCE):
-                requests = self._client._list_group_offsets_requests(dict.fromkeys(some))
-                for name, request in requests:
-                    answer = await self._send(request, node)
-                    for group in [answer] if name else answer.groups:
-                        if group.error_code == 0:
-                            found[name or group.group_id] = _take_commits(group.topics)
-        if groups and not found:
-            _check(group.error_code)
+        left: Sequence[str] = groups
+        failure: Exception | None = None
+        for _ in range(_COORDINATOR_TRIES):
+            for some in _cut(left, GROUPS_AT_ONCE):
+                nodes, code = await self._coordinators.find(some)
+                failure = _make_error(code) or failure
+                for node, names in nodes.items():
+                    failure = await self._fetch_commits(node, names, found) or failure
+            left = [name for name in left if name not in found]
+            if not left:
+                break
+            # A coordinator that moved, or is gone, is remembered where it was.
+            self._coordinators.forget(left)
+        if failure and groups and not found:
+            raise failure
         return found
+
+    async def _fetch_commits(
+        self, node: int, names: Sequence[str], found: dict[str, dict[str, Offsets]]
+    ) -> Exception | None:
+        """Adds what a coordinator answers for its groups; the last thing that it refused."""
+        failure: Exception | None = None
+        for name, request in self._client._list_group_offsets_requests(dict.fromkeys(names)):
+            try:
+                answer = await self._send(request, node)
+            except (OSError, _get_kafka_error()) as error:
+                failure = error
+                continue
+            for group in [answer] if name else answer.groups:
+                if group.error_code == 0:
+                    found[name or group.group_id] = _take_commits(group.topics)
+                failure = _make_error(group.error_code) or failure
+        return failure
 
     async def _read_layout(self, names: Sequence[str]) -> ClusterLayout:
         topics: dict[str, TopicLayout] = {}
@@ -252,31 +293,51 @@ class BulkReader:
     async def _read_offsets(
         self, layout: ClusterLayout, timestamp: int, level: int
     ) -> dict[str, Offsets]:
-        from kafka.protocol.consumer import ListOffsetsRequest
-
-        topic_of = ListOffsetsRequest.ListOffsetsTopic
-        partition_of = topic_of.ListOffsetsPartition
         found = {
             name: np.full(len(topic.leaders), NONE, np.int64)
             for name, topic in layout.topics.items()
         }
         for node, places in _list_by_leader(layout):
-            for some in _cut(places, PARTITIONS_AT_ONCE):
-                wanted: defaultdict[str, list[Any]] = defaultdict(list)
-                for name, number in some:
-                    wanted[name].append(partition_of(partition_index=number, timestamp=timestamp))
-                request = ListOffsetsRequest(
-                    isolation_level=level,
-                    topics=[topic_of(name=name, partitions=p) for name, p in wanted.items()],
-                    min_version=2,
-                )
-                answer = await self._send(request, node)
-                for topic in answer.topics:
-                    offsets = found[topic.name]
-                    for part in topic.partitions:
-                        if part.error_code == 0:
-                            offsets[part.partition_index] = part.offset
+            for some in _cut(
+                [(name, number, timestamp) for name, number in places], PARTITIONS_AT_ONCE
+            ):
+                for name, number, offset in await self._list_offsets(node, some, level):
+                    found[name][number] = offset
         return found
+
+    async def _find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        found: dict[tuple[str, int], int] = {}
+        for node, places in _list_by_leader(layout):
+            wanted = [(*place, times[place]) for place in places if place in times]
+            for some in _cut(wanted, PARTITIONS_AT_ONCE):
+                for name, number, offset in await self._list_offsets(node, some, 0):
+                    found[name, number] = offset
+        return found
+
+    async def _list_offsets(
+        self, node: int, places: Sequence[tuple[str, int, int]], level: int
+    ) -> list[tuple[str, int, int]]:
+        """(topic, partition, offset) as far as the leader answers."""
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic_of = ListOffsetsRequest.ListOffsetsTopic
+        partition_of = topic_of.ListOffsetsPartition
+        wanted: defaultdict[str, list[Any]] = defaultdict(list)
+        for name, number, timestamp in places:
+            wanted[name].append(partition_of(partition_index=number, timestamp=timestamp))
+        request = ListOffsetsRequest(
+            isolation_level=level,
+            topics=[topic_of(name=name, partitions=parts) for name, parts in wanted.items()],
+            min_version=2,
+        )
+        return [
+            (topic.name, part.partition_index, part.offset)
+            for topic in (await self._send(request, node)).topics
+            for part in topic.partitions
+            if part.error_code == 0
+        ]
 
     async def _read_retentions(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         from kafka.protocol.admin import DescribeConfigsRequest
@@ -308,11 +369,23 @@ def _make_metadata_request(names: Sequence[str]) -> Any:
     )
 
 
-def _check(code: int) -> None:
+def _make_error(code: int) -> Exception | None:
     from kafka import errors
 
-    if code:
-        raise errors.for_code(code)
+    found: Exception | None = errors.for_code(code)() if code else None
+    return found
+
+
+def _get_kafka_error() -> type[Exception]:
+    from kafka.errors import KafkaError
+
+    kind: type[Exception] = KafkaError
+    return kind
+
+
+def _check(code: int) -> None:
+    if error := _make_error(code):
+        raise error
 
 
 def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:
