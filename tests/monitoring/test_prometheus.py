@@ -89,7 +89,7 @@ def test_a_real_loss_fires_an_alert_with_the_next_command(
         }
         notes = alert["annotations"]
         assert notes["summary"] == f"{group} lost up to 30 messages of {name}"
-        assert notes["next_command"] == "backlogctl plan rebuild orders"
+        assert notes["next_command"] == "backlogctl status orders"
         assert notes["runbook_url"].endswith("alerts.md#backloglost")
 
         # The dashboard shows the same.

@@ -114,10 +114,36 @@ def test_next_commands_can_be_typed() -> None:
     for line in commands:
         program, *words = shlex.split(line)
         assert program == "backlogctl"
+        assert "HOST:PORT" not in line, "nobody has to look anything up"
+        assert words[0] != "plan", "a stream without consumers or a source cannot be planned for"
         command: Any = typer.main.get_command(app)
         while hasattr(command, "commands"):
             command = command.commands[words.pop(0)]
         command.make_context(line, words)  # refuses what the command does not take
+
+
+def test_an_advised_inhibition_mutes_what_the_same_is_about() -> None:
+    (text,) = re.findall(r"```yaml\n# alertmanager.yml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    labels: dict[str, set[str]] = {}
+    for name, alerts in list_expected():
+        for alert in alerts:
+            labels.setdefault(name, set()).update(alert["exp_labels"])
+    inhibitions = yaml.safe_load(text)["inhibit_rules"]
+    assert inhibitions
+    for rule in inhibitions:
+        for name in _list_names(rule["source_matchers"]):
+            assert labels[name] - {"severity"} == set(rule["equal"])
+        for name in _list_names(rule["target_matchers"]):
+            assert labels[name] >= set(rule["equal"])
+
+
+def _list_names(matchers: list[str]) -> list[str]:
+    (text,) = matchers
+    found = re.fullmatch(r'alertname=~?"(.+)"', text)
+    assert found is not None
+    names = found[1].split("|")
+    assert set(names) <= NAMES
+    return names
 
 
 @pytest.mark.parametrize(
