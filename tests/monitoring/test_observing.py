@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -215,6 +215,9 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
     class MovingLedger:
         samples: object = field(default_factory=lambda: ledger.samples)
         gaps: MovingGaps = field(default_factory=MovingGaps)
+
+        def now(self) -> datetime:
+            return ledger.now()
 
     observed = observe_stream(MovingLedger(), StreamStub(name, group), properties)  # type: ignore[arg-type]
     assert spans(observed.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 0, 10, 35)]
