@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
+from typing import Any
 
-from backlog.clock import utc_now
 from monitoring.status import GroupStatus
 
 
@@ -27,7 +28,8 @@ class TopicPartitionState:
 class ClusterPass:
     """One pass over all groups of a cluster.
 
-    `left_out` counts partitions of groups that are beyond `watch.max_partitions`.
+    `left_out` counts partitions of groups that are beyond `watch.max_partitions`; `unreadable`
+    counts groups whose commits could not be read.
     """
 
     cluster: str
@@ -37,6 +39,7 @@ class ClusterPass:
     topics: Mapping[str, tuple[TopicPartitionState, ...]] = field(default_factory=dict)
     brokers: int = 0
     left_out: int = 0
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +51,49 @@ class Seen:
     # (cluster, stream or "") -> failed looks since the start, and what failed last
     failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
     failing: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # (cluster, stream or "") -> when it was put here, by the board's clock
+    looked_at: Mapping[tuple[str, str], float] = field(default_factory=dict)
     version: int = 0
 
 
 class Board:
-    """Thread-safe; each write makes a new `Seen`."""
+    """Thread-safe; each write makes a new `Seen`.
 
-    def __init__(self) -> None:
+    Samples carry the ledger's time, which may be another host's: how old something is, only the
+    board's own clock says.
+
+    Args:
+        clock: seconds that only count up.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self._lock = Lock()
         self._seen = Seen()
-        self.started_at = utc_now()
+        self.started_at = clock()
+        self._round_at = self.started_at
 
     @property
     def seen(self) -> Seen:
         """The newest state."""
         return self._seen
 
+    @property
+    def round_at(self) -> float:
+        """When the loop over the streams last showed that it goes on."""
+        return self._round_at
+
     def put_stream(self, status: GroupStatus) -> None:
         """A stream was looked at."""
-        key = (status.cluster, status.stream)
         with self._lock:
-            old = self._seen
-            failing = {k: text for k, text in old.failing.items() if k != key}
-            streams = {**old.streams, status.stream: status}
-            self._seen = replace(old, streams=streams, failing=failing, version=old.version + 1)
+            streams = {**self._seen.streams, status.stream: status}
+            self._put((status.cluster, status.stream), streams=streams)
+            self._round_at = self.clock()
 
     def put_cluster(self, done: ClusterPass) -> None:
         """All groups of a cluster were looked at."""
-        key = (done.cluster, "")
         with self._lock:
-            old = self._seen
-            failing = {k: text for k, text in old.failing.items() if k != key}
-            clusters = {**old.clusters, done.cluster: done}
-            self._seen = replace(old, clusters=clusters, failing=failing, version=old.version + 1)
+            self._put((done.cluster, ""), clusters={**self._seen.clusters, done.cluster: done})
 
     def note_failure(self, cluster: str, stream: str, told: str) -> None:
         """A look failed; `stream` is empty for a pass over all groups."""
@@ -90,3 +103,19 @@ class Board:
             failures = {**old.failures, key: old.failures.get(key, 0) + 1}
             failing = {**old.failing, key: told}
             self._seen = replace(old, failures=failures, failing=failing, version=old.version + 1)
+            if stream:
+                self._round_at = self.clock()
+
+    def note_round(self) -> None:
+        """The loop over the streams did a round, perhaps without any."""
+        self._round_at = self.clock()
+
+    def _put(self, key: tuple[str, str], **changed: Any) -> None:
+        old = self._seen
+        self._seen = replace(
+            old,
+            failing={k: text for k, text in old.failing.items() if k != key},
+            looked_at={**old.looked_at, key: self.clock()},
+            version=old.version + 1,
+            **changed,
+        )

@@ -55,7 +55,14 @@ def open_exporter(
     exported = Exported(config.streams, tuple(config.clusters), config.watch.metrics)
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
-    doctor = Doctor(board, workspace.ledger, config.watch.interval, tuple(config.clusters), threads)
+    doctor = Doctor(
+        board,
+        scrape.ledger,
+        config.watch.interval,
+        tuple(config.clusters),
+        threads,
+        frozenset(stream.cluster for stream in config.streams.values()),
+    )
     page = make_page(workspace.ledger, config, board=board, next_commands=list_next_commands)
     with ExitStack() as stack:
         server = stack.enter_context(Server(make_app(scrape, doctor, page), bound))
@@ -70,8 +77,8 @@ def _make_samplers(
 ) -> Iterator[GroupSampler]:
     """One for each cluster whose groups can be read."""
     for name, cluster in config.clusters.items():
-        properties = cluster.client_properties()
         try:
+            properties = cluster.client_properties()
             reader = BulkReader(properties)
         except BacklogError as error:
             board.note_failure(name, "", mask_secrets(str(error)))

@@ -144,8 +144,8 @@ OURS: tuple[Metric, ...] = (
         "backlog_sample_age_seconds",
         "gauge",
         ("cluster", "stream"),
-        "Since the newest sample of a stream, or of all groups of a cluster (stream empty); since "
-        "the start where there was none yet.",
+        "Since the last good look at a stream, or at all groups of a cluster (stream empty), by "
+        "this process' own clock; since the start where there was none yet.",
     ),
     Metric(
         "backlog_sample_failures",
@@ -160,7 +160,20 @@ OURS: tuple[Metric, ...] = (
         "How long the last pass over all groups of the cluster took.",
     ),
     Metric("backlog_groups", "gauge", ("cluster",), "Groups in the last pass."),
-    Metric("backlog_ledger_up", "gauge", (), "1 if the ledger answered this scrape."),
+    Metric(
+        "backlog_groups_unreadable",
+        "gauge",
+        ("cluster",),
+        "Groups whose commits could not be read in the last pass; the last that was seen of them "
+        "is shown for `watch.window`.",
+    ),
+    Metric(
+        "backlog_ledger_up",
+        "gauge",
+        (),
+        "1 if the ledger answered when it was last asked, a minute ago at most. Where it is 0, "
+        "gaps, recoveries and holds are absent.",
+    ),
     Metric(
         "backlog_partitions_left_out",
         "gauge",

@@ -32,7 +32,7 @@ class _Writer:
             return
         place = f"{{{labels}}}" if labels else ""
         lines = self._lines[name]
-        lines.append(f"{name}{place} {value!r}\n")
+        lines.append(f"{name}{place} {value or 0!r}\n")  # a slope of nothing may be -0.0
         if len(lines) >= _LINES_AT_ONCE:
             self._flush(name)
 
@@ -102,9 +102,8 @@ def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
     out = _Writer()
     for (cluster, group), members in groups.items():
         labels = write_labels(("cluster_name", "group"), (cluster, group))
-        known = [status.lag for status in members if status.lag is not None]
         parts = [part for status in members for part in status.partitions]
-        out.add("kafka_consumergroup_group_sum_lag", labels, sum(known) if known else None)
+        out.add("kafka_consumergroup_group_sum_lag", labels, _sum_known(p.lag for p in parts))
         out.add(
             "kafka_consumergroup_group_max_lag",
             labels,
@@ -149,9 +148,9 @@ def _write_kafka_exporter(out: _Writer, status: GroupStatus, *, with_cluster: bo
     if with_cluster:
         names, values = ("cluster", *names), (status.cluster, *values)  # type: ignore[assignment]
     place = write_labels(names, values)
-    commits = [part.committed for part in status.partitions if part.committed is not None]
-    out.add("kafka_consumergroup_current_offset_sum", place, sum(commits) if commits else None)
-    out.add("kafka_consumergroup_lag_sum", place, status.lag)
+    commits = _sum_known(part.committed for part in status.partitions)
+    out.add("kafka_consumergroup_current_offset_sum", place, commits)
+    out.add("kafka_consumergroup_lag_sum", place, _sum_known(p.lag for p in status.partitions))
     for part in status.partitions:
         labels = f'{place},partition="{part.partition}"'
         out.add("kafka_consumergroup_current_offset", labels, part.committed)
@@ -162,12 +161,19 @@ def _write_kafka_lag_exporter(out: _Writer, status: GroupStatus) -> None:
     place = write_labels(
         ("cluster_name", "group", "topic"), (status.cluster, status.group, status.topic)
     )
-    out.add("kafka_consumergroup_group_topic_sum_lag", place, status.lag)
+    lag = _sum_known(part.lag for part in status.partitions)
+    out.add("kafka_consumergroup_group_topic_sum_lag", place, lag)
     for part in status.partitions:
         labels = f'{place},partition="{part.partition}",{_NO_MEMBER}'
         out.add("kafka_consumergroup_group_offset", labels, part.committed)
         out.add("kafka_consumergroup_group_lag", labels, part.lag)
         out.add("kafka_consumergroup_group_lag_seconds", labels, part.lag_seconds)
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    """As the other exporters: a partition without a commit does not take the sum away."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _write_topic_partition(out: _Writer, labels: str, part: TopicPartitionState) -> None:

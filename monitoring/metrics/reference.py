@@ -14,9 +14,16 @@ _INTRO = """\
 <!-- Made by `python -m monitoring.metrics.reference > docs/metrics.md`. Do not edit. -->
 
 `backlogctl watch` serves these on `/metrics` of `watch.listen`, compressed where the scraper takes
-gzip. `/healthz` answers 503 when a sampler's thread is dead; `/readyz` answers 503 until every
-cluster was looked at, while the newest sample is older than 3 intervals, and while the ledger does
-not answer. There is no login.
+gzip. There is no login.
+
+- `/healthz` answers 503 when a sampler's thread is dead, or the loop over the streams has shown
+  nothing for 10 intervals, and 5 minutes at least. It asks nobody.
+- `/readyz` answers 503 until the streams and the groups of every cluster were looked at, or could
+  not be; while no cluster was looked at, streams and groups, within 3 intervals and the longest
+  pass; and while the ledger does not answer. One cluster of several that is away is named in it
+  (`failing`), and changes nothing else.
+- A ledger that hangs holds up neither: gaps, recoveries and holds are then shown for a minute
+  more, and are absent after that.
 
 - Streams are sampled each `watch.interval` and recorded in the ledger. All other groups of every
   configured cluster are sampled beside them, in memory, by a thread for each cluster: their

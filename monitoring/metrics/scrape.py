@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from threading import Lock
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from backlog.clock import utc_now
-from backlog.errors import BacklogError
 from monitoring.board import Board, ClusterPass, Seen
+from monitoring.metrics.asking import Asked
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import Lines, Packed, pack, write_gzip, write_head
 from monitoring.metrics.families import (
@@ -27,8 +24,8 @@ from monitoring.metrics.families import (
 from monitoring.metrics.recorded import Record, RecordLike
 from monitoring.status import GroupStatus
 
-# Two Prometheus servers and a page that ask at once ask the ledger once.
-LEDGER_FOR = timedelta(seconds=2)
+# Cluster, group, topic.
+_Place = tuple[str, str, str]
 
 
 class StreamLike(Protocol):
@@ -60,12 +57,11 @@ class Scrape:
 
     def __init__(self, board: Board, ledger: RecordLike, exported: Exported) -> None:
         self._board = board
-        self._record = Record(ledger)
+        self.ledger = Asked(Record(ledger).collect)
         self._exported = exported
         self._lock = Lock()
-        self._ledger_lock = Lock()
         self._written: dict[str, _Written] = {}
-        self._recorded: tuple[float, list[GaugeMetricFamily]] = (float("-inf"), [])
+        self._firsts: dict[_Place, str] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._registry.register(_Live(self))
@@ -94,37 +90,27 @@ class Scrape:
         """The families that change with the clock: ages, failures, and what the ledger says."""
         seen = self._board.seen
         yield from _describe_looks(self._board, seen, self._exported)
-        # It fills the gauge in its order: HELP and TYPE are there even where it does not answer.
+        recorded = self.ledger.read()
         answers = _make_gauge("backlog_ledger_up")
-        try:
-            recorded = self._read_ledger()
-        except BacklogError:
-            recorded = []
-        answers.add_metric((), int(bool(recorded)))
+        answers.add_metric((), int(recorded is not None))
         yield answers
-        yield from recorded
-
-    def _read_ledger(self) -> list[GaugeMetricFamily]:
-        with self._ledger_lock:
-            at, families = self._recorded
-            if time.monotonic() - at > LEDGER_FOR.total_seconds():
-                families = self._record.collect()
-                self._recorded = (time.monotonic(), families)
-            return families
+        yield from recorded or ()
 
     def _write(self, seen: Seen) -> None:
         with_cluster = len(self._exported.clusters) > 1
         others = self._exported.others
         wanted: dict[str, object] = {}
-        places: set[tuple[str, str, str]] = set()
-        for name, status in sorted(seen.streams.items()):
-            key, place = f"stream {name}", (status.cluster, status.group, status.topic)
+        # The others' names have no stream: two streams of one group and topic are one.
+        firsts = {_place(s): name for name, s in sorted(seen.streams.items(), reverse=True)}
+        if firsts != self._firsts:
+            # What was written before would be there twice.
+            self._written, self._firsts = {}, firsts
+        for name, status in seen.streams.items():
+            key = f"stream {name}"
             wanted[key] = status
             if self._is_old(key, status):
-                # The others' names have no stream: two streams of one group and topic are one.
-                names = () if place in places else others
+                names = others if firsts[_place(status)] == name else ()
                 self._keep(key, status, write_groups([status], names, with_cluster=with_cluster))
-            places.add(place)
         for name, done in seen.clusters.items():
             key = f"cluster {name}"
             wanted[key] = done
@@ -141,6 +127,10 @@ class Scrape:
 
     def _keep(self, key: str, of: object, lines: Lines) -> None:
         self._written[key] = _Written(of, lines)
+
+
+def _place(status: GroupStatus) -> _Place:
+    return status.cluster, status.group, status.topic
 
 
 class _Live:
@@ -167,14 +157,14 @@ def _write_cluster(
 
 def _list_once(seen: Seen) -> Iterator[GroupStatus]:
     """Each group on each topic once, however many streams are about it."""
-    places = {(s.cluster, s.group, s.topic): s for s in seen.streams.values()}
+    places = {_place(status): status for status in seen.streams.values()}
     yield from places.values()
     for done in seen.clusters.values():
         yield from list_others(done, seen.streams)
 
 
 def _describe_looks(board: Board, seen: Seen, exported: Exported) -> Iterator[Metric]:
-    now = utc_now()
+    now = board.clock()
     ages = _make_gauge("backlog_sample_age_seconds")
     failures = CounterMetricFamily(
         "backlog_sample_failures",
@@ -184,21 +174,22 @@ def _describe_looks(board: Board, seen: Seen, exported: Exported) -> Iterator[Me
     # Where nothing was ever seen, the age is that of the watching.
     times = {(name, ""): board.started_at for name in exported.clusters}
     times |= {(one.cluster, name): board.started_at for name, one in exported.streams.items()}
-    times |= {(status.cluster, name): status.taken_at for name, status in seen.streams.items()}
-    times |= {(name, ""): done.taken_at for name, done in seen.clusters.items()}
+    times |= seen.looked_at
     for key, at in sorted(times.items()):
-        ages.add_metric(key, max(0.0, (now - at).total_seconds()))
+        ages.add_metric(key, max(0.0, now - at))
         failures.add_metric(key, seen.failures.get(key, 0))
     yield ages
     yield failures
     seconds, groups = _make_gauge("backlog_pass_seconds"), _make_gauge("backlog_groups")
     left_out = _make_gauge("backlog_partitions_left_out")
+    unreadable = _make_gauge("backlog_groups_unreadable")
     for name, done in sorted(seen.clusters.items()):
         seconds.add_metric([name], done.seconds)
         streams = (status.group for status in seen.streams.values() if status.cluster == name)
         groups.add_metric([name], len({*(status.group for status in done.groups), *streams}))
         left_out.add_metric([name], done.left_out)
-    yield from (seconds, groups, left_out)
+        unreadable.add_metric([name], done.unreadable)
+    yield from (seconds, groups, left_out, unreadable)
 
 
 def _make_gauge(name: str) -> GaugeMetricFamily:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -12,6 +14,7 @@ from monitoring.metrics.exposition import CONTENT_TYPE
 from monitoring.metrics.scrape import Scrape
 from monitoring.server.health import Doctor, Health
 
+_THREADS = 4
 _INDEX = """\
 <!doctype html><html lang="en"><title>backlogctl</title><h1>backlogctl watch</h1><ul>
 <li><a href="/metrics">/metrics</a><li><a href="/healthz">/healthz</a>
@@ -23,21 +26,32 @@ def make_app(scrape: Scrape, doctor: Doctor, page: FastAPI | None = None) -> Fas
     """/metrics, /healthz, /readyz, and the page on all other paths."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
 
-    # Plain functions: they run in threads, so a slow ledger does not hold up /healthz.
-    def show_metrics(request: Request) -> Response:
+    # Threads of its own: those that the page shares may all wait for a ledger that hangs.
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="backlog-scrape")
+
+    async def show_metrics(request: Request) -> Response:
+        loop = asyncio.get_running_loop()
         body = scrape.answer()
         headers = {"Vary": "Accept-Encoding", "Cache-Control": "no-store"}
         if _takes_gzip(request.headers.get("accept-encoding", "")):
-            data = b"".join(body)
+            data = await loop.run_in_executor(pool, b"".join, body)
             headers["Content-Encoding"] = "gzip"
             return Response(data, media_type=CONTENT_TYPE, headers=headers)
-        return StreamingResponse(_unpack(body), media_type=CONTENT_TYPE, headers=headers)
 
-    def show_life() -> Response:
+        async def stream() -> AsyncIterator[bytes]:
+            pieces = _unpack(body)
+            while text := await loop.run_in_executor(pool, next, pieces, b""):
+                yield text
+
+        return StreamingResponse(stream(), media_type=CONTENT_TYPE, headers=headers)
+
+    # It waits for nobody.
+    async def show_life() -> Response:
         return answer(doctor.check_life())
 
-    def show_readiness() -> Response:
-        return answer(doctor.check_readiness())
+    async def show_readiness() -> Response:
+        loop = asyncio.get_running_loop()
+        return answer(await loop.run_in_executor(pool, doctor.check_readiness))
 
     def answer(health: Health) -> Response:
         return JSONResponse(health.body, health.code, headers={"Cache-Control": "no-store"})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Protocol
 
-from backlog.clock import utc_now
-from backlog.errors import BacklogError
 from monitoring.board import Board, Seen
 
 # A sample may be missed twice before what is shown counts as old.
 INTERVALS = 3
+# A loop over streams that shows nothing for so long hangs: one look takes a minute at most.
+HANGS_AFTER = timedelta(minutes=5)
+HANGS_INTERVALS = 10
+STREAMS_LOOP = "backlog-streams"
 
 
 class ThreadLike(Protocol):
@@ -24,9 +26,9 @@ class ThreadLike(Protocol):
 
 
 class LedgerLike(Protocol):
-    """A ledger that can be asked for the time."""
+    """Knows whether the ledger answers, without waiting for one that hangs."""
 
-    def now(self) -> datetime: ...
+    def answers(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,9 @@ class Doctor:
     """Answers for one process.
 
     Attributes:
-        clusters: those that samples are awaited of.
+        clusters: those whose groups are awaited.
         threads: those that sample; the list may grow.
+        with_streams: the clusters that have streams, which are awaited too.
     """
 
     board: Board
@@ -51,35 +54,51 @@ class Doctor:
     interval: timedelta
     clusters: Collection[str]
     threads: Sequence[ThreadLike] = field(default_factory=list)
+    with_streams: Collection[str] = ()
 
     def check_life(self) -> Health:
-        """Whether every sampler's thread lives."""
+        """Whether every sampler's thread lives, and the loop over the streams goes on."""
+        now = self.board.clock()
         dead = [thread.name for thread in self.threads if not thread.is_alive()]
-        up = (utc_now() - self.board.started_at).total_seconds()
-        body = {"status": "dead" if dead else "ok", "dead": dead, "up_seconds": round(up, 1)}
-        return _make(not dead, body)
+        if now - self.board.round_at > max(
+            HANGS_AFTER.total_seconds(), HANGS_INTERVALS * self.interval.total_seconds()
+        ):
+            dead.append(STREAMS_LOOP)
+        up = round(now - self.board.started_at, 1)
+        return _make(not dead, {"status": "dead" if dead else "ok", "dead": dead, "up_seconds": up})
 
     def check_readiness(self) -> Health:
-        """Whether every cluster was looked at, the newest sample is young, the ledger answers.
+        """Whether all was looked at, one cluster's samples at least are young, the ledger answers.
 
-        One cluster of several that is away does not take the others' figures from anybody: it is
-        named, and `backlog_sample_age_seconds` tells its age.
+        A cluster is as old as the older of its streams (the newest of them) and its groups. One of
+        several that is away does not take the others' figures from anybody: it is named, and
+        `backlog_sample_age_seconds` tells its age.
         """
-        seen, now = self.board.seen, utc_now()
-        ages = {cluster: _find_age(seen, cluster, now) for cluster in sorted(self.clusters)}
+        seen, now = self.board.seen, self.board.clock()
+        waiting: list[str] = []
+        ages: dict[str, float | None] = {}
+        for cluster in sorted(self.clusters):
+            looks = {"groups": _find_last(seen, cluster, streams=False)}
+            if cluster in self.with_streams:
+                looks["streams"] = _find_last(seen, cluster, streams=True)
+            # One that failed was looked at too: it must not hold back the others for ever.
+            waiting += [
+                f"{what} of cluster {cluster}"
+                for what, at in looks.items()
+                if at is None and not _is_failing(seen, cluster, streams=what == "streams")
+            ]
+            known = [now - at for at in looks.values() if at is not None]
+            ages[cluster] = max(known, default=None)
         limit = self.interval.total_seconds() * INTERVALS + max(
             (done.seconds for done in seen.clusters.values()), default=0.0
         )
-        # One that failed was looked at too: it must not hold back the others for ever.
-        failed = {cluster for cluster, _ in seen.failing}
-        waiting = [name for name, age in ages.items() if age is None and name not in failed]
-        known = [age for age in ages.values() if age is not None]
-        reasons = [f"cluster {name} was not looked at yet" for name in waiting]
-        if self.clusters and not known:
+        youngest = min((age for age in ages.values() if age is not None), default=None)
+        reasons = [f"{what} were not looked at yet" for what in waiting]
+        if self.clusters and youngest is None:
             reasons.append("there is no sample yet")
-        elif known and min(known) > limit:
-            reasons.append(f"the newest sample is {min(known):.0f} s old, more than {limit:.0f} s")
-        if not self._ledger_answers():
+        elif youngest is not None and youngest > limit:
+            reasons.append(f"the newest samples are {youngest:.0f} s old, more than {limit:.0f} s")
+        if not self.ledger.answers():
             reasons.append("the ledger does not answer")
         body = {
             "status": "not ready" if reasons else "ok",
@@ -89,20 +108,22 @@ class Doctor:
         }
         return _make(not reasons, body)
 
-    def _ledger_answers(self) -> bool:
-        try:
-            self.ledger.now()
-        except BacklogError:
-            return False
-        return True
-
 
 def _make(good: bool, body: dict[str, Any]) -> Health:
     return Health(200 if good else 503, body)
 
 
-def _find_age(seen: Seen, cluster: str, now: datetime) -> float | None:
-    times = [status.taken_at for status in seen.streams.values() if status.cluster == cluster]
-    if cluster in seen.clusters:
-        times.append(seen.clusters[cluster].taken_at)
-    return None if not times else max(0.0, (now - max(times)).total_seconds())
+def _find_last(seen: Seen, cluster: str, *, streams: bool) -> float | None:
+    """When the newest of a cluster's streams was looked at, or all its groups."""
+    return max(
+        (
+            at
+            for (of, name), at in seen.looked_at.items()
+            if of == cluster and bool(name) == streams
+        ),
+        default=None,
+    )
+
+
+def _is_failing(seen: Seen, cluster: str, *, streams: bool) -> bool:
+    return any(of == cluster and bool(name) == streams for of, name in seen.failing)

@@ -18,7 +18,6 @@ from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.ledger.burndown import BurndownSample
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
 from monitoring.board import Board, ClusterPass, TopicPartitionState
-from monitoring.metrics import scrape as scraping
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
 from monitoring.metrics.reference import render_reference
@@ -155,6 +154,43 @@ def test_two_clusters_and_two_streams_of_one_place_make_no_series_twice(ledger: 
     assert got.labels_of("kafka_brokers", "cluster") == {"east", "west"}
     assert got.labels_of("backlog_verdict", "stream", group="shared") == {"one", "two"}
     assert len(got.find("kafka_consumergroup_lag_sum", consumergroup="shared")) == 1
+
+
+def test_a_stream_that_is_seen_later_does_not_repeat_another(ledger: Ledger) -> None:
+    board = Board()
+    source = make_scrape(board, ledger)
+    board.put_cluster(make_pass(make_status("shared"), make_status("audit")))
+    scrape(source)
+    for stream in ("two", "one"):
+        board.put_stream(make_status("shared", stream=stream))
+        got = scrape(source)  # a series that is there twice is an error
+        assert len(got.find("kafka_consumergroup_lag_sum", consumergroup="shared")) == 1
+    assert got.labels_of("backlog_verdict", "stream", group="shared") == {"one", "two"}
+
+
+def test_a_partition_without_a_commit_does_not_take_the_other_exporters_sums(
+    ledger: Ledger,
+) -> None:
+    board = Board()
+    drained = (make_part(0, 100), make_part(1, None, Verdict.UNKNOWN))
+    board.put_cluster(make_pass(make_status(parts=drained)))
+    got = scrape(make_scrape(board, ledger))
+    for name in (
+        "kafka_consumergroup_lag_sum",
+        "kafka_consumergroup_group_sum_lag",
+        "kafka_consumergroup_group_topic_sum_lag",
+    ):
+        assert got.value(name) == 0
+    assert got.value("kafka_consumergroup_current_offset_sum") == 100
+    board.put_cluster(make_pass(make_status(parts=(make_part(0, None),))))
+    assert not scrape(make_scrape(board, ledger)).find("kafka_consumergroup_lag_sum")
+
+
+def test_nothing_is_never_minus_nothing(ledger: Ledger) -> None:
+    board = Board()
+    part = replace(make_part(0, 100), lag_seconds=-0.0, seconds_to_drain=-0.0)
+    board.put_cluster(make_pass(make_status(parts=(part,))))
+    assert "-0" not in scrape(make_scrape(board, ledger)).text
 
 
 def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
@@ -297,17 +333,20 @@ def test_a_ledger_that_is_away_takes_nothing_else_with_it() -> None:
     assert "backlog_gaps" not in got.text
 
 
-def test_ages_grow_and_failures_count(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board()
-    board.put_stream(make_status(stream="orders"))
+@pytest.mark.parametrize("skew", [timedelta(0), timedelta(hours=1), -timedelta(hours=1)])
+def test_fault_41_ages_grow_by_one_clock_and_failures_count(
+    ledger: Ledger, skew: timedelta
+) -> None:
+    now = 1000.0
+    board = Board(lambda: now)
+    board.put_stream(replace(make_status(stream="orders"), taken_at=utc_now() + skew))
     board.note_failure("main", "orders", "away")
     board.note_failure("main", "orders", "away")
-    later = utc_now() + timedelta(minutes=5)
-    monkeypatch.setattr(scraping, "utc_now", lambda: later)
+    now += 300
     streams = {name: StreamStub(name, "g", name) for name in ("orders", "never-seen")}
     got: Scraped = scrape(make_scrape(board, ledger, streams=streams))
     for stream in ("orders", "never-seen", ""):
-        assert 299 < got.value("backlog_sample_age_seconds", stream=stream) < 310
+        assert got.value("backlog_sample_age_seconds", stream=stream) == 300
     assert got.value("backlog_sample_failures_total", stream="orders") == 2
     assert got.value("backlog_sample_failures_total", stream="never-seen") == 0
 

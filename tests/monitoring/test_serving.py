@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +23,7 @@ from monitoring.server.app import make_app
 from monitoring.server.health import Doctor
 from monitoring.server.listening import Server, bind_address, parse_address
 from tests.monitoring.metric_lines import Scraped
+from tests.monitoring.test_metrics import make_status
 
 INTERVAL = timedelta(seconds=30)
 
@@ -64,12 +67,13 @@ def test_an_address_that_is_taken_is_named() -> None:
 
 def serve(board: Board, ledger: Ledger, page: FastAPI | None = None) -> Server:
     scrape = Scrape(board, ledger, Exported({}, ("main",)))
-    doctor = Doctor(board, ledger, INTERVAL, ("main",), [threading.current_thread()])
+    doctor = Doctor(board, scrape.ledger, INTERVAL, ("main",), [threading.current_thread()])
     return Server(make_app(scrape, doctor, page), bind_address("127.0.0.1:0", "--listen"))
 
 
-def make_pass(age: float = 0.0) -> ClusterPass:
-    return ClusterPass("main", utc_now() - timedelta(seconds=age), 1.0, ())
+def make_pass() -> ClusterPass:
+    # Its time is the ledger's, which may be another host's.
+    return ClusterPass("main", utc_now() - timedelta(hours=1), 1.0, ())
 
 
 def test_it_answers_plain_and_compressed(ledger: Ledger) -> None:
@@ -102,7 +106,7 @@ def test_alive_and_ready(ledger: Ledger) -> None:
     with serve(board, ledger) as server:
         ready = httpx.get(f"{server.url}/readyz")
         assert (ready.status_code, httpx.get(f"{server.url}/healthz").status_code) == (503, 200)
-        assert "was not looked at yet" in ready.json()["reasons"][0]
+        assert "were not looked at yet" in ready.json()["reasons"][0]
         board.put_cluster(make_pass())
         assert httpx.get(f"{server.url}/readyz").json()["status"] == "ok"
 
@@ -111,34 +115,136 @@ def test_a_sampler_that_ended_is_told() -> None:
     ended = threading.Thread(target=lambda: None, name="samples")
     ended.start()
     ended.join()
-    health = Doctor(Board(), Now(), INTERVAL, (), [ended]).check_life()
+    health = Doctor(Board(), Answers(), INTERVAL, (), [ended]).check_life()
     assert (health.code, health.body["dead"]) == (503, ["samples"])
 
 
-class Now:
+class Answers:
     """A ledger that answers."""
 
-    now = staticmethod(utc_now)
+    @staticmethod
+    def answers() -> bool:
+        return True
 
 
 class Away:
     """A ledger that does not."""
 
     @staticmethod
-    def now() -> object:
-        raise LedgerError("it is away", subject="ledger")
+    def answers() -> bool:
+        return False
+
+
+class Clock:
+    """A clock that is turned by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_ready_means_young_samples_and_a_ledger() -> None:
-    board = Board()
-    doctor = Doctor(board, Now(), INTERVAL, ("main", "other"))
-    board.put_cluster(make_pass(age=85))
+    clock = Clock()
+    board = Board(clock)
+    doctor = Doctor(board, Answers(), INTERVAL, ("main", "other"))
+    board.put_cluster(make_pass())
+    clock.now += 85
     assert doctor.check_readiness().code == 503, "the other cluster was not looked at"
     board.note_failure("other", "", "it is away")
     assert doctor.check_readiness().code == 200, "one that is away does not hold back the rest"
     assert doctor.check_readiness().body["failing"] == ["other"]
-    assert replace(doctor, ledger=Away()).check_readiness().code == 503  # type: ignore[arg-type]
-    board.put_cluster(make_pass(age=95))
+    assert replace(doctor, ledger=Away()).check_readiness().code == 503
+    clock.now += 10
     old = doctor.check_readiness()
     assert old.code == 503
     assert "more than 91 s" in old.body["reasons"][0]
+
+
+def test_ready_means_streams_and_groups() -> None:
+    clock = Clock()
+    board = Board(clock)
+    doctor = Doctor(board, Answers(), INTERVAL, ("main",), with_streams={"main"})
+    board.put_cluster(make_pass())
+    assert doctor.check_readiness().body["reasons"] == [
+        "streams of cluster main were not looked at yet"
+    ]
+    board.put_stream(make_status(stream="orders"))
+    assert doctor.check_readiness().code == 200
+    clock.now += 100
+    board.put_cluster(make_pass())
+    late = doctor.check_readiness()
+    assert (late.code, late.body["age_seconds"]) == (503, {"main": 100.0})
+    # Of several streams one may be gone: the newest tells whether the loop goes on.
+    board.put_stream(make_status(stream="bills"))
+    assert doctor.check_readiness().code == 200
+    clock.now += 100
+    board.put_stream(make_status(stream="bills"))
+    assert doctor.check_readiness().code == 503, "the groups are old"
+
+
+def test_a_loop_over_streams_that_hangs_is_dead() -> None:
+    clock = Clock()
+    board = Board(clock)
+    doctor = Doctor(board, Answers(), INTERVAL, ())
+    for show in (
+        board.note_round,
+        lambda: board.put_stream(make_status(stream="orders")),
+        lambda: board.note_failure("main", "orders", "it is away"),
+    ):
+        clock.now += 299
+        assert doctor.check_life().code == 200
+        show()
+    clock.now += 301
+    board.put_cluster(make_pass())
+    board.note_failure("main", "", "it is away")
+    dead = doctor.check_life()
+    assert (dead.code, dead.body["dead"]) == (503, ["backlog-streams"])
+    rare = replace(doctor, interval=timedelta(minutes=1))
+    assert rare.check_life().code == 200, "ten rounds may be longer than five minutes"
+
+
+class Hanging:
+    """A ledger behind a network that swallows everything."""
+
+    def __init__(self) -> None:
+        self.ends = threading.Event()
+        self.asked = 0
+
+    def now(self) -> object:
+        self.asked += 1
+        self.ends.wait(30)
+        raise LedgerError("it is away", subject="ledger")
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(name)
+
+
+def test_a_ledger_that_hangs_holds_up_no_answer() -> None:
+    board, hanging = Board(), Hanging()
+    board.put_cluster(make_pass())
+    page = FastAPI()
+
+    def show() -> None:
+        hanging.ends.wait(30)
+
+    page.add_api_route("/", show)
+    try:
+        with serve(board, hanging, page) as server, ThreadPoolExecutor(60) as pool:  # type: ignore[arg-type]
+            pages = [pool.submit(httpx.get, f"{server.url}/", timeout=40) for _ in range(45)]
+            began = time.monotonic()
+            asked = [pool.submit(httpx.get, f"{server.url}/metrics", timeout=20) for _ in range(4)]
+            alive = httpx.get(f"{server.url}/healthz", timeout=20)
+            assert alive.status_code == 200
+            for answer in asked:
+                assert Scraped(answer.result().text).value("backlog_ledger_up") == 0
+            assert httpx.get(f"{server.url}/readyz", timeout=20).json()["reasons"] == [
+                "the ledger does not answer"
+            ]
+            assert time.monotonic() - began < 15
+            assert hanging.asked == 1
+            assert not any(page.done() for page in pages)
+            hanging.ends.set()
+            assert {page.result().status_code for page in pages} == {200}
+    finally:
+        hanging.ends.set()
