@@ -54,7 +54,8 @@ def serve_night() -> Iterator[tuple[str, dict[str, str]]]:
 
     from monitoring.page.app import make_page
     from replay.views import list_next_commands
-    from tests.monitoring.page.story import NOW, tell_night
+    from tests.monitoring.page.night import NOW
+    from tests.monitoring.page.story import tell_night
 
     with tempfile.TemporaryDirectory() as directory:
         night = tell_night(Path(directory))

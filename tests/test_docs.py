@@ -17,6 +17,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _COMMAND = re.compile(r"(?:^\$ |`)(?:\.venv/bin/)?(backlogctl [^`\n]+)", re.MULTILINE)
+# What programs say: the page's templates, and the sentences beside them.
+SPOKEN = sorted(
+    [
+        ROOT / "monitoring/advice.py",
+        *ROOT.glob("monitoring/page/*.py"),
+        *ROOT.glob("monitoring/page/templates/*.html"),
+    ]
+)
+_SPOKEN_COMMAND = re.compile(r"(backlogctl [a-z][^`\"<{\n]*)")
 _MAKE = re.compile(r"(?:^\$ |`)make ([a-z-]+)", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -28,6 +37,9 @@ def name_page(page: Path) -> str:
 def list_commands() -> Iterator[Any]:
     for page in PAGES:
         for found in _COMMAND.findall(page.read_text()):
+            yield pytest.param(found, id=f"{name_page(page)}: {found[:40].strip()}")
+    for page in SPOKEN:
+        for found in sorted(set(_SPOKEN_COMMAND.findall(page.read_text()))):
             yield pytest.param(found, id=f"{name_page(page)}: {found[:40].strip()}")
 
 

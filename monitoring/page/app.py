@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from backlog.errors import LedgerError, UsageError
 from backlog.ledger import Ledger
 from backlog.values import Recovery, RecoveryState
 from monitoring.board import Board
+from monitoring.page.guards import OWN_SITE, Guard, make_headers
 from monitoring.page.overview import NextCommand, read_overview
 from monitoring.page.rendering import Renderer
 from monitoring.page.statuses import Statuses, StoredStatuses
@@ -22,20 +24,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NextCommands = Callable[[Recovery], list[str]]
 _STATIC = Path(__file__).parent / "static"
-# The inline styles are the widths of bars and the drawings; there are no inline scripts.
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; "
-    "script-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+HEADERS = make_headers()
 
 
 def make_page(
@@ -45,6 +37,7 @@ def make_page(
     board: Board | None,
     next_commands: NextCommands = lambda _: [],
     path: str = "",
+    frame_ancestors: Sequence[str] = OWN_SITE,
     clock: Callable[[], datetime] = utc_now,
 ) -> FastAPI:
     """The page; it only reads, and can be mounted anywhere: its links are relative.
@@ -53,6 +46,10 @@ def make_page(
         board: what the samplers of this process see; None judges the ledger's samples.
         next_commands: what an operator would type next about a recovery.
         path: what every route begins with, such as `/page`; "" serves at the root.
+        frame_ancestors: who may show it in a frame, such as `https://wiki.example`.
+
+    Raises:
+        ValueError: one of `frame_ancestors` is no single source.
     """
     from fastapi import APIRouter, FastAPI
     from fastapi.responses import FileResponse, HTMLResponse
@@ -62,11 +59,12 @@ def make_page(
     from monitoring.page.streams import read_stream
 
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_Headers)
     renderer = Renderer(config, clock)
     stored = StoredStatuses(ledger, config)
+    next_commands = _forgive(next_commands)
     next_command = _shorten(next_commands, clock)
     routes = APIRouter(prefix=path.rstrip("/"))
+    show = partial(routes.api_route, methods=["GET", "HEAD"])
 
     def answer(template: str, up: str, status: int = 200, **values: Any) -> HTMLResponse:
         return HTMLResponse(renderer.render(template, up, **values), status)
@@ -77,12 +75,12 @@ def make_page(
     def look() -> Statuses:
         return Statuses(stored, config, board, clock())
 
-    @routes.get("/")
+    @show("/")
     def show_overview() -> Response:
         found = read_overview(ledger, config, look(), next_command, clock())
         return answer("overview.html", "", 503 if found.ledger_error else 200, view=found)
 
-    @routes.get("/streams/{name}")
+    @show("/streams/{name}")
     def show_stream(name: str) -> Response:
         stream = config.streams.get(name)
         if stream is None:
@@ -94,7 +92,7 @@ def make_page(
         found = read_stream(ledger, config, stream, look(), next_command, clock())
         return answer("stream.html", "../", view=found)
 
-    @routes.get("/recoveries/{recovery_id}")
+    @show("/recoveries/{recovery_id}")
     def show_recovery(recovery_id: str) -> Response:
         try:
             recovery = ledger.recoveries.get(recovery_id)
@@ -108,13 +106,26 @@ def make_page(
         return answer("recovery.html", "../", view=found, linked=linked)
 
     def serve(name: str, kind: str) -> None:
-        @routes.get(f"/static/{name}", name=name)
+        @show(f"/static/{name}", name=name)
         def show_file() -> Response:
             return FileResponse(_STATIC / name, media_type=kind)
 
     serve("page.css", "text/css")
     serve("page.js", "text/javascript")
     app.include_router(routes)
+
+    def say_fault(request: Request) -> Response:
+        return answer(
+            "problem.html",
+            find_root(request),
+            500,
+            title="This page cannot be made",
+            told="A fault of the program; the log of the process that serves it has the error.",
+            hint="the other pages may work, and so does `backlogctl status`",
+            nearest=(),
+        )
+
+    app.add_middleware(Guard, headers=make_headers(frame_ancestors), tell_fault=say_fault)
 
     @app.exception_handler(_Missing)
     def say_missing(_: Request, missing: Exception) -> Response:
@@ -173,30 +184,24 @@ class _Missing(Exception):
         self.nearest = nearest
 
 
-class _Headers:
-    """Puts `HEADERS` on every answer, errors and redirects too."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                names = {name for name, _ in own}
-                kept = [item for item in message["headers"] if item[0].lower() not in names]
-                message = {**message, "headers": [*kept, *own]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
 def _find_root(request: Request, prefix: str) -> str:
     """The overview as seen from any address, even one that is no page's."""
     raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
     root: str = request.scope.get("root_path", "")
     depth = raw.count(b"/") - root.count("/") - prefix.count("/") - 1
     return "../" * max(0, depth)
+
+
+def _forgive(next_commands: NextCommands) -> NextCommands:
+    """None for a recovery whose plan another version wrote: it may lack anything."""
+
+    def list_commands(recovery: Recovery) -> list[str]:
+        try:
+            return next_commands(recovery)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return []
+
+    return list_commands
 
 
 def _shorten(next_commands: NextCommands, clock: Callable[[], datetime]) -> NextCommand:

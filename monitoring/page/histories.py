@@ -1,4 +1,4 @@
-"""A stream's past as plots: lag, and how old the oldest unread message was."""
+"""A stream's past as plots: lag, how old the oldest unread message was, and what it had left."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ Points = tuple[tuple[datetime, float | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Drawings; None where there are too few samples to show anything."""
+    """Drawings; None where there are too few samples to show anything.
 
-    lag: Drawing | None
-    age: Drawing | None
+    `left` is None as well where the topic keeps messages for ever, or that is not known.
+    """
+
+    lag: Drawing | None = None
+    age: Drawing | None = None
+    left: Drawing | None = None
 
 
 def read_history(
@@ -35,15 +39,20 @@ def read_history(
         retention: how long the topic keeps messages; None where that is unlimited or not known.
     """
     if not samples:
-        return History(None, None)
+        return History()
     topic_id = samples[-1].topic_id
     same = [sample for sample in samples if sample.topic_id == topic_id]
     shown = thin([sample for sample in same if sample.taken_at >= since] or same[-1:])
     lag = tuple((sample.taken_at, sum_lag(sample, isolation)) for sample in shown)
     ages = measure_ages(same, shown, isolation)
-    limit = None
+    limit, left = None, None
     if retention is not None:
         limit = Threshold(retention.total_seconds(), "retention")
+        left = draw(
+            (Series("left", measure_left(ages, retention)),),
+            y="seconds",
+            title="Time until retention deletes the oldest unread message, over time",
+        )
     return History(
         draw((Series("lag", lag),), y="messages", title="Unread messages over time"),
         draw(
@@ -52,6 +61,7 @@ def read_history(
             threshold=limit,
             title="Age of the oldest unread message over time",
         ),
+        left,
     )
 
 
@@ -87,6 +97,12 @@ def measure_ages(samples: Sequence[Sample], shown: Sequence[Sample], isolation: 
             # A log that was cut back does not make what was written younger.
             highs.append(max(part.high, highs[-1] if highs else 0))
     return tuple((sample.taken_at, _measure_age(sample, ends, isolation)) for sample in shown)
+
+
+def measure_left(ages: Points, retention: timedelta) -> Points:
+    """Seconds until a message of that age may be deleted; all of the retention if none waits."""
+    whole = retention.total_seconds()
+    return tuple((at, None if age is None else max(0.0, whole - age)) for at, age in ages)
 
 
 def _measure_age(

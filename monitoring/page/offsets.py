@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from backlog.values import Gap, GapState, Sample
@@ -12,6 +13,9 @@ from monitoring.status import PartitionStatus
 
 # More segments than this in one bar are too thin to be seen one by one.
 MANY_SEGMENTS = 40
+# Segments thinner than a share of the line are drawn together: nobody could see them, and a page
+# would be megabytes. Where there are many partitions the bars are short.
+_FINEST, _COARSEST, _ALL = 1000, 40, 2000
 
 
 class Kind(StrEnum):
@@ -38,13 +42,26 @@ LEGEND: tuple[tuple[Kind, str], ...] = (
 )
 
 
+# Of segments that are drawn as one, the first of these is what is shown.
+_WORST = (
+    Kind.LOST,
+    Kind.UNREAD,
+    Kind.UNKNOWN,
+    Kind.WAIVED,
+    Kind.BACK,
+    Kind.READ,
+    Kind.GONE,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Offsets `[start, end)` of one kind."""
+    """Offsets `[start, end)` of one kind; of a mixed one it is the worst kind in it."""
 
     kind: Kind
     start: int
     end: int
+    mixed: bool = False
 
     @property
     def count(self) -> int:
@@ -80,7 +97,10 @@ class PartitionMap:
     def told(self) -> str:
         """The bar in words, for those who do not see it."""
         words = dict(LEGEND)
-        parts = [f"{words[s.kind]} {s.start:,} to {s.end - 1:,}" for s in self.segments[:12]]
+        parts = [
+            f"{'partly ' if s.mixed else ''}{words[s.kind]} {s.start:,} to {s.end - 1:,}"
+            for s in self.segments[:12]
+        ]
         if len(self.segments) > len(parts):
             parts.append(f"and {len(self.segments) - len(parts)} more segments")
         return f"partition {self.status.partition}: {'; '.join(parts) or 'never written'}"
@@ -113,9 +133,12 @@ def map_partitions(
         for part in parts
     ]
     longest = max((one.end - one.oldest for one in maps), default=0)
+    thin = longest / min(_FINEST, max(_COARSEST, _ALL // max(1, len(maps))))
     return tuple(
-        PartitionMap(
-            one.status, one.oldest, one.end, one.segments, longest - (one.end - one.oldest)
+        replace(
+            one,
+            segments=join_thin(one.segments, thin),
+            padding=longest - (one.end - one.oldest),
         )
         for one in maps
     )
@@ -142,21 +165,61 @@ def map_partition(
         cuts.add(part.committed)
     for gap in known:
         cuts |= {gap.start or 0, gap.end or 0}
+    ordered = sorted(cut for cut in cuts if oldest <= cut <= end)
     segments: list[Segment] = []
-    for start, stop in pairwise(sorted(cut for cut in cuts if oldest <= cut <= end)):
-        kind = _find_kind(part, known, start)
-        if segments and segments[-1].kind is kind:
-            start = segments.pop().start
-        segments.append(Segment(kind, start, stop))
+    for (start, stop), found in zip(pairwise(ordered), _find_gaps(known, ordered), strict=False):
+        _append(segments, Segment(_find_kind(part, found, start), start, stop))
     return PartitionMap(part, oldest, end, tuple(segments))
 
 
-def _find_kind(part: PartitionStatus, gaps: Sequence[Gap], offset: int) -> Kind:
-    for gap in gaps:
-        if (gap.start or 0) <= offset < (gap.end or 0):
-            if gap.state is GapState.VERIFIED:
-                return Kind.BACK
-            return Kind.WAIVED if gap.state is GapState.WAIVED else Kind.LOST
+def join_thin(segments: Sequence[Segment], thin: float) -> tuple[Segment, ...]:
+    """Neighbours that are thinner become one, until it is as thick; one alone stays as it is."""
+    joined: list[Segment] = []
+    held: list[Segment] = []
+
+    def release() -> None:
+        if held:
+            kind = min((one.kind for one in held), key=_WORST.index)
+            mixed = any(one.mixed or one.kind is not kind for one in held)
+            _append(joined, Segment(kind, held[0].start, held[-1].end, mixed))
+            held.clear()
+
+    for segment in segments:
+        if segment.count >= thin:
+            release()
+            _append(joined, segment)
+            continue
+        held.append(segment)
+        if held[-1].end - held[0].start >= thin:
+            release()
+    release()
+    return tuple(joined)
+
+
+def _append(segments: list[Segment], new: Segment) -> None:
+    if segments and segments[-1].kind is new.kind:
+        last = segments.pop()
+        new = Segment(new.kind, last.start, new.end, last.mixed or new.mixed)
+    segments.append(new)
+
+
+def _find_gaps(gaps: Sequence[Gap], offsets: Iterable[int]) -> Iterator[Gap | None]:
+    """The gap at each of the offsets, which ascend; of several the first in the list."""
+    waiting = sorted(range(len(gaps)), key=lambda number: gaps[number].start or 0, reverse=True)
+    begun: list[int] = []
+    for offset in offsets:
+        while waiting and (gaps[waiting[-1]].start or 0) <= offset:
+            heappush(begun, waiting.pop())
+        while begun and (gaps[begun[0]].end or 0) <= offset:
+            heappop(begun)
+        yield gaps[begun[0]] if begun else None
+
+
+def _find_kind(part: PartitionStatus, gap: Gap | None, offset: int) -> Kind:
+    if gap is not None:
+        if gap.state is GapState.VERIFIED:
+            return Kind.BACK
+        return Kind.WAIVED if gap.state is GapState.WAIVED else Kind.LOST
     if part.committed is None:
         return Kind.GONE if offset < part.log_start else Kind.UNKNOWN
     if offset < part.log_start:

@@ -70,19 +70,22 @@ class PlanWords:
 
 
 def tell_plan(recovery: Recovery) -> PlanWords:
-    """The words of a plan; of an unknown kind only its warnings."""
+    """The words of a plan; only its warnings where its kind or what is in it is not known."""
     plan = recovery.plan
-    if recovery.kind == "expand":
-        return _tell_expansion(recovery, plan)
-    if isinstance(plan.get("outcome"), Mapping):
-        return _tell_rebuild(recovery, plan, plan["outcome"])
+    try:
+        if recovery.kind == "expand":
+            return _tell_expansion(recovery, plan)
+        if isinstance(plan.get("outcome"), Mapping):
+            return _tell_rebuild(recovery, plan, plan["outcome"])
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        pass  # a number that is none, a time that cannot be read
     return PlanWords(warnings=_texts(plan.get("warnings")))
 
 
 def _tell_rebuild(
     recovery: Recovery, plan: Mapping[str, Any], outcome: Mapping[str, Any]
 ) -> PlanWords:
-    counts = _mapping(outcome.get("counts"))
+    counts = read_mapping(outcome.get("counts"))
     told = tuple(
         (words, f"{'− ' if name in _SUBTRACTED else ''}{format_count(counts[name])}")
         for name, words in _COUNTS
@@ -116,7 +119,7 @@ def _tell_rebuild(
 
 def _list_rebuild_facts(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> Facts:
     facts: list[tuple[str, str]] = []
-    proof = _mapping(outcome.get("proof"))
+    proof = read_mapping(outcome.get("proof"))
     if proof:
         rate, compared = proof.get("rate"), proof.get("compared")
         told = "nothing survives to compare with"
@@ -127,7 +130,7 @@ def _list_rebuild_facts(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> 
             if proof.get("mutable") and equal is not None and equal != compared:
                 told += f" by key and partition, {format_count(equal)} to the byte"
         facts.append(("proof", told))
-    reasons = _mapping(_mapping(outcome.get("quarantine")).get("reasons"))
+    reasons = read_mapping(read_mapping(outcome.get("quarantine")).get("reasons"))
     if reasons:
         told = ", ".join(f"{format_count(n)} × {why}" for why, n in reasons.items())
         facts.append(("quarantine", told))
@@ -142,9 +145,9 @@ def _list_rebuild_facts(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> 
 
 def _tell_brakes(plan: Mapping[str, Any]) -> str:
     brakes = []
-    if window := _mapping(plan.get("off_peak")):
+    if window := read_mapping(plan.get("off_peak")):
         brakes.append(f"{window.get('from')}–{window.get('to')} {window.get('timezone')}")
-    limits = _mapping(plan.get("limits"))
+    limits = read_mapping(plan.get("limits"))
     if rate := limits.get("messages_per_second"):
         brakes.append(f"at most {rate:,} messages/s")
     if lag := limits.get("max_live_lag"):
@@ -200,18 +203,19 @@ def _list_expansion_facts(plan: Mapping[str, Any]) -> Facts:
         facts.append(("speed", f"{speed} ({plan.get('rate_source', '')})"))
     if plan.get("produced_per_second") is not None:
         facts.append(("written meanwhile", say_rate(plan["produced_per_second"])))
-    temporary = _mapping(plan.get("temporary"))
+    temporary = read_mapping(plan.get("temporary"))
     if temporary:
         order = str(plan.get("order", ""))
         facts.append(
             (
                 "spread",
-                f"{plan.get('factor')} × the partitions, {temporary.get('partitions'):,} in all; "
+                f"{plan.get('factor')} × the partitions, "
+                f"{format_count(temporary.get('partitions'))} in all; "
                 f"{_ORDERS.get(order, say_word(order))}",
             )
         )
         facts.append(("temporary topic", str(temporary.get("topic", ""))))
-    if disk := _mapping(plan.get("disk")).get("told"):
+    if disk := read_mapping(plan.get("disk")).get("told"):
         facts.append(("disk", str(disk)))
     facts += _tell_others(plan)
     return tuple(facts)
@@ -235,7 +239,8 @@ def _rows(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def read_mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is one; else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
 from backlog.values import ChunkState, Recovery, RecoveryState
 from monitoring.page.drawings import Drawing, draw
+from monitoring.page.plans import read_mapping
 from monitoring.page.words import say_word
 from monitoring.plots import Mark, Series
 
@@ -63,8 +64,7 @@ def measure_progress(
         return _measure_burndown(burndown, live=live)
     if recovery.kind == "expand":
         return None
-    counts = recovery.plan.get("outcome", {}).get("counts", {})
-    total = counts.get("rebuilt")
+    total = read_mapping(read_mapping(recovery.plan.get("outcome")).get("counts")).get("rebuilt")
     if not isinstance(total, int):
         return None
     done = min(total, recovery.injected + recovery.skipped)

@@ -13,11 +13,13 @@ from backlog.values import Event, Recovery, RecoveryState
 from monitoring.page.drawings import Drawing
 from monitoring.page.plans import Facts, PlanWords, tell_plan
 from monitoring.page.progress import Progress, draw_burndown, draw_injection, measure_progress
+from monitoring.page.statuses import EXPAND
 from monitoring.page.steps import read_steps
 from monitoring.page.words import say_moment, say_word
 
 MOST_EVENTS = 200
-EXPAND = "expand"
+# The text of an exception may hold what a message holds.
+_BUG = "an error of the program: `backlogctl show` has its text"
 _STOPPED = (RecoveryState.REJECTED, RecoveryState.CANCELLED, RecoveryState.FAILED)
 # Details of events that are shown, and the words before them: no ids or keys of messages.
 _DETAILS: Mapping[str, str] = {
@@ -149,7 +151,7 @@ def tell_planner(who: Any) -> str:
 
 def tell_trouble(recovery: Recovery, now: datetime) -> str:
     """Why it does not go on."""
-    detail = recovery.detail
+    detail = hide_bug(recovery.detail)
     told = [str(detail[name]) for name in ("message", "reason") if detail.get(name)]
     if superseded := detail.get("superseded_by"):
         told.append(f"superseded by {superseded}")
@@ -215,18 +217,33 @@ def list_events(events: Iterable[Event]) -> tuple[EventRow, ...]:
     return tuple(rows)
 
 
+def hide_bug(detail: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A detail without the text of an exception that nobody foresaw."""
+    if detail.get("code") != "bug":
+        return detail
+    return {"message": _BUG, **({"step": detail["step"]} if "step" in detail else {})}
+
+
 def tell_detail(detail: Mapping[str, Any]) -> str:
-    """What of an event's detail is worth a place in a table."""
+    """What of an event's detail is worth a place in a table: never what a message holds."""
+    detail = hide_bug(detail)
     told: list[str] = []
     for name, words in _DETAILS.items():
         value = detail.get(name)
         if value in (None, "") or isinstance(value, Mapping | list):
             continue
         if name.endswith("_at"):
-            value = say_moment(datetime.fromisoformat(str(value)))
+            value = _tell_time(str(value))
         elif isinstance(value, int):
             value = format_count(value)
         told.append(f"{words}{value}")
     if isinstance(seconds := detail.get("seconds"), int | float):
         told.append(format_duration(seconds))
     return " ".join(told) if "matched" in detail else ", ".join(told)
+
+
+def _tell_time(text: str) -> str:
+    try:
+        return say_moment(datetime.fromisoformat(text))
+    except ValueError:
+        return text

@@ -15,6 +15,7 @@ from monitoring.page.words import is_stale
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 
+EXPAND = "expand"
 ACTIVE = (
     RecoveryState.PLANNED,
     RecoveryState.APPROVED,
@@ -31,7 +32,7 @@ class StreamView:
     Attributes:
         status: None where nobody has looked at it yet.
         failing: why the last look failed; "" where it did not.
-        command: what to type next; "" where nothing is to be done.
+        commands: what to type next, the most urgent first; none where nothing is to be done.
     """
 
     name: str
@@ -41,7 +42,7 @@ class StreamView:
     status: GroupStatus | None
     failing: str = ""
     stale: bool = False
-    command: str = ""
+    commands: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = field(default=())
 
     @property
@@ -140,21 +141,35 @@ class Statuses:
             status=status,
             failing=self._seen.failing.get((stream.cluster, stream.name), ""),
             stale=stale,
-            command=choose_command(stream.name, status, recoveries, commands or {}),
+            commands=choose_commands(stream.name, status, recoveries, commands or {}, self._now),
             recoveries=recoveries,
         )
 
 
-def choose_command(
+def choose_commands(
     stream: str,
     status: GroupStatus | None,
     recoveries: tuple[Recovery, ...],
     commands: Mapping[str, str],
-) -> str:
-    """What on-call would type next about a stream; "" where nothing needs it."""
+    now: datetime,
+) -> tuple[str, ...]:
+    """What on-call would type next about a stream; none where nothing needs it.
+
+    Messages that will be lost come before a recovery, unless that is what drains them right now.
+    """
+    urgent: tuple[str, ...] = ()
+    if status is not None and Verdict.LOSING in (status.verdict, status.course):
+        urgent = status.next_commands[:1]
+        if any(_is_draining(recovery, now) for recovery in recoveries):
+            urgent = ()
     for recovery in recoveries:
         if command := commands.get(recovery.id):
-            return command
+            return (*urgent, command)
     if status is None:
-        return f"backlogctl status {stream}"
-    return next(iter(status.next_commands), "")
+        return (f"backlogctl status {stream}",)
+    return status.next_commands[:1]
+
+
+def _is_draining(recovery: Recovery, now: datetime) -> bool:
+    alive = recovery.lease_until is not None and recovery.lease_until > now
+    return alive and recovery.kind == EXPAND and recovery.state is RecoveryState.RUNNING

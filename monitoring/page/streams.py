@@ -49,6 +49,11 @@ class StreamPage:
         return frozenset(segment.kind for one in self.maps for segment in one.segments)
 
     @property
+    def mixed(self) -> bool:
+        """Whether a segment stands for several kinds."""
+        return any(segment.mixed for one in self.maps for segment in one.segments)
+
+    @property
     def compact(self) -> bool:
         """Whether there are too many partitions for a line each."""
         return len(self.maps) > FEW_PARTITIONS

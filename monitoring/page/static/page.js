@@ -41,6 +41,7 @@
       const fresh = page.querySelector("main");
       if (!fresh) throw new Error("no page");
       for (const open of document.querySelectorAll("main details[open]")) {
+        if (!open.id) continue;
         const same = fresh.querySelector(`details#${open.id}`);
         if (same) same.open = true;
       }

@@ -13,7 +13,8 @@ import pytest
 from monitoring.board import ClusterPass
 from monitoring.page.app import make_page
 from replay.views import list_next_commands
-from tests.monitoring.page.story import NOW, Night, make_group, make_groups, tell_night
+from tests.monitoring.page.night import NOW, Night, make_group, make_groups
+from tests.monitoring.page.story import tell_night
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.values import PartitionSample, Sample
-from monitoring.page.histories import measure_ages, sum_lag, thin
+from monitoring.page.histories import measure_ages, measure_left, read_history, sum_lag, thin
 from monitoring.timeline import estimate_time
 from tests.backlog.ledger.makers import NOON, make_sample
 
@@ -68,3 +68,15 @@ def test_thinning_keeps_the_ends_and_spreads_the_rest() -> None:
     gaps = {b.taken_at - a.taken_at for a, b in pairwise(kept)}
     assert max(gaps) <= 12 * STEP
     assert thin(samples[:7], 100) == samples[:7]
+
+
+def test_what_is_left_is_the_retention_without_the_age() -> None:
+    ages = ((NOON, 0.0), (NOON + STEP, 50.0), (NOON + 2 * STEP, None), (NOON + 3 * STEP, 70.0))
+    left = [seconds for _, seconds in measure_left(ages, timedelta(seconds=60))]
+    assert left == [60, 10, None, 0]
+
+    samples = [take(0, (0, 0)), take(10, (0, 10)), take(20, (0, 20))]
+    drawn = read_history(samples, "read_committed", timedelta(hours=1), NOON)
+    assert drawn.left is not None
+    assert "until retention deletes" in drawn.left.title
+    assert read_history(samples, "read_committed", None, NOON).left is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.values import Gap, GapState
-from monitoring.page.offsets import Kind, map_partition, map_partitions
+from monitoring.page.offsets import Kind, Segment, join_thin, map_partition, map_partitions
 from monitoring.status import PartitionStatus
 from tests.backlog.ledger.makers import make_gap, make_sample
 
@@ -100,3 +101,62 @@ def test_segments_cover_all_once(
     if not gaps and committed is not None:
         unread = sum(s.count for s in found.segments if s.kind is Kind.UNREAD)
         assert unread == max(0, end - max(committed, low))
+
+
+def test_of_gaps_that_overlap_the_first_one_counts() -> None:
+    first = replace(make_gap(20, 30), id="a", state=GapState.WAIVED)
+    second = replace(make_gap(10, 40), id="b", state=GapState.VERIFIED)
+    wanted = [("back", 10), ("waived", 10), ("back", 10), ("read", 10), ("unread", 50)]
+    part = make_part(10, 50, 100)
+    assert show(part, first, second) == wanted
+    assert show(part, second, first) == [("back", 30), ("read", 10), ("unread", 50)]
+
+
+def test_what_is_too_thin_to_see_is_drawn_as_the_worst_in_it() -> None:
+    wide, thin = 1000, 1
+    cuts = [Segment(Kind.GONE, 0, wide)]
+    for number in range(50):
+        start = wide + 2 * number
+        cuts += [
+            Segment(Kind.LOST, start, start + thin),
+            Segment(Kind.GONE, start + thin, start + 2),
+        ]
+    end = wide + 100
+    cuts.append(Segment(Kind.READ, end, end + wide))
+    joined = join_thin(cuts, 10)
+    assert [(one.kind, one.start, one.end, one.mixed) for one in joined] == [
+        (Kind.GONE, 0, 1000, False),
+        (Kind.LOST, 1000, 1100, True),
+        (Kind.READ, 1100, 2100, False),
+    ]
+    alone = [cuts[0], Segment(Kind.LOST, 1000, 1001), Segment(Kind.READ, 1001, 2100)]
+    assert join_thin(alone, 10) == tuple(alone), "a thin one between others is seen"
+
+
+def test_many_gaps_cost_little_to_draw() -> None:
+    gaps = [replace(make_gap(10 * n, 10 * n + 1), id=f"g{n:05}") for n in range(20_000)]
+    part = make_part(200_000, 200_000, 200_100)
+    start = time.process_time()
+    (found,) = map_partitions([part], gaps, [make_sample()], "orders-service")
+    assert time.process_time() - start < 1.5, "the more gaps, the more for each of them"
+    assert len(found.segments) <= 2000
+    assert found.told.startswith("partition 0: partly lost: never read 0 to ")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(Kind), st.integers(1, 40)), max_size=30), st.integers(1, 60)
+)
+def test_joined_segments_cover_the_same_and_hide_no_loss(
+    runs: list[tuple[Kind, int]], thin: int
+) -> None:
+    segments, cursor = [], 0
+    for kind, count in runs:
+        segments.append(Segment(kind, cursor, cursor + count))
+        cursor += count
+    joined = join_thin(segments, thin)
+    assert [one.end for one in joined[:-1]] == [one.start for one in joined[1:]]
+    assert sum(one.count for one in joined) == cursor
+    assert all(a.kind is not b.kind for a, b in pairwise(joined))
+    for lost in (one for one in segments if one.kind is Kind.LOST):
+        at = next(one for one in joined if one.start <= lost.start < one.end)
+        assert at.kind is Kind.LOST
