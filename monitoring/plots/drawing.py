@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from monitoring.plots.labels import Label, place_labels
+from monitoring.plots.labels import Label, keep_apart, place_labels
 from monitoring.plots.scales import Unit, choose_ticks, label_ticks
 from monitoring.plots.svg import ALARM, GRID, INK, LINES, adopt_svg, clean_text
 from monitoring.plots.values import Mark, Series, Threshold
@@ -119,7 +119,8 @@ def _draw(
         axes.set_xlim(span)
         axes.set_ylim(0, ticks[-1])
         axes.set_yticks(ticks, names)
-        _dress(axes, wide=wide)
+        _dress(axes)
+        _date_axis(axes, first, last, room, wide=wide)
         for number, each in enumerate(series):
             _draw_line(axes, each, LINES[number % len(LINES)], fill=len(series) == 1)
         if threshold and shown:
@@ -160,10 +161,7 @@ def _save(figure: Figure) -> str:
     return out.getvalue()
 
 
-def _dress(axes: Axes, *, wide: bool) -> None:
-    import matplotlib.dates
-
-    dates: Any = matplotlib.dates
+def _dress(axes: Axes) -> None:
     axes.patch.set_visible(False)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
@@ -172,6 +170,13 @@ def _dress(axes: Axes, *, wide: bool) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0, colors=INK, pad=6)
     axes.tick_params(axis="x", length=4, color=GRID, labelcolor=INK)
+
+
+def _date_axis(axes: Axes, first: datetime, last: datetime, room: float, *, wide: bool) -> None:
+    """Times below the plot; those that would cover the one before them are left out."""
+    import matplotlib.dates
+
+    dates: Any = matplotlib.dates
     locator = dates.AutoDateLocator(tz=UTC, minticks=3, maxticks=8 if wide else 4)
     formatter = dates.ConciseDateFormatter(
         locator,
@@ -180,8 +185,16 @@ def _dress(axes: Axes, *, wide: bool) -> None:
         zero_formats=["", "%Y", "%b", "%d %b", "%H:%M", "%H:%M:%S"],
         offset_formats=["UTC", "%Y UTC", "%Y UTC", *["%Y-%m-%d UTC"] * 3],
     )
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(formatter)
+    begin, end = dates.date2num(first), dates.date2num(last)
+    ticks = [tick for tick in locator.tick_values(first, last) if begin <= tick <= end]
+    names = formatter.format_ticks(ticks)
+    shown = keep_apart(
+        [((t - begin) / (end - begin) * room, name) for t, name in zip(ticks, names, strict=True)],
+        _CHARACTER,
+    )
+    axes.set_xticks(ticks, [name if n in shown else "" for n, name in enumerate(names)])
+    formatted: Any = axes.xaxis.get_major_formatter()
+    formatted.set_offset_string(formatter.get_offset())
     axes.xaxis.get_offset_text().set_color(INK)
 
 

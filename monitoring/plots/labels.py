@@ -50,6 +50,22 @@ def place_labels(
         groups[closest : closest + 2] = [groups[closest] + groups[closest + 1]]
 
 
+def keep_apart(wanted: Sequence[tuple[float, str]], character: float) -> frozenset[int]:
+    """Which of the texts that are centred at these places to show: none covers the one before.
+
+    Every second, third … one is taken, so that what is left is even.
+    """
+    for step in range(1, len(wanted) + 1):
+        kept = range(0, len(wanted), step)
+        if all(
+            wanted[b][0] - wanted[a][0]
+            >= (len(wanted[a][1]) + len(wanted[b][1]) + 2) / 2 * character
+            for a, b in pairwise(kept)
+        ):
+            return frozenset(kept)
+    return frozenset()
+
+
 def _make(group: list[tuple[float, str]], right: float, character: float) -> Label:
     first, last = group[0][1], group[-1][1]
     text = first if len(group) == 1 else f"{first} … {last}"

@@ -7,14 +7,14 @@ import xml.etree.ElementTree as Tree
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitoring.plots import Mark, Series, Threshold, Unit, draw_lines
-from monitoring.plots.labels import Label, place_labels
+from monitoring.plots.labels import Label, keep_apart, place_labels
 from monitoring.plots.scales import choose_ticks, label_ticks
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -178,3 +178,38 @@ def test_labels_never_cover_each_other(wanted: list[tuple[float, str]]) -> None:
 
 def overlap(one: Label, other: Label) -> bool:
     return one.left < other.left + other.width and other.left < one.left + one.width
+
+
+def read_times(svg: str) -> list[tuple[float, str]]:
+    """The texts below a plot and where they are centred."""
+    found = []
+    for tick in Tree.fromstring(svg).iter("{http://www.w3.org/2000/svg}g"):
+        if "xtick" not in tick.get("id", ""):
+            continue
+        for text in tick.iter("{http://www.w3.org/2000/svg}text"):
+            place = text.get("x") or text.get("transform", "").partition("(")[2].split()[0]
+            found.append((float(place.rstrip(",")), text.text or ""))
+    return found
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("seconds", [2, 45, 120, 150, 180, 900, 7200, 86400, 30 * 86400])
+def test_times_never_cover_each_other(seconds: float, wide: bool) -> None:
+    # Names of the upright axis are long: little room is left.
+    points = [(after(17), 1.0), (after(17 + seconds), 85.0)]
+    svg = draw_lines([Series("a", points)], y="seconds", title="t", wide=wide)
+    times = read_times(svg)
+    assert len(times) >= 2
+    for (x, text), (next_x, next_text) in pairwise(times):
+        assert next_x - x > (len(text) + len(next_text)) / 2 * 6.4, times
+    assert "UTC" in svg
+
+
+@given(st.lists(st.tuples(st.floats(0, 600), st.text("ab", max_size=12)), max_size=12))
+def test_what_is_kept_apart_begins_with_the_first(wanted: list[tuple[float, str]]) -> None:
+    ordered = sorted(wanted)
+    kept = sorted(keep_apart(ordered, 6))
+    assert kept[:1] == ([0] if ordered else [])
+    for one, other in pairwise(kept):
+        room = (len(ordered[one][1]) + len(ordered[other][1])) / 2 * 6
+        assert ordered[other][0] - ordered[one][0] >= room
