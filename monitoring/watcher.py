@@ -68,6 +68,7 @@ def watch_streams(
     window: timedelta = WINDOW,
     on_error: Callable[[StreamLike, BacklogError], None] | None = None,
     on_outage: OnOutage | None = None,
+    on_round: Callable[[], None] | None = None,
     rounds: int | None = None,
 ) -> Watched:
     """Observes every stream each `interval` until `stop_event` is set, or for so many rounds.
@@ -81,6 +82,7 @@ def watch_streams(
         horizon, window: what is judged by, and how long samples are kept.
         on_error: called for every look that failed.
         on_outage: is told of failures; None writes them to the log.
+        on_round: called at the end of each round, whatever could be seen in it.
     """
     watch = _Watch(config, ledger, interval, Judging(window, horizon), on_observation, on_status)
     outages = _Outages(on_outage or _log_outage)
@@ -116,6 +118,8 @@ def watch_streams(
                 outages.end("thinning samples")
             except BacklogError as error:
                 outages.begin("thinning samples", error)
+        if on_round is not None:
+            on_round()
         done += 1
         if rounds is not None and done >= rounds:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,27 @@ from replay.cli.shared import Session, verb
 if TYPE_CHECKING:
     from monitoring.observing import Observation
     from replay.exporting import Exporter
+
+LOG = logging.getLogger("backlog.replay.watch")
+# Findings hold offsets that move, so their sentences never end.
+MOST_TOLD = 1000
+
+
+class Told:
+    """What was told lately, so that it is not told again."""
+
+    def __init__(self, most: int = MOST_TOLD) -> None:
+        self._most = most
+        self._texts: dict[str, None] = {}
+
+    def is_new(self, text: str) -> bool:
+        """Whether it was not told yet; from now on it was. What was not heard for longest goes."""
+        known = text in self._texts
+        self._texts.pop(text, None)
+        self._texts[text] = None
+        if len(self._texts) > self._most:
+            del self._texts[next(iter(self._texts))]
+        return not known
 
 
 @verb
@@ -59,41 +81,44 @@ def watch_streams(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     known = {gap.id for gap in workspace.ledger.gaps.list()}
-    told: set[str] = set()
+    told = Told()
     new = 0
-    look_at = utc_now()  # when due holds are looked for again
 
     def say(text: str, style: str = "") -> None:
         session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
 
-    def give_back() -> None:
-        nonlocal look_at
-        if utc_now() < look_at:
-            return
-        look_at = utc_now() + config.watch.interval
+    def say_once(text: str) -> None:
+        if told.is_new(text):
+            say(text, "yellow")
+
+    def end_round() -> None:
         try:
             sentences = release_due(workspace)
         except BacklogError as error:
             sentences = [str(error)]
+        except Exception as error:
+            LOG.exception("holds that are due")
+            sentences = [f"holds that are due: a fault of the program: {type(error).__name__}"]
         for text in sentences:
-            if text not in told:
-                told.add(text)
-                say(text, "yellow")
+            say_once(text)
+        if exporter is not None:
+            exporter.board.note_round()
 
     def tell(seen: Observation) -> None:
         nonlocal new
-        give_back()
         for gap in seen.gaps:
             if gap.id not in known:
                 known.add(gap.id)
                 new += 1
                 lost = "unknown" if gap.count is None else f"at most {format_count(gap.count)}"
                 say(f"{gap.id} {gap.stream}[{gap.partition}] {gap.cause}, {lost}", "red")
-        for text in tell_findings(seen, workspace.ledger.gaps.list(seen.sample.stream)):
-            line = f"! {seen.sample.stream} {text}"
-            if line not in told:
-                told.add(line)
-                say(line, "yellow")
+        try:
+            gaps = workspace.ledger.gaps.list(seen.sample.stream)
+        except BacklogError as error:
+            say_once(str(error))  # what is not told now is told by the next look
+            return
+        for text in tell_findings(seen, gaps):
+            say_once(f"! {seen.sample.stream} {text}")
 
     def tell_outage(what: str, error: BacklogError | None) -> None:
         if error is None:
@@ -102,8 +127,8 @@ def watch_streams(
             say(f"{what}: {error}", "red")
 
     interval = config.watch.interval
+    exporter: Exporter | None = None
     with ExitStack() as stack:
-        exporter: Exporter | None = None
         if listen is not None or not (no_serve or rounds):
             from replay.exporting import open_exporter
 
@@ -126,6 +151,7 @@ def watch_streams(
             on_status=None if exporter is None else exporter.board.put_stream,
             on_error=None if exporter is None else exporter.note,
             on_outage=tell_outage,
+            on_round=end_round,
             rounds=rounds,
         )
     if seen.error is not None and not seen.looks:

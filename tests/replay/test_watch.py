@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from backlog.clock import utc_now
-from backlog.errors import ClusterUnreachable
-from backlog.values import Sample
+from backlog.errors import ClusterUnreachable, LedgerError
+from backlog.ledger.gaps import Gaps
+from backlog.values import Gap, Sample
 from monitoring import watcher
 from monitoring.board import Board
 from monitoring.marks import make_marks
 from monitoring.observing import Observation
-from replay import exporting
+from replay import exporting, holds
 from replay.cli import main, shared
+from replay.cli.watch import Told
 from tests.replay.makers import write_config
 
 STREAMS = {
@@ -101,6 +103,53 @@ def test_watch_serves_what_it_saw(
     assert len(shown) == len(STREAMS)
     assert main(["watch", "--rounds", "1"]) == 0
     assert "serving" not in capfd.readouterr().err, "rounds are for a look, not for a server"
+
+
+def test_watch_gives_holds_back_and_shows_that_it_goes_on_when_all_is_away(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    observe(monkeypatch, [False])
+    monkeypatch.setattr(exporting, "_make_samplers", lambda *_: ())
+    noted: list[str] = []
+    monkeypatch.setattr(Board, "note_failure", lambda _, __, stream, ___: noted.append(stream))
+    monkeypatch.setattr(Board, "note_round", lambda _: noted.append("round"))
+    answers: list[Any] = [["the retention was given back"], LedgerError("away"), RuntimeError()]
+
+    def give_back(_: object) -> list[str]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+    monkeypatch.setattr(holds, "release_due", give_back)
+    assert main(["watch", "--rounds", "3", "--listen", "127.0.0.1:0"]) == 1
+    assert noted == [*STREAMS, "round"] * 3, "each stream of a cluster that is away failed"
+    assert answers == []
+    assert capfd.readouterr().err.count("the retention was given back") == 1
+
+
+def test_watch_outlasts_a_ledger_that_does_not_tell_gaps(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    observe(monkeypatch, [True])
+
+    def list_gaps(_: Gaps, stream: str | None = None) -> tuple[Gap, ...]:
+        if stream is None:
+            return ()
+        raise LedgerError("the database went away", subject="ledger")
+
+    monkeypatch.setattr(Gaps, "list", list_gaps)
+    assert main(["watch", "--rounds", "2", "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["looks"] == 2 * len(STREAMS)
+    assert said.err.count("the database went away") == 1
+
+
+def test_what_was_told_is_forgotten_when_it_was_not_heard_for_long() -> None:
+    told = Told(most=2)
+    assert [told.is_new(text) for text in "abac"] == [True, True, False, True]
+    assert not told.is_new("a"), "it was heard again"
+    assert told.is_new("b")
 
 
 def test_watch_names_an_address_that_is_taken(
