@@ -9,7 +9,6 @@ from typing import Any
 from backlog.clock import format_time
 from backlog.values import RecoveryState
 from replay.expand_views import describe_progress
-from replay.kinds import find_kind
 from replay.report.curves import describe_burndown, describe_injection, describe_lag
 from replay.report.losses import describe_losses
 from replay.report.material import Material, collect
@@ -28,11 +27,9 @@ def make_report(workspace: Workspace, recovery_id: str) -> dict[str, Any]:
 
     Raises:
         UsageError: there is no such recovery.
-        Refused: another program planned it.
+        Refused: another program, or another version of this one, planned it.
     """
-    material = collect(workspace, recovery_id)
-    find_kind(material.recovery)
-    document = describe_report(material)
+    document = describe_report(collect(workspace, recovery_id))
     masked: dict[str, Any] = _mask(workspace, document)
     return masked
 

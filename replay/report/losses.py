@@ -6,7 +6,7 @@ from typing import Any
 
 from backlog.clock import format_time
 from backlog.numbers import format_plural
-from backlog.values import Gap
+from backlog.values import Gap, GapState
 from replay.report.material import Material
 
 _CAUSES = {
@@ -27,7 +27,7 @@ def describe_losses(material: Material) -> dict[str, Any]:
     """The gaps of the recovery, and one sentence about them."""
     gaps = material.gaps
     return {
-        "gaps": [_describe_gap(gap, material) for gap in gaps],
+        "gaps": [_describe_gap(gap) for gap in gaps],
         "count": sum(gap.count or 0 for gap in gaps),
         "unknown": sum(gap.count is None for gap in gaps),
         "partitions": len({gap.partition for gap in gaps}),
@@ -49,7 +49,7 @@ def _tell(material: Material) -> str:
     )
     if any(gap.count is None for gap in gaps):
         told += " For some the range is not known."
-    if material.is_expansion:
+    if material.is_expansion and any(gap.state is GapState.OPEN for gap in gaps):
         told += (
             " Draining does not bring these back: `backlogctl plan rebuild "
             f"{recovery.stream}` does."
@@ -57,16 +57,13 @@ def _tell(material: Material) -> str:
     return told
 
 
-def _describe_gap(gap: Gap, material: Material) -> dict[str, Any]:
-    planned = {row["id"]: row for row in material.recovery.plan.get("gaps", ())}.get(gap.id)
-    # A gap that was released since may have grown: the report is about what was planned.
-    start, end = (planned["start"], planned["end"]) if planned else (gap.start, gap.end)
+def _describe_gap(gap: Gap) -> dict[str, Any]:
     return {
         "id": gap.id,
         "partition": gap.partition,
-        "start": start,
-        "end": end,
-        "count": None if start is None or end is None else max(0, end - start),
+        "start": gap.start,
+        "end": gap.end,
+        "count": gap.count,
         "cause": str(gap.cause),
         "cause_told": _CAUSES.get(str(gap.cause), str(gap.cause)),
         "certainty": str(gap.certainty),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backlog.ledger import BurndownSample
@@ -11,14 +11,18 @@ from backlog.ledger.chunks import ChunkRecord
 from backlog.ledger.holds import Hold
 from backlog.ledger.steps import StepRecord
 from backlog.manifest import hash_value
-from backlog.values import Event, Gap, Recovery, RecoveryState, Sample
+from backlog.values import Event, Gap, GapState, Recovery, RecoveryState, Sample
 from monitoring.lag import find_end
-from replay.kinds import EXPAND
+from monitoring.page.steps import read_steps
+from replay.kinds import EXPAND, find_kind
+from replay.report.shape import check_shape
 from replay.workspace import Workspace
 
 # What happened to the lag before that says nothing of this incident.
 _LOOK_BACK = timedelta(hours=24)
 _LOOK_ON = timedelta(minutes=30)
+# What is lost at the very end is seen by the next look.
+_SEEN_LATE = timedelta(minutes=5)
 _AT_END = (RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED)
 
 
@@ -27,8 +31,8 @@ class Material:
     """A recovery and what is on record about it.
 
     Attributes:
-        gaps: those that a rebuild is for; for an expansion, those of its topic and group that are
-            open or were found since it was planned.
+        gaps: those that a rebuild is for, as they were planned; for an expansion, what its topic
+            and group lost of this backlog.
         samples: of its topic and group, around it.
         problem: what is wrong with the record of events; None for a whole one.
         plan_holds: whether the stored plan is still what its hash was made of.
@@ -54,9 +58,7 @@ class Material:
     @property
     def ended_at(self) -> datetime | None:
         """When it came to its end; None while it may go on."""
-        if self.recovery.state not in _AT_END:
-            return None
-        return self.events[-1].at if self.events else None
+        return _find_ending(self.recovery, self.events)
 
     def find_last(self, action: str) -> Event | None:
         """The last line of the record with that action."""
@@ -72,13 +74,21 @@ def collect(workspace: Workspace, recovery_id: str) -> Material:
 
     Raises:
         UsageError: there is no such recovery.
+        Refused: another program, or another version of this one, planned it.
     """
     ledger = workspace.ledger
     recovery = ledger.recoveries.get(recovery_id)
+    find_kind(recovery)
+    check_shape(recovery)
     events = ledger.events.list(recovery_id)
-    gaps = _find_gaps(workspace, recovery)
-    begin = min([recovery.created_at, *(gap.detected_at for gap in gaps)]) - _LOOK_BACK
-    end = events[-1].at + _LOOK_ON if events and recovery.state in _AT_END else None
+    ended_at = _find_ending(recovery, events)
+    gaps = _find_gaps(workspace, recovery, ended_at)
+    begin = min([recovery.created_at, *(gap.detected_at for gap in gaps)])
+    if recovery.kind == EXPAND:
+        # Of a loss that has gone on for weeks the lag of the last days tells enough.
+        begin = max(begin, recovery.created_at - _LOOK_BACK)
+    begin -= _LOOK_BACK
+    end = None if ended_at is None else ended_at + _LOOK_ON
     samples = tuple(
         sample
         for sample in ledger.samples.history(recovery.stream, begin)
@@ -89,7 +99,7 @@ def collect(workspace: Workspace, recovery_id: str) -> Material:
     return Material(
         recovery=recovery,
         events=events,
-        steps=ledger.steps.list(recovery_id) or tuple(_read_steps(events)),
+        steps=ledger.steps.list(recovery_id) or read_steps(events),
         gaps=gaps,
         chunks=ledger.chunks.list(recovery_id),
         burndown=ledger.burndown.list(recovery_id),
@@ -116,16 +126,55 @@ def measure_lag(samples: Sequence[Sample], isolation: str) -> list[tuple[datetim
     ]
 
 
-def _find_gaps(workspace: Workspace, recovery: Recovery) -> tuple[Gap, ...]:
+def _find_ending(recovery: Recovery, events: Sequence[Event]) -> datetime | None:
+    """Not the last line of the record: one may be added long after the end."""
+    if recovery.state not in _AT_END or not events:
+        return None
+    for event in reversed(events):
+        if event.action == recovery.state or event.action.startswith("superseded by "):
+            return event.at
+    return events[-1].at
+
+
+def _find_gaps(
+    workspace: Workspace, recovery: Recovery, ended_at: datetime | None
+) -> tuple[Gap, ...]:
     ledger = workspace.ledger
-    if recovery.kind != EXPAND:
-        found = [ledger.gaps.get(gap_id) for gap_id in ledger.recoveries.gap_ids(recovery.id)]
-        return tuple(sorted(found, key=lambda gap: (gap.partition, gap.start or 0)))
-    return tuple(
-        gap
-        for gap in ledger.gaps.list(recovery.stream)
-        if (gap.topic, gap.group) == (recovery.topic, recovery.group)
-        and (gap.state == "open" or gap.detected_at >= recovery.created_at)
+    known = ledger.gaps.list(recovery.stream)
+    if recovery.kind == EXPAND:
+        return tuple(gap for gap in known if _is_of_backlog(gap, recovery, ended_at))
+    ids = set(ledger.recoveries.gap_ids(recovery.id))
+    # A gap that was released since may have grown: the report is about what was planned.
+    planned = {row["id"]: row for row in recovery.plan.get("gaps", ())}
+    found = [
+        replace(gap, start=planned[gap.id]["start"], end=planned[gap.id]["end"])
+        if gap.id in planned
+        else gap
+        for gap in known
+        if gap.id in ids
+    ]
+    return tuple(sorted(found, key=lambda gap: (gap.partition, gap.start or 0)))
+
+
+def _is_of_backlog(gap: Gap, recovery: Recovery, ended_at: datetime | None) -> bool:
+    """Whether it was lost of what an expansion is for: then, or up to what was still unread."""
+    if (gap.topic, gap.group) != (recovery.topic, recovery.group):
+        return False
+    if ended_at is not None and gap.detected_at > ended_at + _SEEN_LATE:
+        return False
+    if gap.detected_at >= recovery.created_at:
+        return True
+    if gap.state is GapState.WAIVED:
+        return False
+    if gap.detected_at >= recovery.created_at - _LOOK_BACK:
+        return True
+    # Seen long ago, and it grew until the plan was made.
+    return any(
+        row["partition"] == gap.partition
+        and row.get("lost")
+        and None not in (gap.end, row.get("start"))
+        and gap.end >= row["start"]
+        for row in recovery.plan["partitions"]
     )
 
 
@@ -137,24 +186,3 @@ def _concerns(hold: Hold, recovery: Recovery, begin: datetime, end: datetime | N
         return False
     over = hold.released_at is not None and hold.released_at < begin
     return not over and (end is None or hold.created_at <= end)
-
-
-def _read_steps(events: Sequence[Event]) -> Iterator[StepRecord]:
-    """A rebuild's steps are on record only as events."""
-    first: dict[str, datetime] = {}
-    last: dict[str, datetime] = {}
-    ended: dict[str, datetime] = {}
-    tries: dict[str, int] = {}
-    for event in events:
-        name, _, word = event.action.rpartition(" ")
-        if word == "started":
-            first.setdefault(name, event.at)
-            last[name] = event.at
-            tries[name] = tries.get(name, 0) + 1
-            ended.pop(name, None)
-        elif word == "completed" and name in first:
-            ended[name] = event.at
-    for name, at in first.items():
-        yield StepRecord(
-            events[0].recovery_id, name, at, last[name], ended.get(name), None, tries[name]
-        )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from backlog.ledger.chunks import ChunkRecord
 from backlog.numbers import format_plural
 from backlog.values import ChunkState, RecoveryState
 from replay.expand_topics import COUNTERS_LOST
 from replay.report.material import Material
-
-_MISMATCHES = ("missing", "doubled", "different", "unexpected")
 
 
 def describe_verification(material: Material) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def _verify_rebuild(material: Material) -> dict[str, Any]:
     checks = []
     if detail:
         checks = [
-            {"told": "messages staged", "value": detail["staged"]},
-            {"told": "read back once, as staged, in their partition", "value": detail["matched"]},
-            *({"told": _MISMATCH_WORDS[name], "value": detail[name]} for name in _MISMATCHES),
+            {"told": told, "value": detail[name]}
+            for name, told in _CHECKED.items()
+            if detail.get(name) is not None
         ]
     return {
         "result": result,
@@ -50,7 +50,9 @@ def _verify_rebuild(material: Material) -> dict[str, Any]:
     }
 
 
-_MISMATCH_WORDS = {
+_CHECKED = {
+    "staged": "messages staged",
+    "matched": "read back once, as staged, in their partition",
     "missing": "missing",
     "doubled": "there more than once",
     "different": "different from what was staged",
@@ -59,12 +61,12 @@ _MISMATCH_WORDS = {
 
 
 def _list_rebuilt(material: Material) -> Iterator[list[Any]]:
+    injected: dict[int, list[ChunkRecord]] = defaultdict(list)
+    for record in material.chunks:
+        if record.state is ChunkState.INJECTED:
+            injected[record.chunk.slot].append(record)
     for row in material.recovery.plan["outcome"]["partitions"]:
-        done = [
-            record
-            for record in material.chunks
-            if record.chunk.slot == row["partition"] and record.state is ChunkState.INJECTED
-        ]
+        done = injected[row["partition"]]
         first = [record.first_offset for record in done if record.first_offset is not None]
         last = [record.last_offset for record in done if record.last_offset is not None]
         yield [
@@ -93,8 +95,10 @@ def _verify_expansion(material: Material) -> dict[str, Any]:
                 "told": "relayed, by the counters in the relay's own commits",
                 "value": detail["relayed"],
             },
-            {"told": "written, counted by reading the temporary topic", "value": detail["written"]},
-            {"told": "of them unread at the end", "value": 0},
+            {
+                "told": "written, counted by reading the temporary topic",
+                "value": detail.get("written"),
+            },
         ]
     relayed: Mapping[str, int] = detail.get("partitions", {})
     return {
@@ -137,18 +141,21 @@ def _rest_of_rebuild(material: Material) -> dict[str, Any]:
         for name, told in _REST.items()
         if counts.get(name)
     ]
-    left = counts["rebuilt"] - material.recovery.injected
-    if material.recovery.injected and left:
-        items.append({"name": "not_put_back", "value": left, "told": "rebuilt, not put back"})
     why = [str(reason) for reason in outcome["reasons"]]
     why += [
         f"in quarantine: {count:,} × {reason}"
         for reason, count in outcome.get("quarantine", {}).get("reasons", {}).items()
     ]
+    recovery = material.recovery
+    left = counts["rebuilt"] - recovery.injected - recovery.skipped
     if items or why:
         told = "What the plan could not account for, and what it says may be the reason:"
+    elif left:
+        told = "Every lost offset has its rebuilt message, and not all of them are put back."
     else:
         told = "Nothing: every lost offset has its rebuilt message."
+    if left:
+        items.append({"name": "not_put_back", "value": left, "told": "rebuilt, not put back"})
     return {"told": told, "items": items, "reasons": why}
 
 
@@ -166,8 +173,7 @@ def _rest_of_expansion(material: Material) -> dict[str, Any]:
             "The relay's counters were lost on the way: what was written is what was counted."
         )
     if verified["result"] == "passed":
-        total = format_plural(verified["checks"][0]["value"], "message")
-        told = f"Nothing: relayed = written = handled, {total}."
+        told = _compare_drained(material, verified["checks"])
     elif material.burndown:
         last = material.burndown[-1]
         told = (
@@ -179,3 +185,19 @@ def _rest_of_expansion(material: Material) -> dict[str, Any]:
         told = "Nothing was relayed."
         reasons = []
     return {"told": told, "items": [], "reasons": reasons}
+
+
+def _compare_drained(material: Material, checks: Sequence[Mapping[str, Any]]) -> str:
+    """Whether what was relayed, written and handled are one number."""
+    found = {
+        "relayed": checks[0]["value"],
+        "written": checks[1]["value"],
+        # Not the burn-down's: its last sample is a moment before the end.
+        "handled": (material.recovery.detail.get("counts") or {}).get("handled"),
+    }
+    known = {name: value for name, value in found.items() if value is not None}
+    if len(set(known.values())) == 1:
+        total = format_plural(found["relayed"], "message")
+        return f"Nothing: {' = '.join(known)}, {total}."
+    told = ", ".join(f"{value:,} {name}" for name, value in known.items())
+    return f"Not the same: {told}."

@@ -11,6 +11,7 @@ from backlog.numbers import format_duration, format_moment
 from replay.report.figures import draw_figures
 
 _PARTITIONS_SHOWN = 64
+_GAPS_SHOWN = 200
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -43,7 +44,11 @@ def render_page(document: Mapping[str, Any]) -> str:
     }
     style = Markup(environment.get_template("report.css").render())
     page: str = environment.get_template("report.html").render(
-        report=document, figures=figures, style=style, shown=_PARTITIONS_SHOWN
+        report=document,
+        figures=figures,
+        style=style,
+        shown=_PARTITIONS_SHOWN,
+        gaps_shown=_GAPS_SHOWN,
     )
     return page
 

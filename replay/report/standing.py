@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from backlog.errors import PlanStale
 from backlog.numbers import format_duration, format_plural
 from backlog.values import RecoveryState
 from replay.report.material import Material
@@ -40,11 +41,12 @@ def _figures_of_rebuild(material: Material) -> list[tuple[str, str]]:
     recovery = material.recovery
     counts = recovery.plan["outcome"]["counts"]
     read = material.find_last("read back")
+    matched = read.detail.get("matched") if read else None
     return [
         ("lost at most", f"{counts['expected']:,}"),
         ("rebuilt", f"{counts['rebuilt']:,}"),
         ("put back", f"{recovery.injected:,}"),
-        *([("read back as staged", f"{read.detail['matched']:,}")] if read else []),
+        *([("read back as staged", f"{matched:,}")] if matched is not None else []),
     ]
 
 
@@ -122,7 +124,9 @@ def _tell_state(material: Material) -> str:
             told = f"It stopped and can go on: {why}." if why else "It stopped and can go on."
             return told + _tell_stopped(material)
         case S.FAILED:
-            told = f"It failed, and can be run again: {why}." if why else "It failed."
+            stale = recovery.detail.get("code") == PlanStale.code
+            told = "It failed" if stale else "It failed, and can be run again"
+            told += f": {why}." if why else "."
             return told + _tell_stopped(material)
         case S.REJECTED:
             superseded = recovery.detail.get("superseded_by")
