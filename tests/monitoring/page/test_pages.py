@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -22,6 +23,7 @@ from tests.replay.makers import make_plan
 
 EVIL = "<script>alert(1)</script>"
 LIMIT = 150_000
+WATCHING = Path(__file__).parents[3] / "docs/watching.md"
 
 
 @pytest.fixture(scope="module")
@@ -333,3 +335,21 @@ def test_it_works_under_any_path(night: Night, prefix: str) -> None:
     assert 'href="../static/page.css"' in missing.text
     lost = client.get(f"/backlog/x{prefix}/a/b")
     assert 'href="../static/page.css"' in lost.text
+
+
+def test_the_application_in_the_documentation_shows_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", WATCHING.read_text(), re.DOTALL)
+    (tmp_path / "backlog.yaml").write_text(
+        "ledger: sqlite:///ledger.db\n"
+        "clusters: {main: {bootstrap.servers: '127.0.0.1:1'}}\n"
+        "streams: {orders: {cluster: main, topic: orders, group: shop}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BACKLOG_CONFIG", raising=False)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    answer = TestClient(names["app"]).get("/backlog/streams/orders")
+    assert answer.status_code == 200
+    assert "https://wiki.example" in answer.headers["content-security-policy"]
