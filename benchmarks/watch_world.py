@@ -52,6 +52,11 @@ class Figures:
     def read_ends(self, layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]:
         return {name: self._end() for name in layout.topics}
 
+    def find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], int]:
+        return dict.fromkeys(times, 0)
+
     def read_retentions(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
         return {name: {"retention.ms": "604800000"} for name in topics}
 

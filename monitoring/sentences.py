@@ -51,6 +51,8 @@ def tell_verdict(
             return f"{place}: {behind}, and the committed offset did not move for {over}"
         case Verdict.WARN:
             return f"{place}: {behind}, and the lag did not fall for {over}"
+        case Verdict.UNKNOWN if worst.committed is not None:
+            return f"{place}: its leader does not answer: what is unread is unknown"
         case Verdict.UNKNOWN:
             return f"{place}: the group has no committed offset: what it read, or lost, is unknown"
         case Verdict.LAGGING:

@@ -55,6 +55,7 @@ def open_exporter(
     exported = Exported(config.streams, tuple(config.clusters), config.watch.metrics)
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
+    samplers: list[GroupSampler] = []
     doctor = Doctor(
         board,
         scrape.ledger,
@@ -69,6 +70,9 @@ def open_exporter(
         for sampler in _make_samplers(config, board, scrape, on_outage):
             threads.append(sampler.thread)
             stack.enter_context(sampler)
+            samplers.append(sampler)
+        # All are told to end before one is waited for.
+        stack.callback(lambda: [sampler.stop() for sampler in samplers])
         yield Exporter(board, server.url)
 
 

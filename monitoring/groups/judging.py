@@ -1,7 +1,7 @@
 """Judges a group on a topic from its window.
 
-Partitions without anything to tell, which are nearly all, take their figures from the arrays at
-once; only the others are looked at one by one.
+Partitions without anything to tell, which are nearly all, and those that are read as they should
+be, take their figures from the arrays at once; only the others are looked at one by one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backlog.kafka.bulk import NONE, ListedGroup, Offsets
+from monitoring.groups.busy import Series, Terms, judge_busy
+from monitoring.groups.dating import Dates, Undated
 from monitoring.groups.tails import AT_MOST, Tail, Tails
 from monitoring.groups.windows import UNREAD, Columns, TopicPast, fit
 from monitoring.judging import PartitionView, Point, judge_partition
 from monitoring.status import GroupStatus, PartitionStatus, Retention
 from monitoring.summaries import summarize_group
 from monitoring.verdicts import Verdict
+
+# A group that runs moves past what expired in front of it with its next commit (protocol P1); its
+# commits may be as far apart as the clients' default, 5 s.
+LOST_AFTER = 6.0
 
 Ages = Sequence[float]
 Rates = Sequence[float | None]
@@ -51,8 +57,21 @@ class GroupPast:
 
 
 @dataclass(frozen=True, slots=True)
+class When:
+    """The rows of the window and those of before it, oldest first; ages are at most 0."""
+
+    rows: Sequence[int]
+    ages: Ages
+    old_rows: Sequence[int]
+    old_ages: Ages
+
+
+@dataclass(frozen=True, slots=True)
 class _Now:
-    """The newest row of a group on a topic; the place is the partition."""
+    """The newest row of a group on a topic; the place is the partition.
+
+    Where its leader did not answer, the offsets are those of the last time that it did.
+    """
 
     low: Offsets
     high: Offsets
@@ -78,17 +97,33 @@ class Judge:
             taken_at, what.cluster, what.window.total_seconds(), what.horizon.total_seconds()
         )
 
-    def list_tails(
-        self, topic: str, of: TopicPast, past: GroupPast, rows: Sequence[int]
-    ) -> Iterator[Tail]:
+    def list_tails(self, topic: str, of: TopicPast, past: GroupPast, when: When) -> Iterator[Tail]:
         """Small lags at which the group has stood since the sample before."""
-        if len(rows) < 2:
+        if len(when.rows) < 2:
             return
-        now = _read_now(of, past, rows[-1])
-        before = fit(past.commits.read(rows[-2]), len(now.committed))
+        now = _read_now(of, past, when)
+        before = fit(past.commits.read(when.rows[-2]), len(now.committed))
         small = (now.lag > 0) & (now.lag <= AT_MOST) & (now.committed == before) & now.known
         for number in np.flatnonzero(small).tolist():
             yield _make_tail(topic, of, now, number)
+
+    def list_undated(
+        self, topic: str, of: TopicPast, past: GroupPast, when: When, retention: Retention
+    ) -> Iterator[Undated]:
+        """What is unread since before the first sample that is kept."""
+        now = _read_now(of, past, when)
+        since = np.flatnonzero((now.lag > 0) & now.known)
+        if not len(since):
+            return
+        ends = of.high.pick(when.rows, since)
+        ends = np.where(past.commits.pick(when.rows, since) == UNREAD, UNREAD, ends)
+        if old := [row for row, _ in _list_old(when, self.window)]:
+            ends = np.concatenate([of.old_high.pick(old, since), ends])
+        starts = np.maximum(now.committed, now.low)[since]
+        known = ends >= 0
+        missed = ~((ends <= starts) & known).any(axis=0)
+        for number in since[missed].tolist():
+            yield _make_undated(topic, of, now, number, retention)
 
     def judge(
         self,
@@ -97,33 +132,38 @@ class Judge:
         topic: str,
         past: GroupPast,
         of: TopicPast,
-        rows: Sequence[int],
-        ages: Ages,
-        old_rows: Sequence[int],
-        old_ages: Ages,
+        when: When,
         retention: Retention,
         tails: Tails,
+        dates: Dates,
     ) -> GroupStatus:
         """The status of one group on one topic."""
-        now = _read_now(of, past, rows[-1])
-        consumed = _measure_rates(past.commits, rows, ages, self.window)
-        produced = _measure_rates(of.high, rows, ages, self.window)
+        now = _read_now(of, past, when)
+        consumed = _measure_rates(past.commits, when.rows, when.ages, self.window)
+        produced = _measure_rates(of.high, when.rows, when.ages, self.window)
+        members = None if not group.state else group.state not in ("empty", "dead")
         has_commit = now.committed >= 0
         told = has_commit & ((now.lag > 0) | (now.committed < now.low) | (now.committed > now.high))
+        statuses = self._judge_busy(
+            topic, of, past, when, told & now.known, members, retention, tails
+        )
+        told[list(statuses)] = False
         behind = np.flatnonzero(told & now.known)
-        points = _read_points(of, past, rows, ages, behind)
-        ends = _read_ends(of, old_rows, old_ages, -self.window, behind)
-        members = None if not group.state else group.state not in ("empty", "dead")
-        statuses: dict[int, PartitionStatus] = {}
+        points = _read_points(of, past, when, behind)
+        ends = _read_ends(of, when, self.window, behind)
         for number, seen, older in zip(behind.tolist(), points, ends, strict=True):
+            tail = _make_tail(topic, of, now, number)
+            commits = dict.fromkeys(p.committed for p in reversed(seen) if p.committed is not None)
             statuses[number] = judge_partition(
                 PartitionView(
                     partition=number,
                     points=seen,
                     members=members,
-                    lost=_count_lost(topic, of, now, number, tails),
-                    tail_without_data=tails.is_empty(_make_tail(topic, of, now, number)),
+                    lost=_count_lost(tail, now, seen, members, tails),
+                    tail_without_data=tails.is_empty(tail),
+                    empty_tail=tails.find_range(topic, of.topic_id, number, commits),
                     retention=retention,
+                    oldest_seconds=dates.tell_age(_make_undated(topic, of, now, number, retention)),
                     timeline=[*older, *((point.seconds, point.high) for point in seen)],
                     window=self.window,
                     horizon=self.horizon,
@@ -138,18 +178,69 @@ class Judge:
             group=group.name,
             group_state=group.state,
             taken_at=self.taken_at,
-            written=(now.high[now.known] > 0).tolist(),
+            # A partition that nobody answers for may have been written.
+            written=((now.high > 0) | ~now.known).tolist(),
             retention=retention,
             window=self.window,
         )
 
+    def _judge_busy(
+        self,
+        topic: str,
+        of: TopicPast,
+        past: GroupPast,
+        when: When,
+        told: NDArray[np.bool_],
+        members: bool | None,
+        retention: Retention,
+        tails: Tails,
+    ) -> dict[int, PartitionStatus]:
+        """Those that are read as they should be."""
+        columns = np.array(
+            [
+                number
+                for number in np.flatnonzero(told).tolist()
+                if not tails.knows(topic, of.topic_id, number)
+            ],
+            np.intp,
+        )
+        if not len(columns):
+            return {}
+        rows = when.rows
+        low, high = of.low.pick(rows, columns), of.high.pick(rows, columns)
+        stable, committed = of.stable.pick(rows, columns), past.commits.pick(rows, columns)
+        # A sample without the group, or without the topic, is none.
+        read = ((committed != UNREAD) & (high >= 0)).any(axis=1)
+        ages = [age for age, ok in zip(when.ages, read.tolist(), strict=True) if ok]
+        low, high, stable, committed = (one[read] for one in (low, high, stable, committed))
+        end = find_end(committed, stable, high)
+        limit = None if retention.time is None else retention.time.total_seconds()
+        return judge_busy(
+            Series(ages, columns.tolist(), low, committed, end, high),
+            Terms(members, limit, self.window, self.horizon),
+        )
 
-def _read_now(of: TopicPast, past: GroupPast, row: int) -> _Now:
+
+def _read_now(of: TopicPast, past: GroupPast, when: When) -> _Now:
+    row = when.rows[-1]
     low, stable, high = of.low.read(row), of.stable.read(row), of.high.read(row)
     committed = fit(past.commits.read(row), len(high))
+    known = (low >= 0) & (high >= 0)
+    if not known.all():
+        low, high = _fill(of.low, low, known, when.rows), _fill(of.high, high, known, when.rows)
     end = find_end(committed, stable, high)
-    lag = np.maximum(0, end - np.maximum(committed, low))
-    return _Now(low, high, end, committed, lag, (low >= 0) & (high >= 0))
+    end = np.where(known, end, np.maximum(end, committed))
+    lag = np.where(known, np.maximum(0, end - np.maximum(committed, low)), 0)
+    return _Now(low, high, end, committed, lag, known)
+
+
+def _fill(
+    columns: Columns, newest: Offsets, known: NDArray[np.bool_], rows: Sequence[int]
+) -> Offsets:
+    filled = np.where(known, newest, NONE)
+    for row in reversed(rows[:-1]):
+        filled = np.where(filled < 0, columns.read(row), filled)
+    return np.maximum(0, filled)
 
 
 def find_end(committed: Offsets, stable: Offsets, high: Offsets) -> Offsets:
@@ -166,17 +257,40 @@ def _make_tail(topic: str, of: TopicPast, now: _Now, number: int) -> Tail:
     return Tail(topic, of.topic_id, number, start, int(now.end[number]))
 
 
-def _count_lost(topic: str, of: TopicPast, now: _Now, number: int, tails: Tails) -> int:
-    committed, low = int(now.committed[number]), int(now.low[number])
-    if committed >= low or tails.was_empty(topic, of.topic_id, number, committed, low):
+def _make_undated(
+    topic: str, of: TopicPast, now: _Now, number: int, retention: Retention
+) -> Undated:
+    start = max(int(now.committed[number]), int(now.low[number]))
+    limit = None if retention.time is None else retention.time.total_seconds()
+    return Undated(topic, of.topic_id, number, start, int(now.high[number]), limit)
+
+
+def _count_lost(
+    tail: Tail, now: _Now, seen: Sequence[Point], members: bool | None, tails: Tails
+) -> int:
+    """What expired in front of a group that does not move past it."""
+    committed, low = int(now.committed[tail.partition]), int(now.low[tail.partition])
+    if committed >= low or tails.was_empty(
+        tail.topic, tail.topic_id, tail.partition, committed, low
+    ):
         return 0
-    return low - committed
+    stands = members is False or any(
+        point.seconds <= -LOST_AFTER and point.committed == committed < point.low for point in seen
+    )
+    return low - committed if stands else 0
+
+
+def _list_old(when: When, window: float) -> list[tuple[int, float]]:
+    """The rows and ages of before the window."""
+    pairs = zip(when.old_rows, when.old_ages, strict=True)
+    return [(row, age) for row, age in pairs if age < -window]
 
 
 def _read_points(
-    of: TopicPast, past: GroupPast, rows: Sequence[int], ages: Ages, columns: NDArray[np.intp]
+    of: TopicPast, past: GroupPast, when: When, columns: NDArray[np.intp]
 ) -> Iterator[list[Point]]:
     """By partition its points, oldest first, without samples in which it was not read."""
+    rows = when.rows
     lows, stables = of.low.take(rows, columns), of.stable.take(rows, columns)
     highs, commits = of.high.take(rows, columns), past.commits.take(rows, columns)
     for series in zip(lows, stables, highs, commits, strict=True):
@@ -188,16 +302,16 @@ def _read_points(
                 stable if stable >= 0 and committed == stable else high,
                 high,
             )
-            for age, low, stable, high, committed in zip(ages, *series, strict=True)
+            for age, low, stable, high, committed in zip(when.ages, *series, strict=True)
             if low >= 0 and high >= 0 and committed != UNREAD
         ]
 
 
 def _read_ends(
-    of: TopicPast, rows: Sequence[int], ages: Ages, before: float, columns: NDArray[np.intp]
+    of: TopicPast, when: When, window: float, columns: NDArray[np.intp]
 ) -> Iterator[list[tuple[float, int]]]:
     """By partition the high watermarks of before the window, oldest first."""
-    chosen = [(row, age) for row, age in zip(rows, ages, strict=True) if age < before]
+    chosen = _list_old(when, window)
     series = of.old_high.take([row for row, _ in chosen], columns)
     for highs in series:
         yield [(age, high) for (_, age), high in zip(chosen, highs, strict=True) if high >= 0]
@@ -221,7 +335,7 @@ def _measure_rates(columns: Columns, rows: Sequence[int], ages: Ages, window: fl
 def _add_quiet(
     now: _Now, told: dict[int, PartitionStatus], consumed: Rates, produced: Rates
 ) -> list[PartitionStatus]:
-    """All partitions whose leader answered, in order."""
+    """All partitions, in order."""
     columns = zip(
         now.known.tolist(),
         now.low.tolist(),
@@ -249,17 +363,19 @@ def _add_quiet(
                     produced_per_second=_at(produced, number),
                 )
             )
-        elif known:
+        else:
+            verdict = Verdict.UNKNOWN if high > 0 or not known else Verdict.OK
             parts.append(
                 PartitionStatus(
                     partition=number,
                     log_start=low,
-                    committed=None,
+                    committed=committed if committed >= 0 else None,
                     end=end,
                     lag=None,
                     lag_seconds=None,
                     lost=None,
-                    verdict=Verdict.UNKNOWN if high > 0 else Verdict.OK,
+                    verdict=verdict,
+                    course=verdict,
                     produced_per_second=_at(produced, number),
                 )
             )

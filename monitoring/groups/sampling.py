@@ -13,6 +13,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
+from backlog.config import mask_secrets
 from backlog.errors import BacklogError
 from monitoring.board import Board, ClusterPass
 
@@ -77,6 +78,10 @@ class GroupSampler:
         # It may wait for a broker that is away; as a daemon it ends with the process.
         self.thread.join(_STOP_SECONDS)
 
+    def stop(self) -> None:
+        """Asks the thread to end; leaving the `with` block waits for it."""
+        self._stop.set()
+
     def _run(self) -> None:
         while not self._stop.is_set():
             end = time.monotonic() + self._seconds
@@ -86,7 +91,8 @@ class GroupSampler:
 
     def _look(self) -> None:
         try:
-            done = self._survey.look()
+            self._board.put_cluster(self._survey.look())
+            self._on_pass()
         except BacklogError as error:
             self._fail(error)
         except Exception as error:
@@ -95,14 +101,18 @@ class GroupSampler:
             told = f"the pass over all groups failed: {type(error).__name__}"
             self._fail(BacklogError(told, subject=f"cluster {self._cluster}"))
         else:
-            self._board.put_cluster(done)
-            self._on_pass()
             if self._failing:
                 self._failing = False
-                self._on_outage(f"groups of cluster {self._cluster}", None)
+                self._tell(None)
 
     def _fail(self, error: BacklogError) -> None:
-        self._board.note_failure(self._cluster, "", str(error))
+        self._board.note_failure(self._cluster, "", mask_secrets(str(error)))
         if not self._failing:
             self._failing = True
+            self._tell(error)
+
+    def _tell(self, error: BacklogError | None) -> None:
+        try:
             self._on_outage(f"groups of cluster {self._cluster}", error)
+        except Exception:
+            LOG.exception("what cannot be seen of cluster %s was not told", self._cluster)

@@ -13,7 +13,9 @@ from backlog.clock import utc_now
 from backlog.errors import BacklogError
 from backlog.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets
 from monitoring.board import ClusterPass, TopicPartitionState
-from monitoring.groups.judging import GroupPast, Judge
+from monitoring.groups.absent import Absent
+from monitoring.groups.dating import Dates
+from monitoring.groups.judging import GroupPast, Judge, When
 from monitoring.groups.reading import ClusterReader
 from monitoring.groups.tails import Tails
 from monitoring.groups.windows import Moments, TopicPast, fit
@@ -53,11 +55,15 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What one pass read; offsets by topic, commits by group and topic."""
+    """What one pass read; offsets by topic, commits by group and topic.
+
+    `missing` are topics that were known, and that an answer left out.
+    """
 
     groups: Mapping[str, ListedGroup]
     commits: Mapping[str, Mapping[str, Offsets]]
     layout: ClusterLayout
+    missing: frozenset[str]
     low: Mapping[str, Offsets]
     stable: Mapping[str, Offsets]
     high: Mapping[str, Offsets]
@@ -71,14 +77,18 @@ class Survey:
     what: Surveyed
     tails: Tails
     clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time  # what messages carry
     _topics: dict[str, TopicPast] = field(default_factory=dict)
     _groups: dict[tuple[str, str], GroupPast] = field(default_factory=dict)
     _retentions: dict[str, Retention] = field(default_factory=dict)
     _retentions_at: float = float("-inf")
+    _missing: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         window = self.what.window.total_seconds()
         self._moments = Moments(WINDOW_ROWS + 4, window / WINDOW_ROWS)
+        self._dates = Dates(self.reader.find_offsets, self.wall)
+        self._absent = Absent(window)
         self._old = Moments(OLD_ROWS, self.what.horizon.total_seconds() / (OLD_ROWS - 2))
 
     def look(self) -> ClusterPass:
@@ -110,8 +120,9 @@ class Survey:
         high = self.reader.read_ends(before, stable=False)
         after = self.reader.read_layout(before.topics)
         layout = _keep_same(before, after)
+        missing = self._topics.keys() - (before.topics.keys() & after.topics.keys())
         self._refresh_retentions(layout.topics)
-        reading = _Reading(groups, commits, layout, low, stable, high)
+        reading = _Reading(groups, commits, layout, frozenset(missing), low, stable, high)
         row = self._remember(reading, now)
         judged, left_out = self._judge(reading, row, now, Judge.at(taken_at, self.what))
         self.tails.end_pass()
@@ -119,10 +130,11 @@ class Survey:
             cluster=self.what.cluster,
             taken_at=taken_at,
             seconds=time.monotonic() - started,
-            groups=tuple(judged),
+            groups=tuple(self._absent.add(judged, self._groups, now)),
             topics={name: _describe_topic(name, reading) for name in sorted(layout.topics)},
             brokers=layout.brokers,
             left_out=left_out,
+            unreadable=len(groups.keys() - commits.keys()),
         )
 
     def close(self) -> None:
@@ -133,7 +145,12 @@ class Survey:
         """Writes the reading's row; what is gone, or another topic by now, is forgotten."""
         row, old_row = self._moments.advance(now), self._old.advance(now)
         topics = reading.layout.topics
-        self._topics = {
+        # One answer without a topic may be a broker that does not know better; two are not.
+        kept = {name: self._topics[name] for name in reading.missing - self._missing}
+        self._missing = reading.missing
+        for past in kept.values():
+            past.clear(row, old_row)
+        self._topics = kept | {
             name: past
             for name, past in self._topics.items()
             if name in topics and past.topic_id == topics[name].topic_id
@@ -153,8 +170,8 @@ class Survey:
             (group, topic): past
             for (group, topic), past in self._groups.items()
             if group in reading.groups
-            and topic in topics
-            and past.topic_id == topics[topic].topic_id
+            and topic in self._topics
+            and past.topic_id == self._topics[topic].topic_id
             # One that could not be read now is judged again when it can be.
             and topic in reading.commits.get(group, (topic,))
         }
@@ -166,15 +183,29 @@ class Survey:
         self, reading: _Reading, row: int, now: float, judge: Judge
     ) -> tuple[list[GroupStatus], int]:
         wanted, left_out = self._choose(reading)
-        rows, ages = self._moments.rows, self._moments.list_ages(now)
-        old_rows, old_ages = self._old.rows, self._old.list_ages(now)
+        when = When(
+            self._moments.rows,
+            self._moments.list_ages(now),
+            self._old.rows,
+            self._old.list_ages(now),
+        )
         for (group, name), past in wanted.items():
             offsets = reading.commits[group][name]
             past.commits.write(row, offsets, len(reading.layout.topics[name].leaders))
         self.tails.look(
             tail
             for (_, name), past in wanted.items()
-            for tail in judge.list_tails(name, self._topics[name], past, rows)
+            for tail in judge.list_tails(name, self._topics[name], past, when)
+        )
+        self._dates.look(
+            reading.layout,
+            (
+                one
+                for (_, name), past in wanted.items()
+                for one in judge.list_undated(
+                    name, self._topics[name], past, when, self._find_retention(name)
+                )
+            ),
         )
         return [
             judge.judge(
@@ -182,15 +213,16 @@ class Survey:
                 topic=name,
                 past=past,
                 of=self._topics[name],
-                rows=rows,
-                ages=ages,
-                old_rows=old_rows,
-                old_ages=old_ages,
-                retention=self._retentions.get(name, UNLIMITED),
+                when=when,
+                retention=self._find_retention(name),
                 tails=self.tails,
+                dates=self._dates,
             )
             for (group, name), past in wanted.items()
         ], left_out
+
+    def _find_retention(self, topic: str) -> Retention:
+        return self._retentions.get(topic, UNLIMITED)
 
     def _choose(self, reading: _Reading) -> tuple[dict[tuple[str, str], GroupPast], int]:
         """The groups on topics that are judged, in order, and how many partitions are left out."""
@@ -214,18 +246,22 @@ class Survey:
         return wanted, left_out
 
     def _refresh_retentions(self, topics: Collection[str]) -> None:
-        """All of them at times, and those of new topics at once."""
+        """All of them at times, and those of new topics at once; the old ones stand until then."""
         now = self.clock()
-        if now - self._retentions_at > RETENTIONS_FOR.total_seconds():
-            self._retentions, self._retentions_at = {}, now
-        wanted = [name for name in topics if name not in self._retentions]
-        if wanted:
-            with suppress(BacklogError):  # without it nothing is said about losses to come
-                found = self.reader.read_retentions(wanted)
-                self._retentions.update(
-                    (name, Retention(read_retention(config), read_size_limit(config)))
-                    for name, config in found.items()
-                )
+        all_of_them = now - self._retentions_at > RETENTIONS_FOR.total_seconds()
+        wanted = [name for name in topics if all_of_them or name not in self._retentions]
+        if not wanted:
+            return
+        with suppress(BacklogError):  # without it nothing is said about losses to come
+            found = self.reader.read_retentions(wanted)
+            if all_of_them:
+                known = {*topics, *self._topics}
+                kept = {name: old for name, old in self._retentions.items() if name in known}
+                self._retentions, self._retentions_at = kept, now
+            self._retentions.update(
+                (name, Retention(read_retention(config), read_size_limit(config)))
+                for name, config in found.items()
+            )
 
 
 def _keep_same(before: ClusterLayout, after: ClusterLayout) -> ClusterLayout:

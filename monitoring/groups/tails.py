@@ -34,6 +34,9 @@ class Tail:
     end: int
 
 
+_Start = tuple[str, str, int, int]
+
+
 @dataclass
 class Tails:
     """Remembers which tails are empty; forgets those that nobody asked for in a pass."""
@@ -41,6 +44,10 @@ class Tails:
     read: TailReader
     _known: dict[Tail, bool] = field(default_factory=dict)
     _asked: dict[Tail, bool] = field(default_factory=dict)
+    # The newest empty range of a partition at a start: (topic, topic_id, partition, start) -> end
+    _ranges: dict[_Start, int] = field(default_factory=dict)
+    _wanted: dict[_Start, int] = field(default_factory=dict)
+    _places: set[tuple[str, str, int]] = field(default_factory=set)
 
     def look(self, candidates: Iterable[Tail]) -> None:
         """Reads those that are not known, as far as there are not too many."""
@@ -52,7 +59,11 @@ class Tails:
                 found = self.read([(tail.topic, tail.partition, tail.start) for tail in new])
                 for tail in new:
                     if (tail.topic, tail.partition) in found:
-                        self._known[tail] = found[tail.topic, tail.partition]
+                        empty = self._known[tail] = found[tail.topic, tail.partition]
+                        if empty:
+                            start = (tail.topic, tail.topic_id, tail.partition, tail.start)
+                            self._ranges[start] = self._wanted[start] = tail.end
+                            self._places.add(start[:3])
         for tail in wanted:
             self.is_empty(tail)
 
@@ -62,6 +73,23 @@ class Tails:
         if known is not None:
             self._asked[tail] = known
         return bool(known)
+
+    def find_range(
+        self, topic: str, topic_id: str, partition: int, starts: Iterable[int]
+    ) -> tuple[int, int] | None:
+        """The last range from one of these offsets on that was read and held no data."""
+        if not self._ranges:
+            return None
+        for at in starts:
+            start = (topic, topic_id, partition, at)
+            if start in self._ranges:
+                self._wanted[start] = self._ranges[start]
+                return at, self._ranges[start]
+        return None
+
+    def knows(self, topic: str, topic_id: str, partition: int) -> bool:
+        """Whether a range of this partition was empty lately, for any group."""
+        return (topic, topic_id, partition) in self._places
 
     def was_empty(self, topic: str, topic_id: str, partition: int, start: int, low: int) -> bool:
         """Whether what expired from `start` up to the log start is known to have been no data."""
@@ -73,6 +101,8 @@ class Tails:
     def end_pass(self) -> None:
         """Forgets what was not asked for since the last call."""
         self._known, self._asked = self._asked, {}
+        self._ranges, self._wanted = self._wanted, {}
+        self._places = {start[:3] for start in self._ranges}
 
 
 def make_tail_reader(properties: Properties) -> TailReader:

@@ -88,9 +88,14 @@ class Columns:
         found: Offsets = self._values[row]
         return found
 
+    def pick(self, rows: Sequence[int], columns: NDArray[np.intp]) -> Offsets:
+        """A row for each of the rows, of these columns."""
+        found: Offsets = self._values[np.ix_(np.array(rows, np.intp), columns)]
+        return found
+
     def take(self, rows: Sequence[int], columns: NDArray[np.intp]) -> list[list[int]]:
         """By column, the values of the rows."""
-        found: list[list[int]] = self._values[np.ix_(np.array(rows, np.intp), columns)].T.tolist()
+        found: list[list[int]] = self.pick(rows, columns).T.tolist()
         return found
 
 
@@ -107,6 +112,12 @@ class TopicPast:
     def list_recent(self) -> Iterator[Columns]:
         """Those of the window."""
         yield from (self.low, self.stable, self.high)
+
+    def clear(self, row: int, old_row: int) -> None:
+        """Makes a sample void."""
+        for columns in self.list_recent():
+            columns.clear(row)
+        self.old_high.clear(old_row)
 
 
 def fit(offsets: Offsets, partitions: int) -> Offsets:

@@ -2,139 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
-from monitoring.board import ClusterPass
-from monitoring.groups.reading import Place
-from monitoring.groups.survey import Survey, Surveyed
-from monitoring.groups.tails import Tails
+from backlog.kafka.bulk import NONE, ClusterLayout, Offsets
 from monitoring.groups.windows import Moments
-from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
-
-WHAT = Surveyed("main", window=timedelta(seconds=600))
-
-
-def make_offsets(values: Iterable[int]) -> Offsets:
-    return np.array(list(values), np.int64)
-
-
-@dataclass
-class Topic:
-    """One topic's figures, by partition."""
-
-    low: list[int]
-    high: list[int]
-    stable: list[int] | None = None
-    topic_id: str = "one"
-
-
-@dataclass
-class Cluster:
-    """Answers from figures; `calls` are the reads in their order."""
-
-    topics: dict[str, Topic] = field(default_factory=dict)
-    commits: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    states: dict[str, str] = field(default_factory=dict)
-    unreadable: set[str] = field(default_factory=set)
-    empty: dict[tuple[str, int], bool] = field(default_factory=dict)
-    retention: str = "-1"
-    calls: list[str] = field(default_factory=list)
-    tails: list[Place] = field(default_factory=list)
-    busy: bool = False  # a group commits, and retention follows it, between any two reads
-
-    def list_groups(self) -> Sequence[ListedGroup]:
-        self._go_on("groups")
-        return [ListedGroup(name, self.states.get(name, "stable")) for name in self.commits]
-
-    def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]:
-        self._go_on("commits")
-        return {
-            name: {topic: make_offsets(at) for topic, at in self.commits[name].items()}
-            for name in groups
-            if name not in self.unreadable
-        }
-
-    def read_layout(self, topics: Iterable[str]) -> ClusterLayout:
-        self._go_on("layout")
-        found = {}
-        for name in topics:
-            if name in self.topics:
-                ones = np.ones(len(self.topics[name].high), np.int32)
-                found[name] = TopicLayout(self.topics[name].topic_id, ones, ones, ones)
-        return ClusterLayout(1, found)
-
-    def read_log_starts(self, layout: ClusterLayout) -> Mapping[str, Offsets]:
-        self._go_on("low")
-        return {name: make_offsets(self.topics[name].low) for name in layout.topics}
-
-    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]:
-        self._go_on("stable" if stable else "high")
-        return {
-            name: make_offsets((stable and self.topics[name].stable) or self.topics[name].high)
-            for name in layout.topics
-        }
-
-    def read_retentions(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
-        return {name: {"retention.ms": self.retention} for name in topics}
-
-    def close(self) -> None: ...
-
-    def read_tails(self, places: Sequence[Place]) -> Mapping[tuple[str, int], bool]:
-        self.tails += places
-        return {
-            (topic, number): self.empty.get((topic, number), False) for topic, number, _ in places
-        }
-
-    def _go_on(self, call: str) -> None:
-        self.calls.append(call)
-        if self.busy:
-            for topic in self.topics.values():
-                topic.high = [at + 100 for at in topic.high]
-                for of in self.commits.values():
-                    of.update({name: [at + 100 for at in offsets] for name, offsets in of.items()})
-                topic.low = [at + 100 for at in topic.low]
-
-
-@dataclass
-class World:
-    """A cluster, what looks at it, and the time."""
-
-    cluster: Cluster
-    what: Surveyed = WHAT
-    now: float = 0.0
-
-    def __post_init__(self) -> None:
-        tails = Tails(self.cluster.read_tails)
-        self.survey = Survey(self.cluster, self.what, tails, clock=lambda: self.now)
-
-    def look(self, times: int = 1, seconds: float = 30.0) -> ClusterPass:
-        """Passes, each so many seconds later."""
-        for _ in range(times):
-            self.now += seconds
-            done = self.survey.look()
-        return done
-
-    def status(self, times: int = 1, group: str = "service") -> GroupStatus:
-        """The group's status after so many passes."""
-        (found,) = (one for one in self.look(times).groups if one.group == group)
-        return found
-
-
-def make_world(
-    commits: list[int], topic: Topic, *, state: str = "stable", what: Surveyed = WHAT
-) -> World:
-    cluster = Cluster({"orders": topic}, {"service": {"orders": commits}}, {"service": state})
-    return World(cluster, what)
+from tests.monitoring.group_world import WHAT, Topic, make_world
 
 
 def test_log_starts_are_read_before_commits_and_ids_around_all() -> None:
@@ -265,22 +145,34 @@ def test_a_group_that_is_gone_or_cannot_be_read_now() -> None:
     world = make_world([5], Topic([0], [10]))
     world.look(30)
     world.cluster.unreadable = {"service"}
-    assert world.look().groups == ()
+    done = world.look()
+    assert ([s.verdict for s in done.groups], done.unreadable) == ([Verdict.STALL], 1)
+    world.look(21)
+    (status,) = world.look().groups
+    assert status.verdict is status.course is Verdict.UNKNOWN, "too long ago to be true"
+    assert (status.lag, status.partitions[0].committed) == (None, 5)
+    assert "could not be read for" in status.sentence
     world.cluster.unreadable = set()
-    assert world.status().verdict is Verdict.STALL, "its past is still known"
+    assert world.status(26).verdict is Verdict.STALL
+    assert world.look().unreadable == 0
     world.cluster.commits = {}
     assert world.look().groups == ()
     world.cluster.commits = {"service": {"orders": [5]}}
     assert world.status().verdict is Verdict.LAGGING, "its past is forgotten"
 
 
-def test_a_partition_without_a_leader_is_absent() -> None:
-    world = make_world([5, 5], Topic([0, 0], [10, 10]))
+def test_a_partition_without_a_leader_is_unknown() -> None:
+    world = make_world([5, 10], Topic([0, 0], [10, 10]))
     world.look(3)
     world.cluster.topics["orders"].high = [NONE, 10]
-    assert [part.partition for part in world.status().partitions] == [1]
-    world.cluster.topics["orders"].high = [10, 10]
-    assert [part.lag for part in world.status().partitions] == [5, 5]
+    world.cluster.topics["orders"].low = [NONE, 0]
+    status = world.status()
+    assert [part.verdict for part in status.partitions] == [Verdict.UNKNOWN, Verdict.OK]
+    assert (status.partitions[0].committed, status.partitions[0].end) == (5, 10), "as last seen"
+    assert (status.verdict, status.course, status.lag) == (Verdict.UNKNOWN, Verdict.UNKNOWN, None)
+    assert "its leader does not answer" in status.sentence
+    world.cluster.topics["orders"] = Topic([0, 0], [10, 10])
+    assert [part.lag for part in world.status().partitions] == [5, 0]
 
 
 def test_fault_24_an_open_transaction_is_not_a_stall() -> None:
@@ -304,16 +196,63 @@ def test_a_tail_without_data_is_no_lag_and_no_loss() -> None:
     assert world.cluster.tails == [("orders", 0, 9), ("orders", 1, 9)], "each is read once"
     # What held only a control record expires: nothing was lost.
     world.cluster.topics["orders"].low = [10, 10]
-    status = world.status()
+    status = world.status(2)
     assert [part.lost for part in status.partitions] == [0, 1]
     assert world.status(5).lost == 1
 
 
+def test_a_transaction_after_a_quiet_time_is_no_stall() -> None:
+    world = make_world([9], Topic([0], [10]))
+    world.cluster.empty[("orders", 0)] = True
+    assert world.status(30).verdict is Verdict.OK
+    world.cluster.empty.clear()
+    world.cluster.topics["orders"].high = [12]  # a message, and its marker
+    status = world.status()
+    assert status.verdict is Verdict.OK, "it came a moment ago"
+    assert status.lag
+    assert world.status(22).verdict is Verdict.STALL
+
+
+def test_a_topic_that_one_answer_leaves_out_keeps_its_past() -> None:
+    world = make_world([5], Topic([0], [10]))
+    world.look(30)
+    topic = world.cluster.topics.pop("orders")
+    assert [status.verdict for status in world.look().groups] == [Verdict.STALL], "as it was"
+    world.cluster.topics["orders"] = topic
+    assert world.status().verdict is Verdict.STALL
+    del world.cluster.topics["orders"]
+    world.look()
+    assert world.look().groups == ()
+    world.cluster.topics["orders"] = topic
+    assert world.status().verdict is Verdict.LAGGING
+
+
+def test_retentions_that_cannot_be_read_again_stand() -> None:
+    world = make_world([10], Topic([0], [10]))
+    world.cluster.retention = "3600000"
+    world.look()
+    world.cluster.mute = True
+    assert world.status(30).retention.time == timedelta(hours=1)
+    world.cluster.mute = False
+    world.cluster.retention = "7200000"
+    assert world.status().retention.time == timedelta(hours=2)
+
+
 def test_lost_messages_of_any_group() -> None:
-    status = make_world([5, 9], Topic([8, 9], [10, 10])).status()
+    world = make_world([5, 9], Topic([8, 9], [10, 10]), state="empty")
+    status = world.status()
     assert [part.lost for part in status.partitions] == [3, 0]
     assert [part.lag for part in status.partitions] == [2, 1]
     assert status.verdict is Verdict.LOST
+
+
+def test_what_a_group_in_front_of_the_log_start_moves_past_is_not_lost() -> None:
+    world = make_world([5], Topic([8], [10]))
+    assert world.status().lost == 0, "its next commit may be on its way"
+    world.look(1, 5)
+    assert world.status().lost == 3, "it does not move"
+    world.cluster.commits["service"]["orders"] = [7]
+    assert world.status().lost == 0
 
 
 @given(
