@@ -1,9 +1,11 @@
 """Sampling and scraping of many groups: what a pass and a scrape cost.
 
 `python -m benchmarks.watch [--groups 1000] [--partitions 100]` prints a table and keeps
-`results/watch.json`. One cluster is only figures (its answers cost nothing, so it shows what our
-side costs); the other is a real broker with fewer groups. Each is measured in a process of its own
-with full windows; the figures are medians of the passes after that.
+`results/watch.json`. Two clusters are only figures (their answers cost nothing, so they show what
+our side costs): of one, every tenth partition lags more and more and the others have read
+everything; of the other, every partition has a few offsets unread in each sample. The third is a
+real broker with fewer groups. Each is measured in a process of its own with full windows; the
+figures are medians of the passes after that.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ PASSES = 5
 SECONDS = 30.0  # between two passes, by a clock that only counts
 
 
-def measure_figures(groups: int, partitions: int) -> dict[str, Any]:
+def measure_figures(groups: int, partitions: int, busy: bool) -> dict[str, Any]:
     """A cluster of figures."""
-    reader = Figures(groups, partitions)
+    reader = Figures(groups, partitions, busy)
     return measure(reader, Tails(read_no_tails), reader.step)
 
 
@@ -140,8 +142,10 @@ def compare_renderers(partitions: int) -> dict[str, Any]:
 
 def draw(document: dict[str, Any]) -> Table:
     """The table."""
-    table = Table("", "figures only", "real broker", title="backlogctl watch, all groups")
-    runs = (document["figures"], document["real"])
+    table = Table(
+        "", "a tenth lags", "all busy", "real broker", title="backlogctl watch, all groups"
+    )
+    runs = (document["figures"], document["busy"], document["real"])
     for title, name in (
         ("groups", "groups"),
         ("partitions of groups", "partitions"),
@@ -171,7 +175,8 @@ def main() -> None:
         document: dict[str, Any] = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-            "figures": pool.apply(measure_figures, (given.groups, given.partitions)),
+            "figures": pool.apply(measure_figures, (given.groups, given.partitions, False)),
+            "busy": pool.apply(measure_figures, (given.groups, given.partitions, True)),
             "real": pool.apply(measure_real, (given.real_groups, given.real_partitions)),
             "renderers": pool.apply(compare_renderers, (100_000,)),
         }

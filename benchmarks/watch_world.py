@@ -16,11 +16,13 @@ from monitoring.groups.reading import Place
 class Figures:
     """A cluster of `groups` groups, each alone on a topic of `partitions` partitions.
 
-    Every tenth partition lags and never catches up; each `step` writes and reads 1,000 offsets.
+    Each `step` writes and reads 1,000 offsets. Every tenth partition lags and never catches up, the
+    others have read everything; if `busy`, all have a few offsets left whenever they are looked at.
     """
 
     groups: int
     partitions: int
+    busy: bool = False
     passed: int = 0
     _layout: dict[str, TopicLayout] = field(default_factory=dict)
 
@@ -40,7 +42,10 @@ class Figures:
 
     def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]:
         committed = self._end()
-        committed[::10] -= 500 + 100 * self.passed
+        if self.busy:
+            committed -= 3 + (np.arange(self.partitions) * 7 + self.passed * 5) % 11
+        else:
+            committed[::10] -= 500 + 100 * self.passed
         return {name: {f"topic-{name[-4:]}": committed.copy()} for name in groups}
 
     def read_layout(self, topics: Iterable[str]) -> ClusterLayout:

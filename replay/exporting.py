@@ -72,7 +72,8 @@ def open_exporter(
             stack.enter_context(sampler)
             samplers.append(sampler)
         # All are told to end before one is waited for.
-        stack.callback(lambda: [sampler.stop() for sampler in samplers])
+        for sampler in samplers:
+            stack.callback(sampler.stop)
         yield Exporter(board, server.url)
 
 
