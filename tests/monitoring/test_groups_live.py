@@ -137,6 +137,20 @@ def test_retention_behind_a_group_is_a_loss(
     assert status.retention.time is not None
 
 
+def test_what_was_written_before_the_first_look_is_dated(
+    properties: dict[str, str], topic: MakeTopic, unique: str
+) -> None:
+    name, group = topic(partitions=3, config={"retention.ms": "604800000"}), f"{unique}-old"
+    for hours_ago in (100, 50, 2):
+        publish(properties, name, {0: 10, 1: 10}, hours_ago=hours_ago)
+    set_offsets_raw(properties, group, name, {0: 5, 1: 15, 2: 0})
+    with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
+        (status,) = survey.look().groups
+    ages = [(part.lag_seconds or 0) / 3600 for part in status.partitions]
+    # Seven days are dated to a hundredth.
+    assert ages == [pytest.approx(100, abs=2), pytest.approx(50, abs=2), 0]
+
+
 def test_two_watchers_of_one_loss_write_one_gap(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:

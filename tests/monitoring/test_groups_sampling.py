@@ -50,7 +50,6 @@ def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
     with GroupSampler(survey, board, timedelta(milliseconds=1), on_pass, on_outage) as sampler:
         for _ in range(3):
             assert enough.acquire(timeout=10)
-        assert "ZeroDivisionError" in board.seen.failing[("main", "")]
         broken = False
         for _ in range(3):
             assert enough.acquire(timeout=10)
@@ -58,8 +57,9 @@ def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
         sampler.stop()
         sampler.thread.join(10)
     assert survey.closed
-    assert len(told) == 2
-    assert told[-1] is None
+    assert "ZeroDivisionError" in str(told[0])
+    assert told[1:] == [None]
+    assert board.seen.failures[("main", "")] >= 2
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
