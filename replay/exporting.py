@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from backlog.clock import utc_now
 from backlog.config import Config, mask_secrets
 from backlog.errors import BacklogError
 from backlog.kafka.bulk import BulkReader
@@ -15,6 +16,7 @@ from monitoring.groups.sampling import GroupSampler
 from monitoring.groups.survey import Survey, Surveyed
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.observing import measure_skew
 from monitoring.page.app import make_page
 from monitoring.sampler import StreamLike
 from monitoring.server.app import make_app
@@ -64,7 +66,15 @@ def open_exporter(
         threads,
         frozenset(stream.cluster for stream in config.streams.values()),
     )
-    page = make_page(workspace.ledger, config, board=board, next_commands=list_next_commands)
+    # Samples carry the ledger's time: what is "2 min ago" goes by the same clock.
+    skew = measure_skew(workspace.ledger)
+    page = make_page(
+        workspace.ledger,
+        config,
+        board=board,
+        next_commands=list_next_commands,
+        clock=lambda: utc_now() + skew,
+    )
     with ExitStack() as stack:
         server = stack.enter_context(Server(make_app(scrape, doctor, page), bound))
         for sampler in _make_samplers(config, board, scrape, on_outage):
