@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backlog.kafka.bulk import ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets, TopicLayout
 from monitoring.groups.reading import Place
 
 

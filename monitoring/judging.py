@@ -110,7 +110,7 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     return PartitionStatus(
         partition=view.partition,
         log_start=now.low,
-        committed=now.committed,
+        committed=view.points[-1].committed,
         end=now.end,
         lag=lag,
         lag_seconds=_measure_age(view, now, lag),

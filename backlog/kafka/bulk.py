@@ -19,27 +19,23 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, ClusterUnreachable, ConfigurationError, KafkaFailure
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
+from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from backlog.kafka.log_dirs import translate_properties
 
-Offsets = NDArray[np.int64]
-Numbers = NDArray[np.int32]
 Result = TypeVar("Result")
 
 # One request must not hold a coordinator or a leader for long.
 GROUPS_AT_ONCE = 64
 PARTITIONS_AT_ONCE = 2000
 TOPICS_AT_ONCE = 200
-NONE = -1  # no offset: not committed, or not known
 
 _EARLIEST, _LATEST = -2, -1
 _COORDINATOR_TRIES = 2
@@ -47,32 +43,6 @@ _TOPIC_RESOURCE = 2
 # Share groups have no committed offsets; what is empty is from before groups had a type.
 _TYPES = ("", "classic", "consumer", "streams")
 _RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy")
-
-
-@dataclass(frozen=True, slots=True)
-class ListedGroup:
-    """A group as its coordinator lists it; `state` is in lower case, "" where it is not told."""
-
-    name: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class TopicLayout:
-    """A topic's partitions: the place in each array is the partition; -1 where it has no leader."""
-
-    topic_id: str
-    leaders: Numbers
-    replicas: Numbers
-    in_sync: Numbers
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLayout:
-    """Brokers, and the topics that were asked for and are there."""
-
-    brokers: int
-    topics: Mapping[str, TopicLayout]
 
 
 class BulkReader:

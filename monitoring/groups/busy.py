@@ -14,7 +14,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from backlog.kafka.bulk import Offsets
+from backlog.kafka.layouts import Offsets
 from monitoring.judging import COVERED, TREND_POINTS
 from monitoring.lag import TAIL_AT_MOST
 from monitoring.status import PartitionStatus

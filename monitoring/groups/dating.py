@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError
-from backlog.kafka.bulk import NONE, ClusterLayout
+from backlog.kafka.layouts import NONE, ClusterLayout
 
 PLACES_A_PASS = 256
 ROUNDS = 14  # a year, or seven days, take eleven

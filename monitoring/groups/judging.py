@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from backlog.kafka.bulk import NONE, ListedGroup, Offsets
+from backlog.kafka.layouts import NONE, ListedGroup, Offsets
 from monitoring.groups.busy import Series, Terms, judge_busy
 from monitoring.groups.dating import Dates, Undated
 from monitoring.groups.tails import AT_MOST, Tail, Tails

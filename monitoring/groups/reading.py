@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from backlog.kafka.bulk import ClusterLayout, ListedGroup, Offsets
+from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets
 
 # (topic, partition, offset)
 Place = tuple[str, int, int]

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from backlog.clock import utc_now
 from backlog.errors import BacklogError
-from backlog.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets
+from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets
 from monitoring.board import ClusterPass, TopicPartitionState
 from monitoring.groups.absent import Absent
 from monitoring.groups.dating import Dates

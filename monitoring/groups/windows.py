@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from backlog.kafka.bulk import NONE, Offsets
+from backlog.kafka.layouts import NONE, Offsets
 
 UNREAD = -2  # nobody asked, or nobody answered; NONE is "there is no offset"
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import numpy as np
 
 from backlog.errors import KafkaFailure
-from backlog.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from monitoring.board import ClusterPass
 from monitoring.groups.reading import Place
 from monitoring.groups.survey import Survey, Surveyed

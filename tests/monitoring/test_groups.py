@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.kafka.bulk import NONE, ClusterLayout, Offsets
+from backlog.kafka.layouts import NONE, ClusterLayout, Offsets
 from monitoring.groups.windows import Moments
 from monitoring.verdicts import Verdict
 from tests.monitoring.group_world import WHAT, Topic, make_world

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.errors import ClusterUnreachable
-from backlog.kafka.bulk import NONE, ClusterLayout, TopicLayout
+from backlog.kafka.layouts import NONE, ClusterLayout, TopicLayout
 from monitoring.groups.dating import LONGEST, PLACES_A_PASS, ROUNDS, Dates, Undated
 from monitoring.verdicts import Verdict
 from tests.monitoring.group_world import START, Topic, World, make_world

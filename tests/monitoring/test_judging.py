@@ -168,7 +168,7 @@ def test_fault_20_a_transaction_behind_an_old_control_record_is_no_stall() -> No
     assert judge(idle, ends) is Verdict.OK
     view = PartitionView(0, make_points(idle, ends), True, empty_tail=(499, 500))
     judged = judge_partition(view)
-    assert (judged.verdict, judged.lag) == (Verdict.OK, 3)
+    assert (judged.verdict, judged.lag, judged.committed) == (Verdict.OK, 3, 499)
     assert judged.lag_seconds == pytest.approx(MINUTE, rel=0.7), "the transaction's, no older"
     # One poison message that is read again and again is one.
     assert judge(idle, [500] * FULL) is Verdict.STALL
