@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from confluent_kafka import ConsumerGroupTopicPartitions
 
@@ -50,6 +51,8 @@ def look_at_stream(
         deadline or Deadline(LOOK_SECONDS),
     )
     entry = look.status.to_json()
+    if url := workspace.config.watch.url:
+        entry["page"] = f"{url.rstrip('/')}/streams/{quote(stream.name)}"
     entry["warnings"] = tell_findings(look.observation, ledger.gaps.list(stream=stream.name))
     return look.observation, entry
 

@@ -100,6 +100,8 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     blocks += [_draw_lags(stream["partitions"]), *draw_warnings(stream.get("warnings", ()))]
     for command in stream.get("next_commands", ()):
         blocks.append(Text.assemble(("next: ", "dim"), (str(command), "bold cyan")))
+    if stream.get("page"):
+        blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
     return [*blocks, Text()]
 
 

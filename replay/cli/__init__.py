@@ -56,8 +56,8 @@ _ORDER = ("status", "watch", "gaps", "waive", "hold", "plan")
 app = typer.Typer(
     name="backlogctl",
     cls=_InOrder,
-    help="Find the messages a Kafka consumer group lost, rebuild exactly those from the source "
-    "tables, and put them back once.",
+    help="See Kafka consumer groups fall behind and losses coming, drain a backlog ten times as "
+    "fast, and rebuild exactly the messages that were lost, once.",
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,

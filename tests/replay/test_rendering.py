@@ -12,6 +12,8 @@ from rich.console import Console
 
 from backlog.numbers import format_plural
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
+from monitoring.status import PartitionStatus
+from monitoring.summaries import summarize_group
 from replay.cli import main, shared
 from replay.progress import Bar, spin
 from replay.rendering import (
@@ -177,3 +179,22 @@ def test_a_plan_says_what_its_rules_rebuilt_differently(desk: Workspace) -> None
         draw_plan(describe_recovery(store_plan(desk, outcome={**outcome, "proof": proof})))
     )
     assert drawn.count("'7': value differs in [spacing] only") == 2
+
+
+def test_status_links_to_the_page() -> None:
+    """Where people reach the page is said under each stream."""
+    part = PartitionStatus(0, 0, 5, 9, 4, None, 0)
+    status = summarize_group(
+        [part],
+        stream="orders",
+        cluster="main",
+        topic="orders",
+        group="g",
+        group_state="stable",
+        taken_at=NOON,
+        written=[True],
+    ).to_json()
+    page = "https://b.example/streams/orders"
+    text = draw(draw_status({"streams": [{**status, "page": page}]}))
+    assert "page: https://b.example/streams/orders" in text
+    assert "orders: 4 behind" in text
