@@ -97,11 +97,12 @@ class _Relay:
         self._epoch: int | None = None
         self._router: Router | None = None
         self._opened = _Transaction(0.0)
+        self._producer: Producer | None = None
 
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
-        producer = self._make_producer()  # 1. a producer with the partition's static id
+        producer = self._producer = self._make_producer()  # 1. with the partition's static id
         self._call(lambda: producer.init_transactions(_INIT_SECONDS), "take over")  # 2. fences
         reach("p4.6.init.after")
         self._read_start(admin)  # 3. the group's stable commit says how far we are
@@ -331,10 +332,25 @@ class _Relay:
         except KafkaException as error:
             raise self._explain(error, doing) from error
         except SystemError as error:
-            # A fatal error, and then the report of a delivery, within one call of the client.
-            if isinstance(error.__cause__, KafkaException):
-                raise self._explain(error.__cause__, doing) from error
-            raise
+            # A fatal error, then a delivery's report, in one call: it may lose the reason (2.16.1).
+            cause = error.__cause__
+            reason = cause if isinstance(cause, KafkaException) else self._ask_reason()
+            if reason is not None:
+                raise self._explain(reason, doing) from error
+            told = f"could not {doing}: the client did not say why"
+            raise KafkaFailure(told, subject=self._subject, retryable=True) from error
+
+    def _ask_reason(self) -> KafkaException | None:
+        """The fatal error that the client has lost; an abort answers with it."""
+        try:
+            if self._producer is not None:
+                self._producer.abort_transaction(5.0)
+        except KafkaException as error:
+            return error
+        except SystemError as error:
+            cause = error.__cause__
+            return cause if isinstance(cause, KafkaException) else None
+        return None
 
     def _explain(self, error: KafkaException, doing: str) -> BacklogError:
         """What a failed call means to whoever decides on another try."""

@@ -1,0 +1,32 @@
+"""A fatal error whose reason the client has lost: the producer is asked for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from backlog.errors import KafkaFailure, ProducerFenced
+from fanout.relay.fencing import fence_relays
+from fanout.relay.interface import SourceRange
+from fanout.relay.records import _Relay
+from tests.fanout.relay.conftest import MakeGround
+
+
+def lose() -> None:
+    raise SystemError("<method 'flush'> returned NULL without setting an exception")
+
+
+def test_a_reason_that_the_client_has_lost_is_asked_for(ground: MakeGround) -> None:
+    here = ground(partitions=1)
+    task = here.task(b"")
+    relay = _Relay(task, SourceRange(0, 0), lambda _: None, lambda: False)
+    with pytest.raises(KafkaFailure, match="did not say why") as none:
+        relay._call(lose, "write")
+    assert none.value.retryable
+    producer = relay._producer = relay._make_producer()
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(task.target, b"v", b"k", 0)
+    producer.flush(20)
+    fence_relays(here.properties, "backlog", here.source, [0])
+    with pytest.raises(ProducerFenced):
+        relay._call(lose, "write")
