@@ -44,14 +44,11 @@ def make_config(kafka: EmbeddedKafka, topic: str, group: str, directory: Path) -
 
 
 def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
-    kafka: EmbeddedKafka,
-    topic: Callable[..., str],
-    group: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: EmbeddedKafka, topic: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     # The loop has the timeline: weeks of samples are not read again at each look.
-    monkeypatch.delattr(looking, "read_timeline")
+    patch = pytest.MonkeyPatch()
+    patch.delattr(looking, "read_timeline")
     properties = properties_of(kafka.bootstrap)
     name = topic(partitions=1, config=make_settings(RETENTION))
     config = make_config(kafka, name, group, tmp_path)
@@ -86,6 +83,7 @@ def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
             shop.stop()
             stop.set()
             watching.join(30)
+            patch.undo()
         assert shop.overtaken_at is not None
         losing = [
             (at, s) for at, s in told if s.verdict is Verdict.LOSING and at < shop.overtaken_at
