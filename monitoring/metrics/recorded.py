@@ -2,123 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
 
 from prometheus_client.core import GaugeMetricFamily
 
-from backlog.values import Cause, GapState, RecoveryState
+from backlog.ledger import Hold, Ledger
+from backlog.ledger.figures import RecoveryFigure
+from backlog.values import RecoveryState
 from monitoring.metrics.catalogue import BY_NAME
-
-
-class GapFigureLike(Protocol):
-    """Gaps of one kind, counted."""
-
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def stream(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def state(self) -> GapState: ...
-    @property
-    def cause(self) -> Cause: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def offsets(self) -> int | None: ...
-
-
-class RecoveryFigureLike(Protocol):
-    """A recovery without its plan."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def stream(self) -> str: ...
-    @property
-    def state(self) -> RecoveryState: ...
-    @property
-    def since(self) -> datetime: ...
-    @property
-    def injected(self) -> int: ...
-    @property
-    def lease_until(self) -> datetime | None: ...
-
-
-class HoldLike(Protocol):
-    """An open hold."""
-
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def stream(self) -> str: ...
-    @property
-    def holder(self) -> str: ...
-    @property
-    def until(self) -> datetime | None: ...
-    @property
-    def created_at(self) -> datetime: ...
-
-
-class BurndownLike(Protocol):
-    """What is left of an expansion at one moment."""
-
-    @property
-    def source_lag(self) -> int: ...
-    @property
-    def temporary_lag(self) -> int: ...
-    @property
-    def relayed(self) -> int: ...
-    @property
-    def handled(self) -> int: ...
-
-
-class PlannedLike(Protocol):
-    """A recovery with its plan."""
-
-    @property
-    def plan(self) -> Mapping[str, Any]: ...
-
-
-class _Figures(Protocol):
-    def gaps(self) -> Sequence[GapFigureLike]: ...
-    def recoveries(self) -> Sequence[RecoveryFigureLike]: ...
-
-
-class _Holds(Protocol):
-    def list(self) -> Sequence[HoldLike]: ...
-
-
-class _Burndowns(Protocol):
-    def latest(self, recovery_id: str) -> BurndownLike | None: ...
-
-
-class _Recoveries(Protocol):
-    def get(self, recovery_id: str) -> PlannedLike: ...
-
-
-class RecordLike(Protocol):
-    """The part of the ledger that the exporter reads."""
-
-    def now(self) -> datetime: ...
-    @property
-    def figures(self) -> _Figures: ...
-    @property
-    def holds(self) -> _Holds: ...
-    @property
-    def burndown(self) -> _Burndowns: ...
-    @property
-    def recoveries(self) -> _Recoveries: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +25,7 @@ class _Planned:
 class Record:
     """Reads the ledger; the plans, which do not change, are read once."""
 
-    def __init__(self, ledger: RecordLike) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._plans: dict[str, _Planned] = {}
 
@@ -160,7 +53,7 @@ class Record:
         return list(families.values())
 
     def _describe_recovery(
-        self, recovery: RecoveryFigureLike, now: datetime
+        self, recovery: RecoveryFigure, now: datetime
     ) -> Iterator[tuple[str, tuple[str, ...], float]]:
         labels = (recovery.id, recovery.stream, recovery.kind)
         yield "backlog_recovery_state", (*labels, recovery.state), 1
@@ -193,7 +86,7 @@ class Record:
 
 
 def _describe_holds(
-    holds: Sequence[HoldLike], now: datetime
+    holds: Sequence[Hold], now: datetime
 ) -> Iterator[tuple[str, tuple[str, ...], float]]:
     # A topic that was recreated may be held twice by one holder: the older one tells.
     found = {(hold.cluster, hold.topic, hold.stream, hold.holder): hold for hold in reversed(holds)}

@@ -10,6 +10,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from backlog.ledger import Ledger
 from monitoring.board import Board, ClusterPass, Seen
 from monitoring.metrics.asking import Asked
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
@@ -21,7 +22,7 @@ from monitoring.metrics.families import (
     write_groups,
     write_topics,
 )
-from monitoring.metrics.recorded import Record, RecordLike
+from monitoring.metrics.recorded import Record
 from monitoring.status import GroupStatus
 
 # Cluster, group, topic.
@@ -55,7 +56,7 @@ class _Written:
 class Scrape:
     """Answers scrapes; thread-safe."""
 
-    def __init__(self, board: Board, ledger: RecordLike, exported: Exported) -> None:
+    def __init__(self, board: Board, ledger: Ledger, exported: Exported) -> None:
         self._board = board
         self.ledger = Asked(Record(ledger).collect)
         self._exported = exported
