@@ -30,7 +30,7 @@ from backlog.errors import EmbeddedError
 from backlog.jars import Progress, ensure_kafka_jars, find_java
 from backlog.ports import HOST, free_port, listens
 
-_UP_WITHIN = 60.0
+_UP_WITHIN = 120.0
 _DOWN_WITHIN = 20.0
 _TRIES = 5
 _PORT_TAKEN = ("Address already in use", "BindException")

@@ -51,8 +51,11 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_moment(text: str | None) -> str:
-    """`2026-11-21 01:02:03Z` of an ISO time, `…` for an open bound."""
+    """`2026-11-21 01:02:03Z` of an ISO time, `…` for an open bound; what is no time as it is."""
     if not text:
         return "…"
-    at = datetime.fromisoformat(text).astimezone(UTC)
+    try:
+        at = datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return text
     return f"{at:%Y-%m-%d %H:%M:%S}Z"

@@ -31,8 +31,10 @@ def free_port() -> int:
 
 def _candidates(low: int, high: int) -> Iterator[int]:
     outside = [*range(15000, low), *range(high + 1, 65536)] or list(range(low, high + 1))
+    # Not the shared generator: tests seed it, and two processes would try the same ports.
+    chance = random.SystemRandom()
     for _ in range(200):
-        yield random.choice(outside)
+        yield chance.choice(outside)
 
 
 def _ephemeral_range() -> tuple[int, int]:

@@ -52,7 +52,8 @@ class Consumers(Section):
         default_factory=dict,
         description="More environment variables of the commands; secrets by reference. "
         "`BACKLOG_TOPIC`, `BACKLOG_GROUP`, `BACKLOG_BOOTSTRAP_SERVERS`, `BACKLOG_ROLE`, "
-        "`BACKLOG_STREAM` and `BACKLOG_RECOVERY` are always set.",
+        "`BACKLOG_STREAM` and `BACKLOG_RECOVERY` are always set; Airflow's own (`AIRFLOW_…`, with "
+        "its secrets) are not passed on.",
     )
     scale: Arguments | None = Field(
         default=None,

@@ -1,10 +1,11 @@
-"""Secrets stand in the file only by reference: `${env:NAME}` or `${file:PATH}`."""
+"""Secrets stand in the file only by reference: `${env:NAME}`, `${file:PATH}`, or, where Airflow
+reads it, `${airflow:CONNECTION.FIELD}`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -13,7 +14,9 @@ from urllib.parse import quote, unquote, urlsplit
 from backlog.config.documents import Path
 from backlog.config.kafka_properties import SECRET_PROPERTIES
 
-_REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
+_REFERENCE = re.compile(r"\$\{(env|file|airflow):([^{}]+)\}")
+# Gives the field of a connection, `CONNECTION.FIELD`; "" where there is none.
+FindConnection = Callable[[str], str]
 _HOLE = "\0"
 # A URL's user and password as SQLAlchemy reads them: the password ends at the first `@`.
 _URL_PASSWORD = re.compile(r"^[\w+.\-]+://[^:/]*:([^@]*)@")
@@ -63,7 +66,10 @@ def is_secret(path: Path) -> bool:
 
 
 def resolve_references(
-    data: Mapping[str, Any], env: Mapping[str, str], base_dir: FilePath
+    data: Mapping[str, Any],
+    env: Mapping[str, str],
+    base_dir: FilePath,
+    find_connection: FindConnection | None = None,
 ) -> Resolved:
     """Replaces every reference in the values of a document (never in its keys).
 
@@ -72,8 +78,9 @@ def resolve_references(
 
     Args:
         base_dir: what relative `${file:...}` paths are relative to.
+        find_connection: how `${airflow:...}` is looked up; None outside of Airflow.
     """
-    worker = _Resolution(env, base_dir)
+    worker = _Resolution(env, base_dir, find_connection)
     resolved = {key: worker.visit(value, (str(key),)) for key, value in data.items()}
     return Resolved(
         resolved, tuple(worker.problems), frozenset(worker.values), frozenset(worker.secrets)
@@ -81,7 +88,10 @@ def resolve_references(
 
 
 class _Resolution:
-    def __init__(self, env: Mapping[str, str], base_dir: FilePath) -> None:
+    def __init__(
+        self, env: Mapping[str, str], base_dir: FilePath, find_connection: FindConnection | None
+    ) -> None:
+        self._find_connection = find_connection
         self._env = env
         self._base_dir = base_dir
         self.problems: list[Problem] = []
@@ -136,6 +146,8 @@ class _Resolution:
                     f"the environment variable {name} is not set or empty: export it",
                 )
             return value or None
+        if kind == "airflow":
+            return self._look_up_connection(name, path)
         file = self._base_dir / name
         try:
             raw = file.read_bytes() if file.is_file() else None
@@ -152,6 +164,23 @@ class _Resolution:
         if not text:
             self._refuse(path, f"the file {file} is empty, larger than 64 KB or not UTF-8 text")
         return text or None
+
+    def _look_up_connection(self, name: str, path: Path) -> str | None:
+        if self._find_connection is None:
+            self._refuse(
+                path,
+                f"the connection {name} is known to Airflow only: a file that is used in the shell "
+                "too takes ${env:NAME} or ${file:PATH}",
+            )
+            return None
+        try:
+            value = self._find_connection(name)
+        except LookupError as error:
+            self._refuse(path, str(error.args[0]))
+            return None
+        if not value:
+            self._refuse(path, f"the connection's field {name} is empty")
+        return value or None
 
     def _refuse(self, path: Path, text: str) -> str:
         self.problems.append(Problem(path, text))

@@ -119,6 +119,7 @@ class Config(Section):
         env: Mapping[str, str] | None = None,
         *,
         file: str = DEFAULT_FILE,
+        find_connection: references.FindConnection | None = None,
     ) -> Self:
         """Reads a configuration.
 
@@ -126,6 +127,7 @@ class Config(Section):
             base_dir: what relative paths are relative to; the working directory without it.
             env: where `${env:NAME}` is looked up; the process's environment without it.
             file: what errors call the text.
+            find_connection: how `${airflow:...}` is looked up; None outside of Airflow.
 
         Raises:
             ConfigurationError: everything that is wrong with it, by key and line, no values.
@@ -142,7 +144,7 @@ class Config(Section):
             raise problem
         problems = base.check_keys(cls, document.data)
         resolved = references.resolve_references(
-            document.data, os.environ if env is None else env, base_dir
+            document.data, os.environ if env is None else env, base_dir, find_connection
         )
         problems += resolved.problems
         config: Self | None = None
@@ -259,8 +261,15 @@ class Config(Section):
 _HINT = "docs/configuration.md lists every key"
 
 
-def load_config(path: Path | None = None, env: Mapping[str, str] | None = None) -> Config:
+def load_config(
+    path: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    find_connection: references.FindConnection | None = None,
+) -> Config:
     """Reads the file named, else the one `BACKLOG_CONFIG` names, else ./backlog.yaml.
+
+    Args:
+        find_connection: how `${airflow:...}` is looked up; None outside of Airflow.
 
     Raises:
         ConfigurationError: there is none, it cannot be read, or it is wrong.
@@ -277,7 +286,10 @@ def load_config(path: Path | None = None, env: Mapping[str, str] | None = None) 
     except OSError as error:
         reason, hint = f"the file cannot be read: {error.strerror}", ""
     else:
-        return Config.from_text(text, file.absolute().parent, env, file=str(file))
+        directory = file.absolute().parent
+        return Config.from_text(
+            text, directory, env, file=str(file), find_connection=find_connection
+        )
     raise ConfigurationError(reason, subject=str(file), hint=hint)
 
 

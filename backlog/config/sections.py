@@ -41,6 +41,8 @@ _SPARK_SECRET = re.compile(
 _SPARK_HARMLESS_END = re.compile(r"(?i)(file|location|path|provider|enabled|interval)$")
 _SPARK_CODE = (
     "spark.plugins",
+    "spark.python.daemon.module",
+    "spark.python.worker.module",
     "spark.extraListeners",
     "spark.sql.extensions",
     "spark.sql.queryExecutionListeners",

@@ -233,6 +233,11 @@ class Stream(Section):
         description="Who approves a plan: a named person, another person than the planner, or "
         "nobody for exact plans within the limits.",
     )
+    auto_plan: bool = Field(
+        default=False,
+        description="Whether a scheduler that finds it losing messages, or finds a loss, plans a "
+        "recovery by itself. The plan is approved as `approval` says.",
+    )
     source: StreamSource | None = Field(
         default=None, description="The source table; without it gaps are found but not rebuilt."
     )

@@ -17,6 +17,7 @@ Connection = Admin | Properties
 Result = TypeVar("Result")
 
 _PAUSE = 0.05
+_HARDLY_ANY = 1.0  # seconds in which brokers that are there may not answer
 _ABSENCE_PAUSE = 0.5
 
 
@@ -74,13 +75,20 @@ def retry_passing(
     `passes` names more errors that pass by themselves here.
     An unreachable cluster is not tried again here: that call has used up the deadline already.
     """
+    known: KafkaFailure | None = None
     while True:
+        left = limit.remaining()
         try:
             return call()
+        except ClusterUnreachable:
+            # The last try had no time for an answer; the one before was answered.
+            if known is not None and left < _HARDLY_ANY:
+                raise known from None
+            raise
         except KafkaFailure as error:
-            passing = error.retryable and not isinstance(error, ClusterUnreachable)
-            if limit.expired or not (passing or (passes is not None and passes(error))):
+            if limit.expired or not (error.retryable or (passes is not None and passes(error))):
                 raise
+            known = error
             admin.poll(min(_PAUSE, limit.remaining()))
 
 

@@ -168,14 +168,9 @@ def check_ledger(
     try:
         info = describe_topic(connection, ledger.topic, deadline)
     except TopicMissing as error:
-        raise PlanStale(
-            "the Kafka ledger topic was deleted since the plan was made, so nothing tells which "
-            "messages were injected already; nothing was sent",
-            subject=f"topic {ledger.topic}",
-            hint="find out who deleted it; then plan again, and check for messages sent twice",
-        ) from error
+        raise _lost(ledger) from error
     if info.topic_id != ledger.topic_id:
-        raise _recreated(ledger, info.topic_id)
+        raise _lost(ledger, info.topic_id)
     _require_compacted(ledger.topic, info.config)
     if info.partitions != ledger.partitions:
         raise PlanStale(
@@ -228,14 +223,17 @@ def read_visible(
 
     Raises:
         HangingTransaction: an open transaction still hides records after `wait` seconds.
-        PlanStale: the ledger topic is another one than the plan's.
+        PlanStale: the ledger topic was deleted, or is another one than the plan's.
         ClusterUnreachable, KafkaFailure.
     """
     client = admin or make_admin(properties)
-    now_id, _ = read_topic_id(client, ledger.topic)
-    if now_id != ledger.topic_id:
-        raise _recreated(ledger, now_id)
-    ends = list_offsets(client, ledger.topic, partitions, "latest", "read_uncommitted")
+    try:
+        now_id, _ = read_topic_id(client, ledger.topic)
+        if now_id != ledger.topic_id:
+            raise _lost(ledger, now_id)
+        ends = list_offsets(client, ledger.topic, partitions, "latest", "read_uncommitted")
+    except TopicMissing as missing:
+        raise _lost(ledger) from missing
     pending = {partition: end for partition, end in ends.items() if end > 0}
     found: list[CommittedChunk] = []
     if not pending:
@@ -358,12 +356,14 @@ def _require_compacted(topic: str, config: Mapping[str, str]) -> None:
         )
 
 
-def _recreated(ledger: LedgerSnapshot, topic_id: str) -> PlanStale:
+def _lost(ledger: LedgerSnapshot, now_id: str | None = None) -> PlanStale:
+    """It was deleted, or recreated with the id `now_id`."""
+    deed = f"recreated (its id is {now_id}, was {ledger.topic_id})" if now_id else "deleted"
     return PlanStale(
-        f"the Kafka ledger topic was recreated since the plan was made (its id is {topic_id}, was "
-        f"{ledger.topic_id}), so what it recorded is gone; nothing was sent",
+        f"the Kafka ledger topic was {deed} since the plan was made: nothing tells what was "
+        "injected already, and nothing more is sent",
         subject=f"topic {ledger.topic}",
-        hint="find out who recreated it; then plan again, and check for messages sent twice",
+        hint="find out who did it; then plan again, and check for messages sent twice",
     )
 
 

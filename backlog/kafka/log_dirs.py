@@ -82,13 +82,13 @@ def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None 
     answer: list[LogDirs] = []
 
     def work() -> None:
-        answer.append(_ask(translated, properties, topic, limit))
+        with _silenced():
+            answer.append(_ask(translated, properties, topic, limit))
 
     # A thread, because not every wait of the client has a limit.
     thread = threading.Thread(target=work, name="backlog-log-dirs", daemon=True)
-    with _silenced():
-        thread.start()
-        thread.join(limit.remaining() + 1.0)
+    thread.start()
+    thread.join(limit.remaining() + 1.0)
     if answer:
         return answer[0]
     return LogDirs(None, f"{find_addresses(properties)} did not answer in {limit.seconds:g} s")
@@ -193,13 +193,31 @@ def _describe(error: Exception, properties: Properties) -> str:
     return text
 
 
+@dataclass
+class _Silence:
+    """Who asks now, and the level that the log had before the first of them."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asking: int = 0
+    level: int = logging.NOTSET
+
+
+_SILENCE = _Silence()
+
+
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Keeps kafka-python's log quiet: it repeats what the answer says, and prints properties."""
     logger = logging.getLogger("kafka")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    with _SILENCE.lock:
+        if not _SILENCE.asking:
+            _SILENCE.level = logger.level
+            logger.setLevel(logging.CRITICAL + 1)
+        _SILENCE.asking += 1
     try:
         yield
     finally:
-        logger.setLevel(before)
+        with _SILENCE.lock:
+            _SILENCE.asking -= 1
+            if not _SILENCE.asking:
+                logger.setLevel(_SILENCE.level)

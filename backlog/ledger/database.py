@@ -24,6 +24,7 @@ from sqlalchemy.pool import Pool, QueuePool
 
 from backlog.clock import utc_now
 from backlog.errors import BacklogError, ConfigurationError, InvalidTransition, LedgerError, Refused
+from backlog.postgres import add_liveness
 
 REFUSAL = "backlog refuses: "  # how the triggers' messages start
 BUSY_SECONDS = 10
@@ -188,7 +189,7 @@ def make_engine(url: URL) -> Engine:
     if "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": str(BUSY_SECONDS)})
     engine = create_engine(
-        url,
+        add_liveness(url),
         pool_size=2,
         max_overflow=8,
         pool_pre_ping=True,

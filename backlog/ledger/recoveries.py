@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, or_, select, text, update
+from sqlalchemy import Connection, Text, insert, or_, select, text, type_coerce, update
 
 from backlog.clock import format_time
 from backlog.errors import InvalidTransition, Refused, UsageError
+from backlog.ledger.columns import encode_json
 from backlog.ledger.counters import take_id
 from backlog.ledger.database import Database, UniqueConflict
 from backlog.ledger.events import GENESIS, append_event
@@ -120,8 +121,13 @@ class Recoveries:
         stream: str | None = None,
         states: Iterable[RecoveryState] | None = None,
         since: datetime | None = None,
+        origin: Mapping[str, str] | None = None,
     ) -> tuple[Recovery, ...]:
-        """Recoveries, oldest first; `since` is when they were planned, and included."""
+        """Recoveries, oldest first; `since` is when they were planned, and included.
+
+        Args:
+            origin: fields that the plan's `origin` must have.
+        """
         query = select(recoveries).order_by(recoveries.c.created_at, recoveries.c.id)
         if stream is not None:
             query = query.where(recoveries.c.stream == stream)
@@ -129,8 +135,17 @@ class Recoveries:
             query = query.where(recoveries.c.state.in_([state.value for state in states]))
         if since is not None:
             query = query.where(recoveries.c.created_at >= since)
+        wanted = dict(origin or {})
+        for field in wanted.items():
+            # The stored text is canonical, so the field is in it as it is written here; it may
+            # be in it elsewhere as well.
+            written = encode_json(dict([field]))[1:-1]
+            stored = type_coerce(recoveries.c.plan, Text)
+            query = query.where(stored.contains(written, autoescape=True))
         with self._database.read() as connection:
-            return tuple(to_recovery(row) for row in connection.execute(query).mappings())
+            rows = connection.execute(query).mappings()
+            found = tuple(to_recovery(row) for row in rows)
+        return tuple(one for one in found if _has_origin(one, wanted))
 
     def gap_ids(self, recovery_id: str) -> tuple[str, ...]:
         """The gaps that the recovery was planned for, whatever became of them."""
@@ -198,6 +213,7 @@ class Recoveries:
         detail: Mapping[str, Any] | None = None,
         *,
         owner: Owner | None = None,
+        expected: RecoveryState | None = None,
     ) -> Recovery:
         """Moves a recovery to a state and writes the event, in one transaction.
 
@@ -207,6 +223,7 @@ class Recoveries:
 
         Args:
             owner: whose lease it must be still, decided in the same transaction.
+            expected: the state it must be in still; None for any that allows the move.
 
         Raises:
             LeaseHeld: the lease is no longer the owner's; nothing was changed.
@@ -222,7 +239,7 @@ class Recoveries:
             if owner is not None:
                 refuse_lost_lease(row, owner)
             before = State(row["state"])
-            if not _is_allowed(connection, before, to):
+            if before is not (expected or before) or not _is_allowed(connection, before, to):
                 refuse_transition(row, to)
             if before is State.APPROVED and to is State.RUNNING:
                 refuse_expired(row, now)
@@ -329,6 +346,13 @@ def _supersede(connection: Connection, stream: str, new_id: str, now: datetime, 
         )
         release_gaps(connection, old, now, actor)
         append_event(connection, old, now, actor, f"superseded by {new_id}", detail)
+
+
+def _has_origin(recovery: Recovery, wanted: Mapping[str, str]) -> bool:
+    if not wanted:
+        return True
+    origin = recovery.plan.get("origin")
+    return isinstance(origin, Mapping) and wanted.items() <= dict(origin).items()
 
 
 def _refuse_foreign(connection: Connection, ids: tuple[str, ...], stream: str) -> None:

@@ -219,6 +219,7 @@ def test_plain_times_of_day_stay_text() -> None:
         (*with_section("guards: {deny_topics: x}"), "guards.deny_topics"),
         (*with_section("spark: {conf: {spark.speculation: true}}"), "spark.conf"),
         (*with_section("spark: {conf: {spark.plugins: a.B}}"), "spark.conf"),
+        (*with_section("spark: {conf: {spark.python.daemon.module: a}}"), "spark.conf"),
         (*with_section("spark: {conf: {spark.hadoop.fs.s3a.secret.key: a}}"), "spark.conf"),
         (*with_section("spark: {conf: {spark.driver.extraJavaOptions: -Dx.password=a}}"), "spark"),
     ],

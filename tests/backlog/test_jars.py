@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from backlog.errors import EmbeddedError
-from backlog.jars import cache_dir, ensure_kafka_jars, ensure_spark_jars, find_java
+from backlog.jars import (
+    SPARK_ARTIFACTS,
+    cache_dir,
+    ensure_kafka_jars,
+    ensure_spark_jars,
+    find_java,
+)
 
 
 @pytest.mark.kafka
@@ -38,10 +44,22 @@ def test_an_unreachable_repository_is_told_and_leaves_nothing(
     assert [path.name for path in (tmp_path / "jars").iterdir()] == [".spark.lock"]
 
 
+def make_repository(place: Path) -> str:
+    """A Maven repository of what this machine has fetched already: the network may be away."""
+    for artifact in SPARK_ARTIFACTS:
+        name = f"{artifact.name}-{artifact.version}.jar"
+        (kept,) = [jar for jar in ensure_spark_jars() if jar.name == f"{artifact.group}_{name}"]
+        folder = place / artifact.group.replace(".", "/") / artifact.name / artifact.version
+        folder.mkdir(parents=True)
+        (folder / name).symlink_to(kept)
+    return f"{place.as_uri()}/"
+
+
 @pytest.mark.kafka
 def test_two_processes_may_fetch_at_the_same_time(tmp_path: Path) -> None:
     code = "from backlog.jars import ensure_spark_jars; print(len(ensure_spark_jars()))"
-    command = ["env", f"BACKLOG_CACHE={tmp_path}", sys.executable, "-c", code]
+    settings = (f"BACKLOG_CACHE={tmp_path}", f"BACKLOG_MAVEN={make_repository(tmp_path / 'maven')}")
+    command = ["env", *settings, sys.executable, "-c", code]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)

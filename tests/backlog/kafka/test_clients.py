@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable
+from backlog.errors import ClusterUnreachable, KafkaFailure
 from backlog.kafka.admin import read_metadata
-from backlog.kafka.clients import PRODUCER, make_producer
+from backlog.kafka.calls import retry_passing
+from backlog.kafka.clients import PRODUCER, make_admin, make_producer
+from backlog.kafka.errors import TopicMissing
 from spark_backfill.targets import require_replicas
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
@@ -27,3 +29,16 @@ def test_fault_28_metadata_of_an_unreachable_cluster_is_a_clear_error(topic: str
 def test_fault_28_replicas_of_an_unreachable_cluster_are_a_clear_error() -> None:
     with pytest.raises(ClusterUnreachable):
         require_replicas(NOWHERE, ["orders"], Deadline(0.5))
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.3, TopicMissing), (90.0, ClusterUnreachable)])
+def test_the_last_answer_is_told_where_the_last_try_had_no_time_for_one(
+    seconds: float, told: type[KafkaFailure]
+) -> None:
+    answers = iter([TopicMissing("not yet"), ClusterUnreachable("no answer")])
+
+    def ask() -> None:
+        raise next(answers)
+
+    with pytest.raises(told):
+        retry_passing(make_admin(NOWHERE), Deadline(seconds), ask, lambda _: True)

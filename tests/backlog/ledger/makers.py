@@ -18,6 +18,7 @@ from backlog.values import (
 )
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)  # a day on which nothing else was made
 FAR = timedelta(days=1)
 
 

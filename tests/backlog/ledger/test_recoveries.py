@@ -52,6 +52,25 @@ def test_recovery_is_stored_with_its_gaps_and_first_event(ledger: Ledger) -> Non
         ledger.recoveries.get("r-19700101-0001")
 
 
+@pytest.mark.parametrize(
+    "run", ["manual__2026-11-21T10:00:00+00:00", "a%_b", 'say "hi"\\n', "zwölf/1"]
+)
+def test_recoveries_are_found_by_where_they_came_from(ledger: Ledger, run: str) -> None:
+    def store(stream: str, plan: dict[str, object]) -> str:
+        made = ledger.recoveries.create("rebuild", stream, "main", stream, "g", plan, "h", (), "a")
+        return made.id
+
+    origin = {"scheduler": "airflow", "dag_id": "recover", "run_id": run, "note": "at night"}
+    mine = [store(name, {"origin": origin}) for name in ("one", "two")]
+    store("other", {"origin": {**origin, "run_id": run.upper()}})
+    store("elsewhere", {"origin": {**origin, "dag_id": "nightly"}})
+    store("shell", {"origin": None, "note": dict(origin)})
+    wanted = {"scheduler": "airflow", "dag_id": "recover", "run_id": run}
+    assert [one.id for one in ledger.recoveries.list(origin=wanted)] == mine
+    assert ledger.recoveries.list(origin={**wanted, "run_id": "%"}) == ()
+    assert len(ledger.recoveries.list()) == 5
+
+
 def test_ids_are_reserved_once(ledger: Ledger) -> None:
     first, second = ledger.recoveries.next_id(NOON), ledger.recoveries.next_id(NOON)
     assert (first, second) == ("r-20261121-0001", "r-20261121-0002")
