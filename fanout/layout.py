@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CANARY_AT_LEAST = 500
-CANARY_SECONDS = 2.0
+CANARY_SECONDS = 10.0
+CANARY_MOST = 4  # a quarter of the backlog
 MAX_FACTOR = 1000
 
 
@@ -112,12 +113,14 @@ def find_smallest_factor(load: Load) -> int | None:
 
 
 def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> Canary:
-    """At most the backlog; else what one consumer reads in 2 s, and at least 500 messages.
+    """What one consumer reads in 10 s, at most a quarter of the backlog, at least 500 messages.
 
-    Split over the partitions in proportion to their lag, to the message.
+    It takes that long to see the speed of a consumer that commits every 5 s. Split over the
+    partitions in proportion to their lag, to the message.
     """
     backlog = sum(lag.values())
-    messages = min(backlog, max(CANARY_AT_LEAST, math.ceil(CANARY_SECONDS * rate_per_consumer)))
+    wanted = min(math.ceil(CANARY_SECONDS * rate_per_consumer), backlog // CANARY_MOST)
+    messages = min(backlog, max(CANARY_AT_LEAST, wanted))
     if not messages:
         return Canary(0, {})
     shares = {partition: divmod(messages * behind, backlog) for partition, behind in lag.items()}

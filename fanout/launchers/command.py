@@ -18,7 +18,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
-from fanout.launchers.interface import Fleet, Look
+from fanout.launchers.interface import Fleet, Look, find_inherited
 
 _TICK = 0.02
 _ASK_EVERY = 1.0
@@ -107,9 +107,8 @@ class CommandLauncher:
         """Runs one command to its end; what it printed on stdout."""
         asked = {} if replicas is None else {"replicas": str(replicas)}
         command = fill_in(arguments, {**fleet.words, **asked})
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BACKLOG_")}
         environment = {
-            **inherited,
+            **find_inherited(),
             **self._consumers.reveal_environment(),
             **fleet.variables,
             **{f"BACKLOG_{word.upper()}": value for word, value in asked.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,10 @@ Look = Callable[[], None]
 
 Say = Callable[[str], None]
 """Takes a sentence for people."""
+
+
+# What the runner was told, and its scheduler's secrets: no matter of the consumers.
+_NOT_PASSED_ON = ("BACKLOG_", "AIRFLOW_", "_AIRFLOW_")
 
 
 class Role(StrEnum):
@@ -87,3 +92,8 @@ class Launcher(Protocol):
 
     def describe(self, fleet: Fleet) -> str:
         """How it starts and stops them, for a plan: one sentence."""
+
+
+def find_inherited() -> dict[str, str]:
+    """The environment of this process, as far as consumers and their commands get it."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)}

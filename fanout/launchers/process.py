@@ -26,7 +26,7 @@ from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
 from fanout.launchers import supervisor as room
-from fanout.launchers.interface import Fleet, Look
+from fanout.launchers.interface import Fleet, Look, find_inherited
 
 _TICK = 0.02
 _SETTLED = 0.5  # seconds that a consumer must have run to be counted as started
@@ -175,7 +175,6 @@ class ProcessLauncher:
         with _locked(fleet) as lock:
             if lock is None:
                 return False
-            inherited = {k: v for k, v in os.environ.items() if not k.startswith("BACKLOG_")}
             environment = {**self._consumers.reveal_environment(), **fleet.variables}
             program = [sys.executable, "-I", "-S", str(Path(room.__file__).absolute())]
             mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -184,7 +183,7 @@ class ProcessLauncher:
                 # The lock goes along with its open file: nobody can take it in between.
                 started = subprocess.run(
                     [*program, str(_real(fleet)), str(lock)],
-                    env={**inherited, **environment},
+                    env={**find_inherited(), **environment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

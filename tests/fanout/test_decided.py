@@ -16,16 +16,17 @@ def test_an_open_transaction_is_waited_for_and_named(
     kafka: EmbeddedKafka, topic: MakeTopic, unique: str
 ) -> None:
     properties, name = properties_of(kafka.bootstrap), topic(partitions=2)
-    await_decided(properties, name, 2, lambda: None, within=5)
-    producer = make_producer(properties, {"transactional.id": f"open-{unique}"})
-    producer.init_transactions(30)
+    await_decided(properties, name, 2, lambda: None, within=90)
+    settings = {"transactional.id": f"open-{unique}", "transaction.timeout.ms": 600_000}
+    producer = make_producer(properties, settings)
+    producer.init_transactions(90)
     producer.begin_transaction()
     producer.produce(name, b"open", partition=1)
-    producer.flush(10)
+    assert producer.flush(90) == 0
     publish(properties, name, {1: 3})  # committed, and hidden behind it
     assert find_undecided(properties, name, 2) == {1: 0}
     with pytest.raises(HangingTransaction, match="partitions 1 at offset 0"):
         await_decided(properties, name, 2, lambda: None, within=0.3)
-    producer.commit_transaction(10)
-    await_decided(properties, name, 2, lambda: None)
+    producer.commit_transaction(90)
+    await_decided(properties, name, 2, lambda: None, within=90)
     assert find_undecided(properties, name, 2) == {}

@@ -6,6 +6,7 @@ from backlog.embedded import EmbeddedKafka
 from backlog.kafka.clients import make_admin
 from fanout.lags import Lags, read_lags
 from tests.conftest import MakeTopic
+from tests.fanout.relay.conftest import KEPT
 from tests.fanout.relay.doing import fill, open_transaction
 from tests.kafka_tools import properties_of, set_offsets_raw
 
@@ -20,7 +21,7 @@ def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
 ) -> None:
     properties = properties_of(kafka.bootstrap)
     admin = make_admin(properties)
-    source, temporary = topic(2), topic(3)
+    source, temporary = topic(2, KEPT), topic(3, KEPT)  # the messages are years old
     recovery = f"{group}.recovery"
 
     def read(last_offsets: dict[int, int] | None = None) -> Lags:
@@ -44,4 +45,4 @@ def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
     assert read() == Lags({0: 6, 1: 5}, {0: 5, 1: 0, 2: 0})
     # The marker behind the last message is no lag.
     assert read({0: 5, 1: 0}).temporary == {0: 4, 1: 0, 2: 0}
-    stranger.abort_transaction(10)
+    stranger.abort_transaction(90)

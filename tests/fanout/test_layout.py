@@ -74,6 +74,7 @@ def test_the_canary_is_split_to_the_message(lag: dict[int, int], rate: float) ->
     backlog = sum(lag.values())
     assert sum(canary.partitions.values()) == canary.messages
     assert min(backlog, CANARY_AT_LEAST) <= canary.messages <= backlog
+    assert canary.messages <= max(CANARY_AT_LEAST, backlog / 4)
     assert all(0 < count <= lag[p] for p, count in canary.partitions.items())
     for partition, behind in lag.items():
         exact = canary.messages * behind / backlog if backlog else 0
@@ -87,7 +88,7 @@ def test_figures_of_a_plain_case() -> None:
     assert layout.seconds_now == 4500
     assert layout.seconds_expanded == pytest.approx(310.3, abs=0.1)
     assert (layout.smallest_factor, layout.wins) == (4, True)
-    assert (layout.canary.messages, layout.canary.partitions) == (500, {0: 333, 1: 167})
+    assert (layout.canary.messages, layout.canary.partitions) == (1000, {0: 667, 1: 333})
     assert plan_layout(load, 3).wins is False
     capped = plan_layout(replace(load, max_consumers=8), 10)
     assert (capped.partitions, capped.consumers, capped.smallest_factor) == (30, 8, None)

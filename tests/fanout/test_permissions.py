@@ -42,7 +42,7 @@ def deny(admin: Admin, kind: ResourceType, name: str, operation: AclOperation) -
             kind, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", verb, permission
         )
         for future in admin.create_acls([binding]).values():
-            future.result(20)
+            future.result(90)
 
 
 def test_what_is_denied_is_named(guarded: Admin) -> None:

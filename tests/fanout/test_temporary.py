@@ -191,7 +191,10 @@ def test_nothing_to_delete_is_fine(desk: Desk) -> None:
     desk.delete()
 
 
-def test_fault_17_topic_that_is_still_being_deleted_is_waited_for(desk: Desk) -> None:
+def test_fault_17_topic_that_is_still_being_deleted_is_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(temporary, "_TRY_SECONDS", 60.0)
     properties = properties_of(desk.admin.addresses)
     old = verbs.create_topic(desk.admin, desk.name, partitions=4)
 

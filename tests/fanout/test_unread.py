@@ -69,7 +69,7 @@ def test_what_is_undecided_is_not_counted_and_not_waited_for(
     set_offsets_raw(properties, group, name, {0: 5})
     stranger = open_transaction(properties, f"stranger-{name}", name, 0)
     assert find_unread(admin, properties, name, group, 1) == {}
-    stranger.commit_transaction(10)
+    stranger.commit_transaction(90)
     await_decided(admin, name, 1, lambda: None)
     assert find_unread(admin, properties, name, group, 1) == {0: 5}
 

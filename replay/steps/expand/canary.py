@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from backlog.crashpoints import reach
 from backlog.errors import BacklogError
@@ -11,9 +10,9 @@ from fanout.relay.interface import SourceRange
 from replay.brakes import CANARY, PausedBecause
 from replay.expand_closing import close_relays
 from replay.expand_context import ExpandContext
+from replay.steps.expand.trial import Speed, Trial
 
 NOTHING_SECONDS = 60.0
-MEASURED_SECONDS = 5.0
 SLOW_SHARE = 0.5
 _POLL_SECONDS = 0.1
 _STILL_SECONDS = 1.0
@@ -66,7 +65,7 @@ class Canary:
         context.details[self.name] = measured.to_json()
         # Few messages, and no more to read: an earlier run's consumer has had the others.
         if measured.handled >= _ENOUGH or context.find_unread():
-            _hold_against_plan(context, measured.rate)
+            _hold_against_plan(context, measured)
 
     def complete(self, context: ExpandContext) -> None:
         """Nothing to close: its consumer goes on."""
@@ -74,27 +73,6 @@ class Canary:
     def rollback(self, context: ExpandContext) -> None:
         """Drains what was relayed, and stops the consumer."""
         close_relays(context)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What the first consumer did: messages, seconds, and messages a second."""
-
-    handled: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Messages a second."""
-        return self.handled / self.seconds if self.seconds > 0 else 0.0
-
-    def to_json(self) -> dict[str, float]:
-        """For the record."""
-        return {
-            "handled": self.handled,
-            "seconds": round(self.seconds, 2),
-            "messages_per_second": round(self.rate, 1),
-        }
 
 
 def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
@@ -113,46 +91,49 @@ def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
     return ranges
 
 
-def _measure(context: ExpandContext, share: int, begun: float) -> Measured:
-    """From the first commit of the consumer on: what it takes to start is not its speed.
+def _measure(context: ExpandContext, share: int, begun: float) -> Speed:
+    """Watches the consumer until its speed is known.
 
     Args:
         share: offsets that were there for it. begun: when it was started, by the monotonic clock.
     """
-    first_at, first_left = 0.0, share
-    last_at, last_left = begun, share
-    asked_at = begun
+    planned = float(context.plan["rate_per_consumer"])
+    trial, joined, asked_at = Trial(share, begun), False, begun
     while True:
         context.tick()
+        if not joined and not trial.commits and context.has_joined():
+            trial, joined = Trial(share, time.monotonic()), True
         left, now = context.read_lags().temporary_total, time.monotonic()
-        if left < last_left:
-            if not first_at:
-                first_at, first_left = now, left
-            last_at, last_left = now, left
-        if left == 0 or (first_at and now - first_at >= MEASURED_SECONDS):
-            break
+        trial = trial.note(now, left)
+        if left == 0:
+            return trial.measure(now, drained=True)
+        if trial.is_enough(now, planned):
+            return trial.measure(now, drained=False)
         # Control and aborted records stay in the lag; none but they may be left.
         few = left <= _MARKERS * context.partitions
-        if now - max(last_at, asked_at) >= (_STILL_FEW_SECONDS if few else _STILL_SECONDS):
+        still = _STILL_FEW_SECONDS if few else _STILL_SECONDS
+        if now - max(trial.last_at, asked_at) >= still:
             asked_at = now
             if not context.find_unread():
-                break
-        if not first_at and now - begun > NOTHING_SECONDS:
+                return trial.measure(now, drained=True)
+        if not trial.commits and now - begun > NOTHING_SECONDS:
             raise _say_nothing(context)
         time.sleep(_POLL_SECONDS)
-    if last_at > first_at:
-        return Measured(first_left - last_left, last_at - first_at)
-    # All of it came with one commit: it is at least this fast.
-    return Measured(share - last_left, last_at - begun)
 
 
-def _hold_against_plan(context: ExpandContext, rate: float) -> None:
+def _hold_against_plan(context: ExpandContext, speed: Speed) -> None:
     planned = float(context.plan["rate_per_consumer"])
-    if rate >= SLOW_SHARE * planned:
+    if speed.rate >= SLOW_SHARE * planned:
+        return
+    if not speed.known:
+        context.say(
+            f"the first consumer handled its share with one commit or two, at {speed.rate:.0f} "
+            f"messages/s or more; the plan counts on {planned:.0f}"
+        )
         return
     told = (
-        f"one consumer handled {rate:.0f} messages/s on the temporary topic, and the plan counts "
-        f"on {planned:.0f}"
+        f"one consumer handled {speed.rate:.0f} messages/s on the temporary topic, and the plan "
+        f"counts on {planned:.0f}"
     )
     if context.resumed:
         context.say(f"{told}; going on, as said by `resume`")

@@ -49,6 +49,8 @@ if verb == "scale":
     count = int(sys.argv[3])
     assert os.environ["BACKLOG_REPLICAS"] == sys.argv[3]
     end(living()[count:])
+    # It is not ended between a start and the note of it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for _ in range(count - len(living())):
         command = [sys.executable, "-I", "-S", "-c", Path(sys.argv[4]).read_text(), *sys.argv[5:]]
         (place / f"{subprocess.Popen(command, start_new_session=True).pid}.pid").touch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +40,7 @@ import os, signal, subprocess, sys
 subprocess.Popen([sys.executable, "-I", "-S", "-c", sys.argv[1], *sys.argv[2:]])
 signal.sigwait({signal.SIGTERM})
 """
-STUBBORN = CONSUMER.replace("signal.sigwait", "signal.pthread_sigmask(0, [15]); signal.sigwait")
+STUBBORN = CONSUMER.replace("place =", "signal.pthread_sigmask(0, [15]); place =")
 STUBBORN = STUBBORN.replace("{signal.SIGTERM}", "{signal.SIGUSR1}")
 CALLER = """\
 import json, os, signal, sys
@@ -69,13 +71,19 @@ def make(fleet: Fleet, seen: Path, tmp_path: Path) -> Iterator[Make]:
 
     def launch(command: list[str] | None = None, **settings: Any) -> ProcessLauncher:
         command = command or python(CONSUMER, str(seen), "{index}")
-        return make_processes(command, tmp_path, **{"stop_within": "5s", **settings})
+        return make_processes(command, tmp_path, **{"stop_within": "30s", **settings})
 
     yield launch
     launch().stop(fleet, no_look)
     left = read_seen(seen)
     kill_all(left)
     assert not left
+
+
+def await_seen(seen: Path, count: int) -> set[int]:
+    """The consumers that live, once so many have begun: a launcher knows only that they run."""
+    wait_until(lambda: len(read_seen(seen)) == count, what=f"{count} consumers have begun")
+    return set(read_seen(seen))
 
 
 def read_state(fleet: Fleet) -> dict[str, Any]:
@@ -92,7 +100,7 @@ def test_a_killed_consumer_is_started_again_and_counted(
 ) -> None:
     launcher = make()
     launcher.scale(fleet, 2, no_look)
-    victim = sorted(read_seen(seen))[0]
+    victim = min(await_seen(seen, 2))
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: len(read_seen(seen)) == 2 and victim not in read_seen(seen))
     wait_until(lambda: launcher.count_running(fleet) == 2)
@@ -102,10 +110,9 @@ def test_a_killed_consumer_is_started_again_and_counted(
 
 def test_scaling_keeps_those_that_run(make: Make, fleet: Fleet, seen: Path) -> None:
     make().scale(fleet, 2, no_look)
-    before = set(read_seen(seen))
+    before = await_seen(seen, 2)
     make().scale(fleet, 3, no_look)
-    wait_until(lambda: len(read_seen(seen)) == 3)
-    assert before < set(read_seen(seen))
+    assert before < await_seen(seen, 3)
     make().scale(fleet, 2, no_look)
     assert set(read_seen(seen)) == before
 
@@ -113,11 +120,11 @@ def test_scaling_keeps_those_that_run(make: Make, fleet: Fleet, seen: Path) -> N
 def test_thirty_are_started_side_by_side(make: Make, fleet: Fleet) -> None:
     began = time.monotonic()
     make().scale(fleet, 30, no_look)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 14  # one after another takes half a second each
     assert make().count_running(fleet) == 30
     began = time.monotonic()
     make().stop(fleet, no_look)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25  # by SIGTERM: without, 30 s
 
 
 def test_a_killed_supervisor_takes_its_consumers_along(
@@ -125,13 +132,12 @@ def test_a_killed_supervisor_takes_its_consumers_along(
 ) -> None:
     launcher = make()
     launcher.scale(fleet, 2, no_look)
-    first = set(read_seen(seen))
+    first = await_seen(seen, 2)
     os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGKILL)
     wait_until(lambda: not read_seen(seen))
     assert launcher.count_running(fleet) == 0
     launcher.scale(fleet, 2, no_look)
-    wait_until(lambda: len(read_seen(seen)) == 2)
-    assert not first & set(read_seen(seen))
+    assert not first & await_seen(seen, 2)
 
 
 @pytest.mark.parametrize("then", ["scale", "stop"])
@@ -140,8 +146,7 @@ def test_what_escaped_a_killed_supervisor_is_found(
 ) -> None:
     launcher = make(python(PARENT, CONSUMER.replace("{", "{{").replace("}", "}}"), str(seen)))
     launcher.scale(fleet, 1, no_look)
-    wait_until(lambda: read_seen(seen))
-    (child,) = read_seen(seen)
+    (child,) = await_seen(seen, 1)
     os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGKILL)
     wait_until(lambda: launcher.count_running(fleet) == 0)
     assert read_seen(seen)
@@ -157,9 +162,8 @@ def test_what_escaped_a_killed_supervisor_is_found(
 def test_children_of_a_consumer_end_with_it(make: Make, fleet: Fleet, seen: Path) -> None:
     launcher = make(python(PARENT, CONSUMER.replace("{", "{{").replace("}", "}}"), str(seen)))
     launcher.scale(fleet, 1, no_look)
-    wait_until(lambda: read_seen(seen))
+    (child,) = await_seen(seen, 1)
     os.kill(read_state(fleet)["consumers"][0]["pid"], signal.SIGKILL)
-    (child,) = read_seen(seen)
     wait_until(lambda: read_seen(seen).keys() - {child}, what="it is started again")
     assert child not in read_seen(seen)
     launcher.stop(fleet, no_look)
@@ -169,9 +173,10 @@ def test_children_of_a_consumer_end_with_it(make: Make, fleet: Fleet, seen: Path
 def test_who_does_not_hear_sigterm_is_killed_in_time(make: Make, fleet: Fleet, seen: Path) -> None:
     launcher = make(python(STUBBORN, str(seen)), stop_within="1s")
     launcher.scale(fleet, 2, no_look)
+    await_seen(seen, 2)
     began = time.monotonic()
     launcher.stop(fleet, no_look)
-    assert 0.9 < time.monotonic() - began < 4
+    assert 0.9 < time.monotonic() - began < 14  # after 16 its supervisor is given up
     assert not read_seen(seen)
 
 
@@ -187,10 +192,10 @@ def test_a_killed_caller_leaves_a_fleet_that_is_found(
         cwd=Path(__file__).parents[3],
     )
     assert caller.returncode == -signal.SIGKILL
-    assert len(read_seen(seen)) == 3
+    before = await_seen(seen, 3)
     assert make().count_running(fleet) == 3
     make().scale(fleet, 3, no_look)
-    assert len(read_seen(seen)) == 3
+    assert set(read_seen(seen)) == before
 
 
 def test_a_supervisor_that_hangs_is_replaced(
@@ -199,10 +204,13 @@ def test_a_supervisor_that_hangs_is_replaced(
     launcher = make(stop_within="500ms")
     launcher.scale(fleet, 1, no_look)
     monkeypatch.setattr(process, "_SUPERVISOR_WITHIN", 0.5)
+    # A machine that stands still is no reason to give up here.
+    monkeypatch.setattr(process, "_SUPERVISOR_TRIES", 100)
     for _ in range(2):
         os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGSTOP)
         launcher.scale(fleet, 2, no_look)
-        assert launcher.count_running(fleet) == len(read_seen(seen)) == 2
+        assert launcher.count_running(fleet) == 2
+        await_seen(seen, 2)
     os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGSTOP)
     launcher.stop(fleet, no_look)
     assert not read_seen(seen)
@@ -228,7 +236,8 @@ def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Pa
         caller.start()
     for caller in callers:
         caller.join()
-    assert make().count_running(fleet) == len(read_seen(seen)) == 4
+    assert make().count_running(fleet) == 4
+    await_seen(seen, 4)
     # One that is started by hand does not get the lock.
     with (fleet.directory / room.LOCK).open() as lock:
         program = [sys.executable, "-I", "-S", room.__file__, str(fleet.directory)]
@@ -246,15 +255,17 @@ def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Pa
 
 
 def test_consumers_that_end_at_once_are_an_error_with_their_last_lines(
-    make: Make, fleet: Fleet
+    make: Make, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
         "import sys; print('no broker at all'); print('really not', file=sys.stderr); sys.exit(3)"
     )
-    with pytest.raises(BacklogError, match="no broker at all\nreally not") as caught:
-        make(python(text)).scale(fleet, 2, no_look)
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_SETTLED", 60.0)  # however slowly they start
+        with pytest.raises(BacklogError, match="no broker at all\nreally not") as caught:
+            make(python(text)).scale(fleet, 2, no_look)
     assert "exit code 3" in caught.value.message
-    assert "ended at once 3 times" in caught.value.message
+    assert re.search(r"ended at once [3-9] times", caught.value.message)
     assert str(fleet.directory) in caught.value.hint
     # The cause was mended: the next one needs no stop before.
     make().scale(fleet, 2, no_look)
@@ -271,7 +282,10 @@ def test_a_command_that_is_not_there_is_an_error(make: Make, fleet: Fleet, tmp_p
         make().scale(make_fleet(tmp_path / "file"), 1, no_look)
 
 
-def test_fault_59_a_secret_in_the_last_lines_is_masked(fleet: Fleet, tmp_path: Path) -> None:
+def test_fault_59_a_secret_in_the_last_lines_is_masked(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_SETTLED", 60.0)  # however slowly it starts
     program = python("import os, sys; sys.exit('denied: ' + os.environ['KEY'])")
     consumers = {"launcher": "process", "command": program, "environment": {"KEY": "${env:KEY}"}}
     stream = {"cluster": "c", "topic": "t", "group": "g", "consumers": consumers}
@@ -292,14 +306,16 @@ def test_a_recycled_pid_is_never_taken_for_ours(make: Make, fleet: Fleet) -> Non
     make().scale(fleet, 1, no_look)
     state = read_state(fleet)
     make().stop(fleet, no_look)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        state["consumers"][0]["pid"] = state["supervisor"]["pid"] = other.pid
-        room.write_private(fleet.directory / room.STATE, state)
-        assert make().count_running(fleet) == 0
-        make().stop(fleet, no_look)
-        make().scale(fleet, 1, no_look)
-        assert other.poll() is None
-        other.kill()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            state["consumers"][0]["pid"] = state["supervisor"]["pid"] = other.pid
+            room.write_private(fleet.directory / room.STATE, state)
+            assert make().count_running(fleet) == 0
+            make().stop(fleet, no_look)
+            make().scale(fleet, 1, no_look)
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 def test_logs_are_of_the_owner_and_bounded_at_a_start(make: Make, fleet: Fleet) -> None:
@@ -338,11 +354,13 @@ def test_consumers_inherit_neither_locks_nor_stdin(
     assert "/dev/null" in held
 
 
-def test_a_fleet_whose_directory_is_removed_ends(make: Make, fleet: Fleet, seen: Path) -> None:
+def test_a_fleet_whose_directory_is_removed_ends(
+    make: Make, fleet: Fleet, seen: Path, tmp_path: Path
+) -> None:
     make().scale(fleet, 2, no_look)
-    for path in fleet.directory.iterdir():
-        path.unlink()
-    fleet.directory.rmdir()
+    await_seen(seen, 2)
+    # At once: its supervisor writes there.
+    shutil.rmtree(fleet.directory.rename(tmp_path / "removed"))
     wait_until(lambda: not read_seen(seen))
     make().stop(fleet, no_look)  # nothing is left to do
     assert not fleet.directory.exists()

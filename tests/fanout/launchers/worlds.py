@@ -54,7 +54,7 @@ class LocalWorld:
             "launcher": kind,
             "directory": directory,
             "environment": dict(environment),
-            "stop_within": "10s",
+            "stop_within": "90s",
         }
         if kind == "process":
             document["command"] = [*consumer, "{index}"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from backlog.embedded import EmbeddedKafka
+from fanout.relay import guard
 from fanout.relay.interface import RelayEngine
 from fanout.relay.worker import ENGINES
 from tests.conftest import MakeTopic
@@ -15,6 +16,13 @@ from tests.kafka_tools import properties_of, set_offsets_raw
 
 MakeGround = Callable[..., Ground]
 KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}
+
+
+@pytest.fixture(autouse=True)
+def patient_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard that leaves says so here: its session need not end when the machine stands still."""
+    for name in ("session.timeout.ms", "max.poll.interval.ms"):
+        monkeypatch.setitem(guard._SETTINGS, name, 45_000)
 
 
 @pytest.fixture(params=sorted(ENGINES))

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NoReturn, cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
@@ -108,7 +108,7 @@ def read_committed(properties: Mapping[str, str], topic: str, partitions: int) -
     # -2: from the beginning.
     assign_partitions(consumer, [TopicPartition(topic, number, -2) for number in numbers])
     left, found = set(numbers), list[Message]()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while left:
         assert time.monotonic() < end, f"partitions {left} of {topic} were not read"
         for message in consumer.consume(5000, 0.05):
@@ -213,7 +213,7 @@ def fill(
     )
     producer = make_producer(properties, settings)
     if transaction:
-        producer.init_transactions(30)
+        producer.init_transactions(90)
         producer.begin_transaction()
     for partition, count in counts.items():
         for number in range(first, first + count):
@@ -226,11 +226,11 @@ def fill(
                 except BufferError:
                     producer.poll(0.1)
         producer.poll(0)
-    assert producer.flush(60) == 0
+    assert producer.flush(90) == 0
     if transaction:
-        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        (producer.commit_transaction if commit else producer.abort_transaction)(90)
         # That is answered before the markers are in every partition.
-        await_decided(properties, topic, max(counts) + 1, lambda: None)
+        await_decided(properties, topic, max(counts) + 1, lambda: None, within=90)
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def filling(
     finally:
         stopping.set()
         thread.join()
-        assert producer.flush(60) == 0
+        assert producer.flush(90) == 0
 
 
 @dataclass
@@ -278,7 +278,7 @@ class Running:
     def end(self) -> dict[int, Position]:
         """Waits for the ends; raises the first error."""
         for thread in self.threads:
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
         if self.errors:
             raise self.errors[0]
@@ -321,41 +321,6 @@ def relay(
     return start_relays(engine, task, ranges, notify).end()
 
 
-def drain_as_member(ground: Ground, count: int, **settings: str) -> list[Message]:
-    """A member of the group reads `count` messages from its commits on, commits them, leaves."""
-    with member_of(ground, **settings) as consumer:
-        return read_on(consumer, count)
-
-
-@contextmanager
-def member_of(ground: Ground, **settings: str) -> Iterator[Consumer]:
-    """A consumer of the original group, as the launcher's would be."""
-    named = {name.replace("_", "."): value for name, value in settings.items()}
-    consumer = make_consumer(
-        ground.properties, {"group.id": ground.group, "fetch.wait.max.ms": 50, **named}
-    )
-    consumer.subscribe([ground.source])
-    try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def read_on(consumer: Consumer, count: int, seconds: float = 30.0) -> list[Message]:
-    """Reads `count` messages and commits them."""
-    found: list[Message] = []
-    end = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < end, f"read {len(found)} of {count}"
-        message = consumer.poll(0.1)
-        if message is not None and message.error() is None:
-            found.append(message)
-    last = {message.partition(): message for message in found}
-    for message in last.values():
-        consumer.commit(message=message, asynchronous=False)
-    return found
-
-
 def pin_nothing(ground: Ground) -> bytes:
     """The metadata of a consumer that never joined: generation −1, no fence at all."""
     consumer = make_consumer(ground.properties, {"group.id": ground.group})
@@ -370,21 +335,21 @@ def open_transaction(
 ) -> Producer:
     """A transaction with one message in it, left open."""
     producer = make_producer(
-        properties, {"transactional.id": name, "transaction.timeout.ms": 60_000}
+        properties, {"transactional.id": name, "transaction.timeout.ms": 600_000}
     )
-    producer.init_transactions(30)
+    producer.init_transactions(90)
     producer.begin_transaction()
     producer.produce(topic, b"stranger", b"stranger", partition, timestamp=OLD_MS)
-    assert producer.flush(10) == 0
+    assert producer.flush(90) == 0
     return producer
 
 
-def await_commits(ground: Ground, wanted: Mapping[int, int], seconds: float = 20.0) -> None:
+def await_commits(ground: Ground, wanted: Mapping[int, int], seconds: float = 90.0) -> None:
     """Until the group has committed this."""
     wait_until(lambda: ground.commits() == wanted, seconds, f"commits become {wanted}")
 
 
-def keep_calling(check: Callable[[], None], seconds: float = 20.0) -> NoReturn:
+def keep_calling(check: Callable[[], None], seconds: float = 90.0) -> NoReturn:
     """Looks again and again, as the runner does, until that raises."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

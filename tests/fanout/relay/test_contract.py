@@ -46,7 +46,7 @@ def produce(ground: Ground, messages: Any, **settings: Any) -> None:
     for number, (key, value, headers) in enumerate(messages):
         at = OLD_MS + number * 86_400_000
         producer.produce(ground.source, value, key, 0, timestamp=at, headers=headers)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 @pytest.mark.parametrize("order", ["key", "round_robin"])
@@ -152,7 +152,7 @@ def test_an_open_transaction_of_the_source_holds_the_relay_back(
         time.sleep(0.3)
         assert here.commits() == {0: 50}
         assert len(here.read_target()) == 50
-        stranger.commit_transaction(10)
+        stranger.commit_transaction(90)
         await_commits(here, {0: 102})  # its message, its marker
         running.stopping.set()
         assert running.end()[0].relayed == 101
@@ -317,11 +317,11 @@ def test_offsets_that_are_not_decided_are_waited_for(
     other = open_transaction(here.properties, f"other-{here.source}", here.target, 0)
     with here.guarded() as task:
         pending = [TopicPartition(here.source, 0, 15)]
-        other.send_offsets_to_transaction(pending, task.group_metadata, 10)
+        other.send_offsets_to_transaction(pending, task.group_metadata, 90)
         running = start_relays(engine, task, [SourceRange(0, 0, 20)])
         time.sleep(1.0)
         assert not running.positions
-        other.commit_transaction(10)
+        other.commit_transaction(90)
         assert running.end()[0].relayed == 5
     assert here.commits() == {0: 20}
 

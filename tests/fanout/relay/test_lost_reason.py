@@ -23,10 +23,10 @@ def test_a_reason_that_the_client_has_lost_is_asked_for(ground: MakeGround) -> N
         relay._call(lose, "write")
     assert none.value.retryable
     producer = relay._producer = relay._make_producer()
-    producer.init_transactions(20)
+    producer.init_transactions(90)
     producer.begin_transaction()
     producer.produce(task.target, b"v", b"k", 0)
-    producer.flush(20)
+    assert producer.flush(90) == 0
     fence_relays(here.properties, "backlog", here.source, [0])
     with pytest.raises(ProducerFenced):
         relay._call(lose, "write")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from backlog.embedded import EmbeddedKafka
 from backlog.errors import LeaseHeld, ProducerFenced
 from backlog.kafka.admin import create_topic
+from fanout.relay import guard
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import SourceRange
 from fanout.relay.session import Hooks, RelaySession
@@ -24,13 +24,13 @@ from tests.fanout.relay.doing import (
     fill,
     filling,
     keep_calling,
-    member_of,
 )
-from tests.fanout.relay.test_guard import NOTHING, session_of
+from tests.fanout.relay.members import await_joined, member_of
+from tests.fanout.relay.test_guard import NOTHING, check_until, session_of
 from tests.kafka_tools import move_log_start, properties_of, set_offsets_raw, wait_until
 
 
-def go_on(session: RelaySession, ground: Ground, seconds: float = 60.0) -> None:
+def go_on(session: RelaySession, ground: Ground, seconds: float = 120.0) -> None:
     """Checks the session until everything is relayed."""
     end = time.monotonic() + seconds
     while ground.commits() != ground.ends():
@@ -39,21 +39,11 @@ def go_on(session: RelaySession, ground: Ground, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def check_until(session: RelaySession, condition: Callable[[], bool]) -> None:
-    """Checks the session until the condition holds."""
-
-    def holds() -> bool:
-        session.check()
-        return condition()
-
-    wait_until(holds)
-
-
 def start(session: RelaySession, ground: Ground) -> None:
     """Guard and relays, without an end."""
     session.join()
     session.start(lambda: [SourceRange(p, 0) for p in range(ground.partitions)])
-    wait_until(lambda: len(session.positions) == ground.partitions)
+    check_until(session, lambda: len(session.positions) == ground.partitions)
 
 
 def test_a_guard_that_a_visitor_pushed_out_joins_again(ground: MakeGround, tmp_path: Path) -> None:
@@ -62,8 +52,8 @@ def test_a_guard_that_a_visitor_pushed_out_joins_again(ground: MakeGround, tmp_p
     session = session_of(here, tmp_path)
     try:
         start(session, here)
-        with member_of(here, session_timeout_ms="6000") as visitor:
-            wait_until(lambda: visitor.poll(0.05) is not None or visitor.assignment())
+        with member_of(here) as visitor:
+            await_joined(visitor)
         fill(here.properties, here.source, {0: 300, 1: 300}, first=300)
         go_on(session, here)
         assert session.restarts == 1
@@ -89,11 +79,13 @@ def stop_in_a_transaction(session: RelaySession, ground: Ground) -> int:
 
 
 def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
-    ground: MakeGround, tmp_path: Path
+    ground: MakeGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The machine itself may pause as well.
+    monkeypatch.setattr("fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
     here = ground(partitions=1)
     fill(here.properties, here.source, {0: 300})
-    session = session_of(here, tmp_path, transaction_timeout_ms=1_500)
+    session = session_of(here, tmp_path, transaction_timeout_ms=4_000)
     try:
         with filling(here.properties, here.source, 1):
             start(session, here)
@@ -171,7 +163,12 @@ def test_what_retention_took_is_on_record_before_the_relay_goes_on(
     assert check_copied(here) == []
 
 
-def test_fault_11_the_broker_dies_and_comes_back_in_mid_relay(tmp_path: Path) -> None:
+def test_fault_11_the_broker_dies_and_comes_back_in_mid_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The group comes back with a member that is gone: it is waited for, as long as here.
+    for name in ("session.timeout.ms", "max.poll.interval.ms"):
+        monkeypatch.setitem(guard._SETTINGS, name, guard.SESSION_TIMEOUT_MS)
     with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
         properties = properties_of(kafka.bootstrap)
         for name, partitions in (("source", 2), ("target", 6)):

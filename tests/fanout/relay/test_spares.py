@@ -18,7 +18,7 @@ def test_spares_wait_are_taken_once_and_end_with_who_started_them(tmp_path: Path
     for child in (first, second):
         assert child.stdin is not None
         child.stdin.close()  # as when the runner is killed
-        assert child.wait(20.0) == 70
+        assert child.wait(120.0) == 70
         assert child.stdout is not None
         child.stdout.close()
     assert (tmp_path / "relay.log").read_text() == ""
@@ -29,7 +29,7 @@ def test_a_spare_that_died_is_not_taken_and_those_nobody_took_end(tmp_path: Path
     spares.fill(1)
     spares._children[0].kill()
     dead = spares._children[0]
-    dead.wait(20.0)
+    dead.wait(120.0)
     new = spares.take()
     assert new.pid != dead.pid
     spares._children.append(new)

@@ -15,6 +15,15 @@ from tests.replay.expand.world import PARTITIONS, World
 
 MakeWorld = Callable[..., World]
 BACKLOG = 1_600
+_LONG = 600.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each starts a dozen processes, one after the other."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "make_world" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(_LONG))
 
 
 @pytest.fixture

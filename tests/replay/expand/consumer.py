@@ -1,7 +1,8 @@
 """A consumer that tells what it handled: `key sequence topic partition time_ns` lines in ORDER_LOG.
 
 A line is written before the offset is committed. A file `ORDER_LOG.<role>` holds messages a second
-for the consumers of that role; it is looked at all the time, and 0 handles nothing.
+for the consumers of that role; it is looked at all the time, and 0 handles nothing. Where there is
+a file `ORDER_LOG.autocommit` the client commits by itself, every 5 s.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 _LOG = os.environ["ORDER_LOG"]
 _SPEED = Path(f"{_LOG}.{os.environ['BACKLOG_ROLE']}")
+_AUTOCOMMIT = Path(f"{_LOG}.autocommit")
 _AT_ONCE = 100
 
 
@@ -25,7 +27,8 @@ def main() -> None:
     log = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     manner = os.environ.get("MANNER")
     modern = manner == "consumer"  # its timeouts are the broker's
-    timeouts = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
+    automatic = _AUTOCOMMIT.exists()
+    timeouts = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 500}
     consumer = Consumer(
         {
             **({"group.protocol": "consumer"} if modern else timeouts),
@@ -33,7 +36,7 @@ def main() -> None:
             "group.id": os.environ["BACKLOG_GROUP"],
             "client.id": f"order-service-{os.environ['BACKLOG_ROLE']}",
             "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
+            "enable.auto.commit": automatic,
             "fetch.wait.max.ms": 50,
             "reconnect.backoff.max.ms": 500,
             "topic.metadata.refresh.fast.interval.ms": 50,
@@ -45,7 +48,7 @@ def main() -> None:
     def commit() -> None:
         offsets = [TopicPartition(os.environ["BACKLOG_TOPIC"], p, at) for p, at in done.items()]
         done.clear()
-        if offsets:
+        if offsets and not automatic:
             try:
                 consumer.commit(offsets=offsets, asynchronous=False)
             except KafkaException as error:

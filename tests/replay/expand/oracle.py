@@ -40,7 +40,7 @@ def read_log(world: World) -> list[Line]:
     """What the consumers handled, by time."""
     found = []
     text = world.log.read_text() if world.log.exists() else ""
-    for line in text.splitlines():
+    for line in text.split("\n")[:-1]:  # the last one may be half written
         key, sequence, topic, partition, at = line.split()
         found.append(Line(key, int(sequence), topic, int(partition), int(at)))
     return sorted(found, key=lambda line: line.at)
@@ -70,7 +70,7 @@ def judge(
     ]
 
 
-def await_handled(world: World, seconds: float = 20.0) -> None:
+def await_handled(world: World, seconds: float = 90.0) -> None:
     """Gives the original consumers the time to read the rest."""
     world.set_speed(Role.ORIGINAL, None)
     try:
@@ -142,7 +142,7 @@ def find_layout_problems(
     if (now := world.read(recovery)).state != state:
         problems.append(f"it is {now.state}: {dict(now.detail)}")
     try:
-        read_topic_id(properties, recovery.plan["temporary"]["topic"], Deadline(10.0))
+        read_topic_id(properties, recovery.plan["temporary"]["topic"], Deadline(30.0))
         problems.append("the temporary topic is still there")
     except TopicMissing:
         pass
@@ -176,6 +176,6 @@ def _find_members(world: World, recovery: Recovery) -> list[str]:
         problems.append(f"in the recovery's group: {[str(member) for member in others.members]}")
     # Answers only when no offset commit is undecided.
     committed_offsets(
-        world.properties, world.group, world.topic, range(PARTITIONS), Deadline(5.0), True
+        world.properties, world.group, world.topic, range(PARTITIONS), Deadline(30.0), True
     )
     return problems

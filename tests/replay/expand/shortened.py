@@ -20,11 +20,12 @@ from fanout.quiet import await_quiet
 from fanout.relay import guard
 from fanout.temporary import delete_temporary_topic
 from replay import expand_context
-from replay.steps.expand import remove_topic
+from replay.steps.expand import remove_topic, trial
 from tests.kafka_tools import read_all
 
 WORLD = "EXPAND_WORLD"  # in the environment of every process of a world: its directory
 QUIET = 0.5
+MEASURED = 1.0
 SESSION_MS = 2_000
 
 Patch = Callable[[Any, str, Any], None]
@@ -33,6 +34,7 @@ Patch = Callable[[Any, str, Any], None]
 def shorten(patch: Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     patch(expand_context, "await_quiet", partial(await_quiet, quiet=QUIET))
+    patch(trial, "ENOUGH_SECONDS", MEASURED)
     settings = {
         **guard._SETTINGS,
         "session.timeout.ms": SESSION_MS,

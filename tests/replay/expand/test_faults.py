@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.cimpl import NewPartitions
@@ -17,15 +17,17 @@ from backlog.kafka.admin import create_topic, read_topic_id
 from backlog.kafka.clients import make_admin
 from backlog.kafka.errors import GroupActive
 from fanout.launchers import Role
-from fanout.quiet import GroupStillCommits
+from fanout.quiet import GroupStillCommits, await_quiet
 from fanout.relay.interface import ConsumerCameBack
+from replay import expand_context
 from tests.kafka_tools import delete_topic, wait_until
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import SETTINGS, find_layout_problems, judge, read_log
-from tests.replay.expand.world import World
+from tests.replay.expand.shortened import QUIET
+from tests.replay.expand.world import WITHIN, World
 from tests.replay.makers import PAST, change_ledger
 
-SLOW = 100.0  # of each recovery consumer: the drain takes seconds
+SLOW = 5.0  # of each recovery consumer: the drain lasts until the test lets it go
 
 
 def make_anew(world: World, topic: str, partitions: int) -> None:
@@ -49,11 +51,11 @@ def check_nothing_was_made(world: World) -> None:
 def test_fault_02_a_stopped_runner_wakes_up_after_another_has_taken_over(
     world: World, moment: str
 ) -> None:
-    recovery = world.plan_approved(rate=5)
+    recovery = world.plan_approved(rate=1)
     world.set_speed(Role.RECOVERY, SLOW)
     first = world.start("run", recovery.id, "--json")
     world.wait_for_drain(recovery, first)
-    os.kill(first.pid, signal.SIGSTOP)
+    world.freeze(first, recovery)
     with pytest.raises(LeaseHeld):
         world.run(recovery)
     change_ledger(world.open(), f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
@@ -61,14 +63,17 @@ def test_fault_02_a_stopped_runner_wakes_up_after_another_has_taken_over(
     def wake_up() -> None:
         before = world.list_pids(Role.RECOVERY, recovery)
         os.kill(first.pid, signal.SIGCONT)
-        out, err = first.communicate(timeout=30)
+        out, err = first.communicate(timeout=WITHIN)
         assert first.returncode == LeaseHeld.exit_code, (out, err)
         assert '"lease_held"' in out
         assert world.list_pids(Role.RECOVERY, recovery) == before
         world.publish(100)
+        world.set_speed(Role.RECOVERY, None)
 
     if moment == "in the drain":
         world.at("p4.7.consumers.started", wake_up)
+    else:
+        world.set_speed(Role.RECOVERY, None)
     world.run(recovery)
     if moment == "after the end":
         wake_up()
@@ -78,21 +83,26 @@ def test_fault_02_a_stopped_runner_wakes_up_after_another_has_taken_over(
 def test_fault_11_brokers_restart_in_the_drain(make_world: MakeWorld, tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
         world = make_world(bootstrap=kafka.bootstrap)
-        recovery = world.plan_approved(rate=5)
+        recovery = world.plan_approved(rate=1)
         world.set_speed(Role.RECOVERY, SLOW)
 
-        ended = threading.Event()
+        killed, ended = threading.Event(), threading.Event()
 
         def restart() -> None:
-            time.sleep(0.3)
             kafka.kill()
+            killed.set()
             kafka.restart()
             world.publish(100)
             world.set_speed(Role.RECOVERY, None)
             ended.wait()  # the broker ends with the thread that started it
 
         other = threading.Thread(target=restart)
-        world.at("p4.7.consumers.started", other.start)
+
+        def begin() -> None:
+            other.start()
+            assert killed.wait(WITHIN)
+
+        world.at("p4.7.consumers.started", begin)
         try:
             world.run(recovery)
             assert judge(world, recovery) == []
@@ -115,7 +125,7 @@ def test_fault_15_a_topic_made_anew_before_the_run(world: World) -> None:
 @pytest.mark.parametrize("again", [True, False])
 def test_fault_15_a_topic_deleted_in_the_drain(world: World, again: bool) -> None:
     """It stops; what was copied is handled all the same, and the layout restored."""
-    recovery = world.plan_approved(rate=5)
+    recovery = world.plan_approved(rate=1)
     world.set_speed(Role.RECOVERY, SLOW)
 
     def replace() -> None:
@@ -144,7 +154,7 @@ def test_fault_15_a_topic_deleted_in_the_drain(world: World, again: bool) -> Non
 
 def add_partition(world: World) -> None:
     admin = make_admin(world.properties)
-    admin.create_partitions([NewPartitions(world.topic, 3)])[world.topic].result(20)
+    admin.create_partitions([NewPartitions(world.topic, 3)])[world.topic].result(60)
     wait_until(lambda: read_topic_id(world.properties, world.topic)[1] == 3)
 
 
@@ -159,7 +169,7 @@ def test_fault_16_partitions_added_after_the_plan(world: World) -> None:
 
 
 def test_fault_16_partitions_added_in_the_drain(world: World) -> None:
-    recovery = world.plan_approved(rate=5)
+    recovery = world.plan_approved(rate=1)
     world.set_speed(Role.RECOVERY, SLOW)
     world.at("p4.7.consumers.started", lambda: add_partition(world))
     with pytest.raises(PlanStale, match="3 partitions"):
@@ -178,17 +188,18 @@ def test_fault_25_a_group_that_does_not_get_empty(world: World) -> None:
     with pytest.raises(GroupActive, match="order-service-intruder at"):
         world.run(recovery)
     member.terminate()
-    member.wait(20)
+    member.wait(WITHIN)
     assert world.read(recovery).state == "failed"
     check_nothing_was_made(world)
     world.publish(800)
+    wait_until(lambda: not world.find_members(), what="the group is empty")
     world.run(recovery)
     assert judge(world, recovery) == []
 
 
 def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> None:
     recovery = world.plan_approved()
-    Path(f"{world.log}.intruder").write_text("100")
+    Path(f"{world.log}.intruder").write_text("20")  # it does not come to the end meanwhile
 
     def begin() -> None:
         wait_until(lambda: not world.find_members(), what="the group is empty")
@@ -196,12 +207,27 @@ def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> No
         world.start_intruder("assign")
         wait_until(lambda: world.find_rest() < before, what="it commits")
 
+    def watch(
+        properties: Any, group: str, topic: str, partitions: int, look: Any, *, within: float
+    ) -> None:
+        """As long as it takes until there is something to be seen."""
+
+        def look_until_it_commits() -> None:
+            look()
+            before = world.find_rest()
+            wait_until(lambda: world.find_rest() < before, what="it commits again")
+
+        place = (properties, group, topic, partitions)
+        await_quiet(*place, look_until_it_commits, within=within, quiet=QUIET)
+
     world.at("p4.3.stopped", begin)
-    with pytest.raises(GroupStillCommits, match="still running") as caught:
-        world.run(recovery)
+    with world.patch.context() as patched:
+        patched.setattr(expand_context, "await_quiet", watch)
+        with pytest.raises(GroupStillCommits, match="still running") as caught:
+            world.run(recovery)
     (intruder,) = world.started
     intruder.terminate()
-    intruder.wait(20)
+    intruder.wait(WITHIN)
     assert "stop it" in caught.value.hint
     assert world.read(recovery).state == "failed"
     check_nothing_was_made(world)
@@ -212,7 +238,7 @@ def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> No
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_fault_65_a_consumer_comes_back_in_the_drain(world: World, protocol: str) -> None:
     """The run stops and names it; when it is gone the run goes on, and nothing is lost."""
-    recovery = world.plan_approved(rate=5)
+    recovery = world.plan_approved(rate=1)
     world.set_speed(Role.RECOVERY, SLOW)
 
     def come_back() -> None:
@@ -227,7 +253,7 @@ def test_fault_65_a_consumer_comes_back_in_the_drain(world: World, protocol: str
     world.publish(100)
     intruder = world.started[-1]
     intruder.terminate()
-    intruder.wait(20)
+    intruder.wait(WITHIN)
     world.set_speed(Role.RECOVERY, None)
     world.run(recovery)
     assert judge(world, recovery, whole=False, ordered=False) == []
@@ -236,8 +262,9 @@ def test_fault_65_a_consumer_comes_back_in_the_drain(world: World, protocol: str
 @pytest.mark.parametrize("made_anew", [True, False])
 def test_fault_60_a_temporary_topic_that_somebody_deleted(world: World, made_anew: bool) -> None:
     """Never a topic of another id is deleted; cancel restores all else, and says what is lost."""
-    recovery = world.plan_approved(rate=5)
-    world.set_speed(Role.RECOVERY, SLOW)
+    recovery = world.plan_approved(rate=1)
+    if not made_anew:
+        world.set_speed(Role.RECOVERY, SLOW)
     name = recovery.plan["temporary"]["topic"]
 
     def replace() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,8 +12,8 @@ from replay import expand_closing, expand_context
 from replay.expand_context import ExpandContext
 from replay.steps.expand.stop_consumers import start_originals
 from tests.kafka_tools import wait_until
-from tests.replay.expand.oracle import await_handled, find_disorder, judge
-from tests.replay.expand.world import World
+from tests.replay.expand.oracle import await_handled, find_disorder, judge, read_log
+from tests.replay.expand.world import WITHIN, World
 
 
 class NoGuard:
@@ -35,8 +34,13 @@ class NoGuard:
         self._consumer.close()
 
 
+def count_read(world: World) -> int:
+    """Messages that were handled from the stream's own topic."""
+    return sum(line.topic == world.topic for line in read_log(world))
+
+
 def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) -> None:
-    recovery = world.plan_approved(rate=190)  # it cuts over while 1,500 are left
+    recovery = world.plan_approved(rate=500)  # it cuts over when all is relayed
     drain = expand_closing._drain_rest
 
     def start_first(context: ExpandContext) -> None:
@@ -44,30 +48,35 @@ def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) 
         world.publish(400)
         context.session.leave()
         start_originals(context)
+        wait_until(lambda: not world.find_rest(), what="they are ahead")
+        world.set_speed(Role.RECOVERY, None)
         drain(context)
 
     world.patch.setattr(expand_closing, "_drain_rest", start_first)
     world.patch.setattr(expand_closing, "find_others", lambda *_: ())
-    world.set_speed(Role.RECOVERY, 100)
-    world.run(recovery)
+    world.set_speed(Role.RECOVERY, 20)
+    world.at("p4.7.consumers.started", lambda: world.set_speed(Role.RECOVERY, 0))
+    world.run(recovery, resumed=True)  # the canary wants 250 a second
     await_handled(world)
     assert "breaks of order" in find_disorder(world)[0]
 
 
 def test_a_consumer_that_comes_back_without_the_guard_is_seen(world: World) -> None:
     recovery = world.plan_approved(rate=5)
-    world.set_speed(Role.RECOVERY, 100)
+    world.set_speed(Role.RECOVERY, 20)
     world.patch.setattr(expand_context, "Guard", NoGuard)
     world.patch.setattr(expand_closing, "find_others", lambda *_: ())
 
     def come_back() -> None:
+        world.set_speed(Role.RECOVERY, 0)
+        before = count_read(world)
         intruder = world.start_intruder()
         with world.publishing(each_second=400):
-            wait_until(lambda: "order-service-intruder" in world.find_members())
-            time.sleep(1.5)
+            wait_until(lambda: count_read(world) > before, what="it handles what is new")
         wait_until(lambda: not world.find_rest(), what="all is read")
         intruder.terminate()
-        intruder.wait(20)
+        intruder.wait(WITHIN)
+        world.set_speed(Role.RECOVERY, None)
 
     world.at("p4.7.consumers.started", come_back)
     with suppress(VerificationFailed):  # where the counters show it too

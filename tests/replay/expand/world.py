@@ -6,13 +6,14 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from replay.approval import approve_plan
 from replay.cancellation import cancel_work
 from replay.expand_plans import ExpandOptions, plan_expand
 from replay.fleets import fleet_of, launcher_of
+from replay.holds import release_stream
 from replay.runner import Run
 from replay.steps import expand as steps
 from replay.workspace import Workspace
@@ -43,7 +45,9 @@ from tests.replay.shop import ROOT, Said
 CONSUMER = Path(__file__).with_name("consumer.py")
 PARTITIONS = FACTOR = REPLICAS = 2
 KEYS = 40
-RATE = 100.0  # of one consumer, as planned; they are faster
+RATE = 20.0  # of one consumer, as planned; they are faster, also where they start slowly
+WITHIN = 150.0  # seconds for whatever another process does
+LATER = "2100-01-01T00:00:00.000000Z"
 _REACHING = ("canary", "create_topic", "drain", "hold_retention", "remove_topic", "restore")
 
 
@@ -56,7 +60,8 @@ class World:
     topic: str
     group: str
     patch: pytest.MonkeyPatch
-    stop_within: str = "10s"
+    stop_within: str = "60s"
+    stream: str = "orders"
     produced: Counter[str] = field(default_factory=Counter)
     told: io.StringIO = field(default_factory=io.StringIO)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -92,7 +97,7 @@ class World:
             "staging": {"dir": "./staging"},
             "kafka_ledger": {"transactional_prefix": self.topic},
             "clusters": {"main": self.properties},
-            "streams": {"orders": section},
+            "streams": {self.stream: section},
         }
         (self.directory / "backlog.yaml").write_text(json.dumps(document, indent=1))
         (self.directory / "properties.json").write_text(json.dumps(self.properties))
@@ -111,7 +116,7 @@ class World:
             producer.produce(self.topic, str(self.produced[key]), key)
             self.produced[key] += 1
             producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(90) == 0
 
     def find_rest(self) -> int:
         """What the original group has not read."""
@@ -159,7 +164,7 @@ class World:
     def fleet(self, role: Role, recovery: Recovery | None = None) -> Fleet:
         """Consumers of a role, as the launcher knows them."""
         workspace = self.open()
-        stream = workspace.config.stream("orders")
+        stream = workspace.config.stream(self.stream)
         if recovery is None:
             return fleet_of(workspace, stream, role)
         topic, group = recovery.plan["temporary"]["topic"], recovery.plan["recovery_group"]
@@ -169,11 +174,11 @@ class World:
     def launcher(self) -> Launcher:
         """The stream's launcher."""
         workspace = self.open()
-        return launcher_of(workspace, workspace.config.stream("orders"), lambda _: None)
+        return launcher_of(workspace, workspace.config.stream(self.stream), lambda _: None)
 
     def start_originals(self) -> None:
         """As many as in normal times, and slow ones."""
-        self.set_speed(Role.ORIGINAL, 50)
+        self.set_speed(Role.ORIGINAL, 5)
         self.launcher.scale(self.fleet(Role.ORIGINAL), REPLICAS, lambda: None)
 
     def list_pids(self, role: Role, recovery: Recovery | None = None) -> list[int]:
@@ -214,8 +219,13 @@ class World:
     def plan(self, rate: float = RATE, **options: Any) -> Recovery:
         """Plans in this process."""
         workspace = self.open()
-        stream = workspace.config.stream("orders")
+        stream = workspace.config.stream(self.stream)
         return plan_expand(workspace, stream, ExpandOptions(rate=rate, **options))
+
+    def release_holds(self) -> None:
+        """What is unread when the layout is given back keeps its retention: a person ends that."""
+        workspace = self.open()
+        release_stream(workspace, workspace.config.stream(self.stream))
 
     def plan_approved(self, rate: float = RATE, **options: Any) -> Recovery:
         """Plans and approves."""
@@ -234,7 +244,7 @@ class World:
 
     def cancel(self, recovery: Recovery) -> Recovery:
         """Cancels it in this process."""
-        return cancel_work(self.open(), recovery.id, wait=60.0)
+        return cancel_work(self.open(), recovery.id, wait=WITHIN)
 
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""
@@ -276,12 +286,12 @@ class World:
     def call(self, *words: str, code: int | None = 0, **settings: Any) -> Said:
         """Runs `backlogctl` to its end; checks its exit code unless None."""
         process = self.start(*words, **settings)
-        out, err = process.communicate(timeout=150)
+        out, err = process.communicate(timeout=WITHIN)
         said = Said(process.returncode, out, err)
         assert code is None or said.code == code, f"backlogctl {' '.join(words)}: {said}"
         return said
 
-    def wait_for_state(self, recovery: Recovery, state: str, seconds: float = 60) -> None:
+    def wait_for_state(self, recovery: Recovery, state: str, seconds: float = WITHIN) -> None:
         """Until the ledger says so."""
         wait_until(lambda: self.read(recovery).state == state, seconds, f"it is {state}")
 
@@ -299,7 +309,22 @@ class World:
                 and (latest.consumers or 0) >= int(recovery.plan["consumers"])
             )
 
-        wait_until(works, 60, "the drain")
+        wait_until(works, WITHIN, "the drain")
+
+    def freeze(self, runner: subprocess.Popen[str], recovery: Recovery) -> None:
+        """SIGSTOP, but never while it has the ledger locked: nobody could write. Its lease lasts."""
+        statement = "UPDATE backlog_recoveries SET lease_until = ? WHERE id = ?"
+        while True:
+            runner.send_signal(signal.SIGSTOP)
+            wait_until(lambda: _is_stopped(runner.pid), what="it is stopped")
+            path = self.directory / "ledger.db"
+            try:
+                with closing(sqlite3.connect(path, timeout=0.5)) as ledger, ledger:
+                    ledger.execute(statement, (LATER, recovery.id))
+                return
+            except sqlite3.OperationalError:
+                runner.send_signal(signal.SIGCONT)
+                time.sleep(0.05)
 
     def list_processes(self, *, without: tuple[Role, ...] = ()) -> dict[int, str]:
         """Processes of this world: runners, relays, supervisors, consumers; none in `without`."""
@@ -337,3 +362,9 @@ class World:
                 except ProcessLookupError:
                     continue
             time.sleep(0.1)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Every thread of it."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
