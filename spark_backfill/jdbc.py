@@ -19,6 +19,8 @@ _RENAMED = {
     "application_name": "ApplicationName",
     "target_session_attrs": "targetServerType",
 }
+# A server that has not even refused a statement this long after its timeout has vanished.
+_ANSWER_SECONDS = 60
 _TARGETS = {"read-write": "primary", "primary": "primary", "any": "any", "standby": "secondary"}
 
 
@@ -55,6 +57,7 @@ def make_access(source: Source, database: str) -> JdbcAccess:
         "driver": "org.postgresql.Driver",
         "options": postgresql_options(limits.statement_timeout, url),
         "tcpKeepAlive": "true",
+        "socketTimeout": str(int(limits.statement_timeout.total_seconds()) + _ANSWER_SECONDS),
     }
     properties.setdefault("connectTimeout", "10")
     if url.username:

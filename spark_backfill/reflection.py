@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -18,8 +18,9 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
 
-from backlog.config import Source
+from backlog.config import Source, Stream
 from backlog.errors import ConfigurationError
+from backlog.postgres import add_liveness
 from spark_backfill.failures import translating
 
 POSTGRESQL = "postgresql"
@@ -127,7 +128,7 @@ def open_engine(source: Source, database: str) -> Engine:
     options = postgresql_options(source.limits.statement_timeout, url)
     plain = url.set(drivername="postgresql+psycopg").difference_update_query(["options"])
     return sa.create_engine(
-        plain,
+        add_liveness(plain),
         connect_args={"options": options, "connect_timeout": 10},
         hide_parameters=True,
         pool_size=1,
@@ -172,6 +173,24 @@ def find_sqlite_file(url: URL, database: str) -> Path:
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}", subject=subject)
     return path
+
+
+def require_tables(sources: Mapping[str, Source], stream: Stream) -> None:
+    """Looks a stream's tables up: before Spark, which takes long to start.
+
+    Raises:
+        ConfigurationError, SourceError: see `reflect_table`.
+    """
+    assert stream.source is not None
+    places = [(stream.source.database, stream.source.table)]
+    if (consumed := stream.source.consumed) is not None:
+        places.append((consumed.database, consumed.table))
+    for database, table in places:
+        engine = open_engine(sources[database], database)
+        try:
+            reflect_table(engine, database, table)
+        finally:
+            engine.dispose()
 
 
 def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:

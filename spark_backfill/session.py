@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -18,8 +17,19 @@ from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from backlog.errors import BacklogError
 from backlog.jars import ensure_spark_jars, find_java
+from spark_backfill.class_archive import DRIVER_OPTIONS, make_options
+from spark_backfill.cluster import (
+    STANDALONE_DEFAULTS,
+    START_SECONDS,
+    START_SETTING,
+    SparkFailure,
+    check_executors,
+    explain_start,
+    is_local,
+    require_master,
+    ship_rooms,
+)
 from spark_backfill.failures import translating
 
 
@@ -34,14 +44,6 @@ class SparkSettings(Protocol):
     def conf(self) -> Mapping[str, str]:
         """Settings of the user; ours that exactness needs win over them."""
 
-
-class SparkFailure(BacklogError):
-    """Spark could not be started."""
-
-    code = "spark"
-
-
-_ROOMS = ("backlog", "spark_backfill")
 
 # What a user may change: sizes and speed.
 _DEFAULTS: Mapping[str, str] = {
@@ -64,49 +66,116 @@ _REQUIRED: Mapping[str, str] = {
 }
 # They print a stack trace for each refused expression; we tell its first cause.
 _SPARK_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+_LOOPBACK = "127.0.0.1"
 _UTC = "-Duser.timezone=UTC"
 
 
-def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
+def open_session(
+    settings: SparkSettings, app_name: str, *, staging: Path | None = None
+) -> SparkSession:
     """Starts Spark, or gives the session that already runs in this process.
 
-    The JVM's and the workers' own output goes to a log file, not to the terminal.
+    The JVM's and the workers' own output goes to a log file, not to the terminal. On a cluster our
+    code is shipped, and a first job shows that executors can work with it.
+
+    Args:
+        staging: a directory that executors elsewhere must share.
 
     Raises:
         EmbeddedError: no Java, or the connectors' jars could not be fetched.
-        SparkFailure: Spark did not start.
+        SparkFailure: Spark did not start, or gives no executor that can run our code.
+        StagingError: an executor does not share `staging`.
     """
     find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    root = str(Path(__file__).resolve().parent.parent)
-    _prepend_path("PYTHONPATH", root)
-    builder = SparkSession.builder.master(settings.master).appName(app_name)
     own = {name: str(value) for name, value in settings.conf.items()}
-    local = settings.master.startswith("local")
-    conf = {**_DEFAULTS, **own, **_REQUIRED, **_jars(own)}
-    for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
-        conf[name] = f"{own.get(name, '')} {_UTC}".strip()
+    local = is_local(settings.master)
+    seconds = _read_seconds(own)
+    _require_same_spark(settings.master)
+    if SparkContext._active_spark_context is None:
+        require_master(settings.master)
     if local:
-        conf.setdefault("spark.driver.host", "127.0.0.1")
-        conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
-    for name, value in conf.items():
+        # Spark looks its host's name up even so, and fails where nobody knows it.
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    _choose_python(own)
+    builder = SparkSession.builder.master(settings.master).appName(app_name)
+    for name, value in make_conf(settings.master, own).items():
         builder = builder.config(name, value)
     log = Path(tempfile.gettempdir()) / f"backlog-spark-{os.getuid()}-{os.getpid()}.log"
-    with (
-        translating(
-            "start Spark", subject=settings.master, hint=f"its log is {log}", kind=SparkFailure
-        ),
-        _quiet(log),
-        _own_interrupts(),
-    ):
-        session: SparkSession = builder.getOrCreate()
+    try:
+        with (
+            translating(
+                "start Spark", subject=settings.master, hint=f"its log is {log}", kind=SparkFailure
+            ),
+            _quiet(log),
+            _own_interrupts(),
+        ):
+            session: SparkSession = builder.getOrCreate()
+    except SparkFailure as failure:
+        raise explain_start(failure, settings.master) from None
     session.sparkContext.setLogLevel("ERROR")
     for logger in _SPARK_LOGGERS:
         PySparkLogger.getLogger(logger).disabled = True
     if not local:
-        _ship_rooms(session)
+        try:
+            ship_rooms(session.sparkContext)
+            check_executors(session.sparkContext, staging, seconds)
+        except BaseException:
+            # Without executors the application would wait on the cluster until we end.
+            session.stop()
+            raise
     return session
+
+
+def make_conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
+    """All settings of a session: the user's, over our defaults, under what exactness needs."""
+    conf = {**_DEFAULTS}
+    if is_local(master):
+        conf |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    elif master.startswith("spark://"):
+        conf |= STANDALONE_DEFAULTS
+    conf = {**conf, **own, **_REQUIRED, **_jars(own)}
+    for name in (DRIVER_OPTIONS, "spark.executor.extraJavaOptions"):
+        conf[name] = f"{own.get(name, '')} {_UTC}".strip()
+    archived = make_options(own.get(DRIVER_OPTIONS, ""))
+    conf[DRIVER_OPTIONS] = f"{conf[DRIVER_OPTIONS]} {archived}".strip()
+    return conf
+
+
+def _read_seconds(own: Mapping[str, str]) -> float:
+    text = own.get(START_SETTING, "")
+    try:
+        seconds = float(text.removesuffix("s")) if text else START_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SparkFailure(
+            f"`{text}` is not a number of seconds", subject=f"spark.conf {START_SETTING}"
+        )
+    return seconds
+
+
+def _require_same_spark(master: str) -> None:
+    """One process has one Spark: it must not be taken for another one."""
+    running = SparkContext._active_spark_context
+    if running is None:
+        return
+    theirs = str(running.master)
+    if theirs != master and not (is_local(theirs) and is_local(master)):
+        raise SparkFailure(
+            f"this process runs Spark on {theirs} already",
+            subject=master,
+            hint="start it in a process of its own",
+        )
+
+
+def _choose_python(own: Mapping[str, str]) -> None:
+    """PySpark reads the executors' Python from the environment; only spark-submit reads the
+    settings."""
+    if python := own.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = python
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    _prepend_path("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
 
 
 def _jars(own: Mapping[str, str]) -> dict[str, str]:
@@ -118,20 +187,6 @@ def _prepend_path(name: str, entry: str) -> None:
     parts = [part for part in os.environ.get(name, "").split(os.pathsep) if part]
     if entry not in parts:
         os.environ[name] = os.pathsep.join([entry, *parts])
-
-
-def _ship_rooms(session: SparkSession) -> None:
-    """Executors elsewhere get our modules; their libraries they must have themselves."""
-    root = Path(__file__).resolve().parent.parent
-    with tempfile.TemporaryDirectory() as scratch:
-        for room in _ROOMS:
-            shutil.copytree(
-                root / room, Path(scratch) / "rooms" / room, ignore=shutil.ignore_patterns("*.pyc")
-            )
-        archive = shutil.make_archive(
-            str(Path(tempfile.mkdtemp()) / "rooms"), "zip", Path(scratch) / "rooms"
-        )
-    session.sparkContext.addPyFile(archive)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:

@@ -117,7 +117,7 @@ def verify(
         known_ends: the offset after the last injected message, by partition; where it is not
             known, all that is in the partition now is waited for.
         hidden_wait: seconds for open transactions.
-        look: called while waiting for them; may raise.
+        look: called while waiting for them, and between Spark's jobs; may raise.
 
     Returns:
         The result, good or bad; `require_exact` raises for a bad one.
@@ -137,6 +137,8 @@ def verify(
         for slot in manifest.list_slots()
     }
     await_visible(admin, topic, needed, hidden_wait, look=look)
+    if look is not None:
+        look()
     ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed")
     wanted = {p: start_offsets.get(p, 0) for p in range(partitions)}
     starts = {p: max(lows[p], wanted[p]) for p in range(partitions)}
@@ -150,6 +152,8 @@ def verify(
         secrets=list_secrets(properties),
     ):
         _check_staged(spark, directory, manifest)
+        if look is not None:
+            look()
         staged = _read_staged(spark, directory, manifest)
         found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
         return replace(_compare(staged, found, starts, ends), removed=removed)

@@ -32,6 +32,7 @@ def test_a_postgres_url_becomes_jdbcs() -> None:
     assert "default_transaction_read_only=on" in access.properties["options"]
     assert access.properties["sslmode"] == "require"
     assert access.properties["connectTimeout"] == "3"
+    assert access.properties["socketTimeout"] == "150"  # seconds: the server's own limit is sooner
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_fault_20_aborted_messages_are_no_survivors(
 ) -> None:
     name = topic(partitions=3)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"t-{unique}"})
-    producer.init_transactions(30)
+    producer.init_transactions(90)
     for keys, commit in ((["1", "2"], True), (["3", "4"], False), (["5"], True)):
         producer.begin_transaction()
         for key in keys:
@@ -255,8 +255,9 @@ def test_fault_20_aborted_messages_are_no_survivors(
             if key == "5":
                 ours.append((stamps.MESSAGE_ID, b"x"))
             producer.produce(name, key=key.encode(), value=b"v", partition=1, headers=ours)
-        producer.flush(30)
-        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        assert producer.flush(90) == 0
+        (producer.commit_transaction if commit else producer.abort_transaction)(90)
+    world.await_decided(kafka.bootstrap, name, 3)
     evidence = make_survivors(spark, kafka, name, None, tmp_path)
     evidence.freeze()
     said = explain(evidence, ["1", "2", "3", "4", "5"])

@@ -14,7 +14,7 @@ from spark_backfill.candidates import (
 )
 from spark_backfill.jdbc import make_access
 from spark_backfill.messages import build_messages
-from spark_backfill.reflection import open_engine, reflect_table
+from spark_backfill.reflection import open_engine, reflect_table, require_tables
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
 
@@ -98,6 +98,18 @@ def test_fault_33_a_wrong_column_is_named_before_a_row_is_read(
     assert where in caught.value.subject
     assert words in str(caught.value) + caught.value.hint
     assert "stacktrace" not in capfd.readouterr().err
+
+
+def test_fault_33_a_table_that_is_not_there_is_told_without_spark(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    world.fill_table(url, world.ORDERS, [])
+    sources = {"shop": world.make_source(url)}
+    require_tables(sources, world.make_stream("orders"))
+    with pytest.raises(ConfigurationError, match="'orderz'"):
+        require_tables(sources, world.make_stream("orders", table="orderz"))
+    consumed = {"database": "shop", "table": "processed", "column": "order_id"}
+    with pytest.raises(ConfigurationError, match="'processed'"):
+        require_tables(sources, world.make_stream("orders", consumed=consumed))
 
 
 def test_fault_59_no_password_in_errors_plans_or_settings(spark: SparkSession) -> None:

@@ -304,19 +304,20 @@ def test_faults_19_and_20_holes_are_not_losses(
     world.fill_table(shop, world.ORDERS, rows)
     name = topic(partitions=1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"t-{unique}"})
-    producer.init_transactions(30)
+    producer.init_transactions(90)
     for at in range(0, 60, 10):
         producer.begin_transaction()
         for row in rows[at : at + 10]:
             key = str(row["order_id"]).encode()
             producer.produce(name, key=key, value=world.encode_order(row), partition=0)
-        producer.flush(30)
-        producer.commit_transaction(30)
+        assert producer.flush(90) == 0
+        producer.commit_transaction(90)
         if at == 40:  # this one never was: its message is no survivor
             producer.begin_transaction()
             producer.produce(name, key=b"25", value=b"aborted", partition=0)
-            producer.flush(30)
-            producer.abort_transaction(30)
+            assert producer.flush(90) == 0
+            producer.abort_transaction(90)
+    world.await_decided(kafka.bootstrap, name, 1)
     world.delete_below(kafka.bootstrap, name, {0: 33})
     stream = world.make_stream(name)
     gaps = (world.make_gap(name, 0, 0, 33),)

@@ -16,12 +16,14 @@ from confluent_kafka.admin import AdminClient
 
 from backlog.clock import format_time
 from backlog.config import Source, Stream
+from backlog.kafka.admin import Isolation, list_offsets
 from backlog.manifest import read_chunk, read_manifest
 from backlog.partitioners import hash_murmur2
 from backlog.values import Cause, Certainty, Gap, GapState
 from spark_backfill.rebuild import plan_rebuild
 from spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from spark_backfill.staging import ChunkLimits
+from tests.kafka_tools import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +126,7 @@ def publish(bootstrap: str, topic: str, messages: Iterable[Published], **setting
             headers=list(message.headers),
         )
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 def publish_orders(bootstrap: str, topic: str, rows: Iterable[Row], partitions: int = 3) -> None:
@@ -148,7 +150,20 @@ def delete_below(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None
     admin = AdminClient({"bootstrap.servers": bootstrap})
     asked = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
     for future in admin.delete_records(asked).values():
-        future.result(30)
+        future.result(90)
+
+
+def await_decided(bootstrap: str, topic: str, partitions: int) -> None:
+    """Until no transaction hides anything: markers are written after a commit has returned."""
+    properties = {"bootstrap.servers": bootstrap}
+
+    def read_ends(isolation: Isolation) -> dict[int, int]:
+        return list_offsets(properties, topic, range(partitions), "latest", isolation)
+
+    wait_until(
+        lambda: read_ends("read_committed") == read_ends("read_uncommitted"),
+        what=f"all of {topic} is decided",
+    )
 
 
 def make_gap(

@@ -42,7 +42,7 @@ def assert_same_set(job: InjectionJob) -> None:
     assert judgement.is_same_set, judgement
 
 
-def await_condition(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def await_condition(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     """Until it holds."""
     limit = time.monotonic() + seconds
     while not condition():
@@ -52,17 +52,17 @@ def await_condition(condition: Callable[[], bool], seconds: float = 30.0) -> Non
 
 @contextmanager
 def open_transaction(
-    properties: Any, topic: str, partition: int, *, timeout_ms: int = 60_000
+    properties: Any, topic: str, partition: int, *, timeout_ms: int = 600_000
 ) -> Iterator[Producer]:
     """Somebody else's transaction, open on a partition; aborted at the end."""
     name = f"stranger-{topic}-{partition}-{threading.get_ident()}"
     producer = make_producer(
         properties, {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     )
-    producer.init_transactions(30)
+    producer.init_transactions(90)
     producer.begin_transaction()
     producer.produce(topic, b"{}", b"stranger", partition)
-    producer.flush(10)
+    assert producer.flush(60) == 0
     try:
         yield producer
     finally:

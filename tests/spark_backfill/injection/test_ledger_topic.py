@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
@@ -21,8 +23,10 @@ from backlog.kafka.ledger_topic import (
     snapshot_ledger,
 )
 from backlog.manifest import read_chunk
+from spark_backfill import waves
 from spark_backfill.transactional import TransactionalWriter
 from tests.conftest import MakeTopic
+from tests.kafka_tools import delete_topic
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import (
     assert_same_set,
@@ -59,15 +63,16 @@ def test_a_ledger_that_is_not_compacted_is_refused(
         snapshot_ledger(properties, name)
 
 
-def test_a_ledger_deleted_or_recreated_is_refused(
-    scenario: MakeScenario, admin: AdminClient
-) -> None:
+def test_a_ledger_deleted_or_recreated_is_refused(scenario: MakeScenario) -> None:
     job = scenario().job
     inject_here(job)
     name = job.ledger.topic
-    admin.delete_topics([name], operation_timeout=30)[name].result(30)
+    delete_topic(job.properties, name)
     with pytest.raises(PlanStale, match="deleted"):
         inject_here(job)
+    # Also where it is deleted after the first look.
+    with pytest.raises(PlanStale, match="deleted"):
+        read_visible(job.properties, job.ledger, [0])
     create_topic(
         job.properties, name, partitions=12, replication=1, config={"cleanup.policy": "compact"}
     )
@@ -91,7 +96,7 @@ def test_a_ledger_with_more_partitions_is_refused(
 
 
 def test_fault_07_a_hanging_transaction_stops_the_run_and_nothing_is_sent(
-    scenario: MakeScenario,
+    scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = scenario(slots=1, chunks=1, transaction_timeout_ms=1000).job
     place = job.ledger.place(job.topic, 0)
@@ -101,6 +106,7 @@ def test_fault_07_a_hanging_transaction_stops_the_run_and_nothing_is_sent(
             read_visible(job.properties, job.ledger, [place], wait=1.0)
         assert str(place) in str(caught.value)
         assert short.hanging_wait == 16.0
+        monkeypatch.setattr(waves, "COORDINATOR_SECONDS", 1.0)
         with pytest.raises(HangingTransaction):
             inject_here(job)
     assert list_offsets(job.properties, job.topic, [0], "latest") == {0: 0}
@@ -111,7 +117,7 @@ def test_fault_08_a_record_above_somebodys_open_transaction_is_not_missed(
 ) -> None:
     job = scenario(slots=1, chunks=2).job
     place = job.ledger.place(job.topic, 0)
-    with open_transaction(job.properties, job.ledger.topic, place, timeout_ms=3000):
+    with open_transaction(job.properties, job.ledger.topic, place) as stranger:
         # The transaction was open before: our own records lie above it, and are hidden.
         settings = job.writer_settings()
         first = job.manifest.chunks[0]
@@ -122,7 +128,8 @@ def test_fault_08_a_record_above_somebodys_open_transaction_is_not_missed(
         low = list_offsets(job.properties, job.ledger.topic, [place], "latest", "read_committed")
         high = list_offsets(job.properties, job.ledger.topic, [place], "latest")
         assert low[place] == 0 < high[place]
-        # The coordinator ends it after its timeout; then the record is seen, and skipped.
+        # When it has ended the record is seen, and skipped.
+        threading.Timer(2.0, stranger.abort_transaction, [60]).start()
         result = inject_here(job)
         assert (result.injected, result.skipped) == (50, 50)
         assert_same_set(job)
@@ -132,7 +139,7 @@ def test_somebody_elses_record_in_the_ledger_is_refused(scenario: MakeScenario) 
     job = scenario(slots=1, chunks=1).job
     producer = make_producer(job.properties)
     producer.produce(job.ledger.topic, b"hello", b"world", job.ledger.place(job.topic, 0))
-    producer.flush(10)
+    assert producer.flush(60) == 0
     with pytest.raises(Refused, match="not ours"):
         inject_here(job)
     assert list_offsets(job.properties, job.topic, [0], "latest") == {0: 0}

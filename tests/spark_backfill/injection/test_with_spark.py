@@ -143,12 +143,12 @@ def test_fault_37_verification_finds_what_is_missing_doubled_different_or_unexpe
     # Messages of nobody, and another recovery's own, are not looked at.
     producer.produce(job.topic, b"live", b"key", 0)
     send(rows[0], **foreign, **{"backlog-message-id": b"another"})
-    producer.flush(10)
+    assert producer.flush(60) == 0
     # Aborted ones neither, of this recovery even.
     with open_transaction(job.properties, job.topic, 1) as stranger:
         headers: Any = [(h["name"], h["value"]) for h in rows[1]["headers"]]
         stranger.produce(job.topic, b"aborted", b"key", 1, headers=headers)
-        stranger.flush(10)
+        assert stranger.flush(60) == 0
     more = make_table(job.topic, 0, ["never sent"], job.recovery_id)
     extra = write_chunk(job.directory, 0, 7, more)
     changed = read_chunk(job.directory, job.manifest.chunks[1]).to_pylist()
