@@ -146,13 +146,15 @@ def measure_skew(ledger: LedgerLike) -> timedelta:
     """How far the ledger's clock is ahead of this host's.
 
     Hosts whose clocks differ write samples of one stream: in the ledger's time they stay in order,
-    and a commit does not seem to go back. What is less than the noise of asking is none.
+    and a commit does not seem to go back. What the noise or the time of asking explains is none: a
+    ledger that answers late is not one whose clock is ahead.
     """
     before = utc_now()
     there = ledger.now()
     after = utc_now()
-    skew = there - (before + (after - before) / 2)
-    return skew if abs(skew) > CLOCK_NOISE else timedelta(0)
+    if before - CLOCK_NOISE <= there <= after + CLOCK_NOISE:
+        return timedelta(0)
+    return there - (before + (after - before) / 2)
 
 
 def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:

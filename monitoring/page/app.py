@@ -36,8 +36,10 @@ def make_page(
     *,
     board: Board | None,
     next_commands: NextCommands = lambda _: [],
+    find_approval: Callable[[Recovery], str] = lambda _: "",
     path: str = "",
     frame_ancestors: Sequence[str] = OWN_SITE,
+    reports: bool = False,
     clock: Callable[[], datetime] = utc_now,
 ) -> FastAPI:
     """The page; it only reads, and can be mounted anywhere: its links are relative.
@@ -45,8 +47,10 @@ def make_page(
     Args:
         board: what the samplers of this process see; None judges the ledger's samples.
         next_commands: what an operator would type next about a recovery.
+        find_approval: where else its plan can be approved, in words; "" for nowhere.
         path: what every route begins with, such as `/page`; "" serves at the root.
         frame_ancestors: who may show it in a frame, such as `https://wiki.example`.
+        reports: whether somebody serves `reports/ID` beside it, to be linked to.
 
     Raises:
         ValueError: one of `frame_ancestors` is no single source.
@@ -103,7 +107,14 @@ def make_page(
             ) from None
         found = read_recovery(ledger, recovery, next_commands(recovery), clock())
         linked = recovery.stream in config.streams
-        return answer("recovery.html", "../", view=found, linked=linked)
+        return answer(
+            "recovery.html",
+            "../",
+            view=found,
+            linked=linked,
+            reports=reports,
+            approval=find_approval(recovery),
+        )
 
     def serve(name: str, kind: str) -> None:
         @show(f"/static/{name}", name=name)

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from backlog.ledger import Ledger, StepRecord
-from backlog.numbers import format_count, format_duration
 from backlog.values import Event, Recovery, RecoveryState
+from monitoring.details import tell_detail
 from monitoring.page.drawings import Drawing
 from monitoring.page.plans import Facts, PlanWords, tell_plan
 from monitoring.page.progress import Progress, draw_burndown, draw_injection, measure_progress
@@ -22,22 +22,6 @@ MOST_EVENTS = 200
 _BUG = "an error of the program: `backlogctl show` has its text"
 _STOPPED = (RecoveryState.REJECTED, RecoveryState.CANCELLED, RecoveryState.FAILED)
 # Details of events that are shown, and the words before them: no ids or keys of messages.
-_DETAILS: Mapping[str, str] = {
-    "by": "by ",
-    "why": "",
-    "reason": "",
-    "code": "",
-    "message": "",
-    "next": "next: ",
-    "step": "at ",
-    "superseded_by": "by ",
-    "from": "from ",
-    "to": "to ",
-    "runner": "runner ",
-    "expires_at": "expires ",
-    "matched": "matched ",
-    "staged": "of ",
-}
 _VERIFIED: tuple[tuple[str, str], ...] = (
     ("staged", "staged"),
     ("found", "found in the topic"),
@@ -213,7 +197,8 @@ def list_events(events: Iterable[Event]) -> tuple[EventRow, ...]:
         step, _, word = event.action.rpartition(" ")
         if word == "started" and f"{step} completed" in done:
             continue
-        rows.append(EventRow(event.at, event.actor, event.action, tell_detail(event.detail)))
+        told = tell_detail(hide_bug(event.detail), _tell_time)
+        rows.append(EventRow(event.at, event.actor, event.action, told))
     return tuple(rows)
 
 
@@ -222,24 +207,6 @@ def hide_bug(detail: Mapping[str, Any]) -> Mapping[str, Any]:
     if detail.get("code") != "bug":
         return detail
     return {"message": _BUG, **({"step": detail["step"]} if "step" in detail else {})}
-
-
-def tell_detail(detail: Mapping[str, Any]) -> str:
-    """What of an event's detail is worth a place in a table: never what a message holds."""
-    detail = hide_bug(detail)
-    told: list[str] = []
-    for name, words in _DETAILS.items():
-        value = detail.get(name)
-        if value in (None, "") or isinstance(value, Mapping | list):
-            continue
-        if name.endswith("_at"):
-            value = _tell_time(str(value))
-        elif isinstance(value, int):
-            value = format_count(value)
-        told.append(f"{words}{value}")
-    if isinstance(seconds := detail.get("seconds"), int | float):
-        told.append(format_duration(seconds))
-    return " ".join(told) if "matched" in detail else ", ".join(told)
 
 
 def _tell_time(text: str) -> str:

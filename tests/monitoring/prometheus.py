@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.parse
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from backlog.ports import HOST, free_port
+from backlog.ports import HOST
 from tests.kafka_tools import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def find_program(name: str) -> str:
 def run_promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs promtool; its output is text."""
     command = [find_program("promtool"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 class EmbeddedPrometheus:
@@ -37,7 +38,7 @@ class EmbeddedPrometheus:
 
     def __init__(self, directory: Path, scraped: str, rules: Sequence[Path]) -> None:
         self._directory = directory
-        self._url = f"http://{HOST}:{free_port()}"
+        self._url = ""
         self._log = directory / "prometheus.log"
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -54,14 +55,14 @@ class EmbeddedPrometheus:
             find_program("prometheus"),
             f"--config.file={self._directory / 'prometheus.yml'}",
             f"--storage.tsdb.path={self._directory / 'data'}",
-            f"--web.listen-address={self._url.removeprefix('http://')}",
+            f"--web.listen-address={HOST}:0",  # nobody can take it in between
         ]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=self._directory, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            wait_until(self._is_ready, 20, f"Prometheus is ready: {self._log.read_text()}")
+            wait_until(self._is_ready, what=f"Prometheus is ready: {self._log}")
         except AssertionError:
             self._stop()
             raise
@@ -93,14 +94,19 @@ class EmbeddedPrometheus:
         return [rule["lastError"] for g in groups for rule in g["rules"] if rule.get("lastError")]
 
     def _ask(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=60) as answer:
             return json.load(answer)["data"]
 
     def _is_ready(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, self._log.read_text()
+        text = self._log.read_text()
+        assert self._process.poll() is None, text
+        found = re.search(r'msg="Listening on" address=(\S+)\n', text)
+        if found is None:
+            return False
+        self._url = f"http://{found[1]}"
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5):
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=60):
                 return True
         except OSError:
             return False

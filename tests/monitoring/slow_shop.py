@@ -6,12 +6,15 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from backlog.clock import utc_now
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import make_admin, make_consumer, make_producer
 
 SEGMENT_SECONDS = 1.0
 CHECK_SECONDS = 1.0  # log.retention.check.interval.ms of the embedded broker
+LOOK_SECONDS = 0.2
 
 
 def make_settings(retention_seconds: float) -> dict[str, str]:
@@ -28,8 +31,11 @@ class SlowShop:
     """Produces and consumes partition 0 at even rates until it is told to stop.
 
     Attributes:
-        overtaken_at: when the log start was first seen above the committed offset, by the
-            monotonic clock; then the consumer is closed, as one that crashes.
+        overtaken_at: when the log start was first seen above the committed offset; then the
+            consumer is closed, as one that crashes, and commits nothing more.
+        pause: the longest time, in seconds, that the machine or the broker let it wait: with a long
+            one the rates were not even.
+        between_checks: the longest time, in seconds, from one move of the log start to the next.
     """
 
     properties: Mapping[str, str]
@@ -37,10 +43,24 @@ class SlowShop:
     group: str
     produced_per_second: float = 200.0
     consumed_per_second: float = 80.0
-    overtaken_at: float | None = None
+    overtaken_at: datetime | None = None
+    pause: float = 0.0
+    between_checks: float = CHECK_SECONDS
     handled: list[int] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
+    # Nothing is committed between a look at the offsets and what is made of it.
+    _looking: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def late(self) -> float:
+        """How many seconds after the earliest moment it may be seen overtaken.
+
+        The log start is behind by up to a segment, and the consumer goes on meanwhile; then by the
+        time between two checks, and two looks of ours.
+        """
+        gaining = 1 - self.consumed_per_second / self.produced_per_second
+        return SEGMENT_SECONDS / gaining + self.between_checks + LOOK_SECONDS
 
     def start(self) -> None:
         """Starts the producer and the consumer."""
@@ -53,18 +73,20 @@ class SlowShop:
         """Stops both."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
 
     def _produce(self) -> None:
         producer = make_producer(self.properties, {"linger.ms": 5})
         begun, sent = time.monotonic(), 0
+        last = begun
         while not self._stop.wait(0.05):
+            last = self._note(last)
             due = int((time.monotonic() - begun) * self.produced_per_second)
             for number in range(sent, due):
                 producer.produce(self.topic, b"order", str(number).encode(), 0)
             sent = due
             producer.poll(0)
-        producer.flush(10)
+        producer.flush(60)
 
     def _consume(self) -> None:
         consumer = make_consumer(
@@ -87,17 +109,34 @@ class SlowShop:
                 begun = begun or time.monotonic()
                 self.handled.append(offset)
                 if len(self.handled) % 20 == 0:
-                    consumer.commit(message=message, asynchronous=False)
+                    with self._looking:
+                        if self.overtaken_at is None:
+                            consumer.commit(message=message, asynchronous=False)
                 due = begun + len(self.handled) / self.consumed_per_second
+                self.pause = max(self.pause, time.monotonic() - due)
                 self._stop.wait(max(0.0, due - time.monotonic()))
         finally:
             consumer.close()
 
     def _look(self) -> None:
         admin = make_admin(self.properties)
-        while not self._stop.wait(0.2):
-            low = list_offsets(admin, self.topic, [0], "earliest")[0]
-            committed = committed_offsets(admin, self.group, self.topic, [0])[0]
-            if committed is not None and low > committed and self.overtaken_at is None:
-                self.overtaken_at = time.monotonic()
-                return
+        last = moved = time.monotonic()
+        start = 0
+        while not self._stop.wait(LOOK_SECONDS):
+            with self._looking:
+                low = list_offsets(admin, self.topic, [0], "earliest")[0]
+                if low > start:
+                    now = time.monotonic()
+                    if start:
+                        self.between_checks = max(self.between_checks, now - moved)
+                    start, moved = low, now
+                committed = committed_offsets(admin, self.group, self.topic, [0])[0]
+                if committed is not None and low > committed:
+                    self.overtaken_at = utc_now()
+                    return
+            last = self._note(last)
+
+    def _note(self, last: float) -> float:
+        now = time.monotonic()
+        self.pause = max(self.pause, now - last)
+        return now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,10 +39,12 @@ from tests.kafka_tools import (
     set_offsets_raw,
     wait_until,
 )
+from tests.monitoring.markers import await_markers
 from tests.monitoring.metric_lines import Scraped, scrape
 
 MakeTopic = Callable[..., str]
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
+PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ def test_groups_of_both_protocols_and_a_stream(
     with closing(member), open_survey(properties, what) as survey:
         read = 0
         while read < 30:
-            message = member.poll(10)
+            message = member.poll(PATIENT)
             assert message is not None
             if not message.error():
                 member.store_offsets(message)
@@ -114,16 +117,21 @@ def test_a_control_record_at_the_end_is_no_lag(
 ) -> None:
     name, group = topic(partitions=2), f"{unique}-tail"
     producer = make_producer(properties, transactional_id=f"{unique}-tx")
-    producer.init_transactions(20)
+    producer.init_transactions(PATIENT)
     producer.begin_transaction()
     for number in range(2):
         producer.produce(name, b"value", partition=number)
-    producer.commit_transaction(20)
+    producer.commit_transaction(PATIENT)
+    await_markers(properties, name, {0: 2, 1: 2})
     set_offsets_raw(properties, group, name, {0: 1, 1: 0})
     with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
-        survey.look()
-        (status,) = survey.look().groups
-    assert [part.lag for part in status.partitions] == [0, 2]
+        # A tail is read once the group does not move, and again where the broker was too slow.
+        wait_until(lambda: list_lags(survey) == [0, 2], what="the tail is known to be empty")
+
+
+def list_lags(survey: Survey) -> list[int | None]:
+    (status,) = survey.look().groups
+    return [part.lag for part in status.partitions]
 
 
 def test_retention_behind_a_group_is_a_loss(
@@ -170,11 +178,13 @@ def test_two_watchers_of_one_loss_write_one_gap(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(2 * PATIENT)
+        assert not thread.is_alive()
     expired = [gap for gap in ledger.gaps.list("orders") if gap.cause is Cause.EXPIRED]
     assert [(gap.partition, gap.start, gap.end) for gap in expired] == [(0, 10, 40)]
 
 
+@pytest.mark.timeout(600)
 def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
     (tmp_path / "kafka").mkdir()
     with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
@@ -191,21 +201,20 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
         }
         (tmp_path / "backlog.yaml").write_text(json.dumps(document))
         with watch(tmp_path) as (url, process):
-            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 30, "ready")
-            wait_until(lambda: sees_lags(url, 5, 3), 10, "both groups")
+            wait_until(lambda: ask(url, "readyz").status_code == 200, what="ready")
+            wait_until(lambda: sees_lags(url, 5, 3), what="both groups")
             kafka.kill()
-            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 503, 20, "not ready")
-            away = read(url)
-            assert away.value("backlog_sample_age_seconds", stream="orders") > 3
-            assert httpx.get(f"{url}/healthz").status_code == 200
-            wait_until(lambda: count_failures(url) > 0, 40, "failures of both samplers")
+            wait_until(lambda: ask(url, "readyz").status_code == 503, what="not ready")
+            wait_until(lambda: tell_age(url) > 3, what="it shows how old its sample is")
+            assert ask(url, "healthz").status_code == 200
+            wait_until(lambda: count_failures(url) > 0, what="failures of both samplers")
             kafka.restart()
             publish(properties, "orders", {0: 10})
-            wait_until(lambda: sees_lags(url, 15, 13), 60, "new samples")
-            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 20, "ready again")
+            wait_until(lambda: sees_lags(url, 15, 13), what="new samples")
+            wait_until(lambda: ask(url, "readyz").status_code == 200, what="ready again")
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(PATIENT) == 0
 
 
 @contextmanager
@@ -219,18 +228,33 @@ def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             text=True,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
+
+    def find_address() -> re.Match[str] | None:
+        text = (directory / "log").read_text()
+        assert process.poll() is None, text
+        return re.search(r"^serving (http://\S+?)/?\s", text, re.MULTILINE)
+
     try:
-        wait_until(lambda: "serving http" in (directory / "log").read_text(), 30, "it serves")
-        line = (directory / "log").read_text().splitlines()[0]
-        yield line.split()[1].rstrip("/"), process
+        wait_until(find_address, what="it serves")
+        found = find_address()
+        assert found is not None
+        yield found[1], process
     finally:
         print((directory / "log").read_text())  # shown where the test fails
         process.kill()
-        process.wait(10)
+        process.wait(PATIENT)
+
+
+def ask(url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{url}/{path}", timeout=PATIENT)
 
 
 def read(url: str) -> Scraped:
-    return Scraped(httpx.get(f"{url}/metrics").text)
+    return Scraped(ask(url, "metrics").text)
+
+
+def tell_age(url: str) -> float:
+    return read(url).value("backlog_sample_age_seconds", stream="orders")
 
 
 def sees_lags(url: str, service: int, audit: int) -> bool:

@@ -21,11 +21,14 @@ from backlog.values import Gap
 from monitoring.gaps import Finding, Suspicion, find_gaps
 from monitoring.marks import Marks, advance_marks
 from monitoring.sampler import take_sample
-from tests.kafka_tools import StreamStub, join, properties_of
+from tests.kafka_tools import StreamStub, join, properties_of, wait_until
 
 MakeTopic = Callable[..., str]
 
 SAMPLES = 2000
+LOG_STARTS = 200  # fewer, and it was no moving log start that was sampled
+LONG = 600.0  # seconds, on a busy machine
+FULL = 10_000  # messages that wait to be sent
 WRONG_ORDER_TRIES = 20_000
 
 
@@ -40,11 +43,14 @@ def run_busy_group(properties: dict[str, str], topic: str, group: str) -> Iterat
         producer = make_producer(properties, linger_ms="1")
         number = 0
         while not stop.is_set():
+            if len(producer) > FULL:  # the broker has no time for more
+                producer.poll(0.1)
+                continue
             for partition in range(3):
                 producer.produce(topic, b"value", str(number).encode(), partition)
             number += 1
             producer.poll(0.001)
-        producer.flush(10)
+        producer.flush(60)
 
     def consume() -> None:
         consumer = join(properties, group, topic)
@@ -67,31 +73,33 @@ def run_busy_group(properties: dict[str, str], topic: str, group: str) -> Iterat
 
     def expire() -> None:
         admin = make_admin(properties)
-        ready.wait(20)
+        while not ready.wait(0.1) and not stop.is_set():
+            pass
         while not stop.is_set():
             wanted = [TopicPartition(topic, p, at) for p, at in committed.items()]
             for future in admin.delete_records(wanted).values():
-                future.result(20)
+                future.result(120)
 
     def guard(work: Callable[[], None]) -> None:
         try:
             work()
-        except (BacklogError, KafkaException, AssertionError) as error:
+        except (BacklogError, KafkaException, AssertionError, TimeoutError) as error:
             problems.append(f"{work.__name__}: {error!r}")
 
     threads = [threading.Thread(target=guard, args=(w,)) for w in (produce, consume, expire)]
     for thread in threads:
         thread.start()
     try:
-        assert ready.wait(30), problems
+        wait_until(lambda: ready.is_set() or problems, 120, "the group commits")
+        assert not problems
         yield problems
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONG)
 def test_a_healthy_group_under_moving_retention_has_no_gap(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str
 ) -> None:
@@ -102,22 +110,25 @@ def test_a_healthy_group_under_moving_retention_has_no_gap(
     lows: set[int] = set()
     marks = Marks()
     with run_busy_group(properties, name, group) as problems:
-        started = time.monotonic()
-        for _ in range(SAMPLES):
+        started, taken = time.monotonic(), 0
+        while taken < SAMPLES or (
+            len(lows) <= LOG_STARTS and time.monotonic() < started + LONG / 2
+        ):
+            taken += 1
             sample = take_sample(stream, admin)
             judged = find_gaps(marks, sample)
             marks = advance_marks(marks, sample)
             gaps += judged.gaps
             alarms += [f for f in judged.findings if f.kind is not Suspicion.POSSIBLE_EXPIRED]
             lows.add(sample.partitions[0].low)
-        print(f"{SAMPLES} samples in {time.monotonic() - started:.1f} s, {len(lows)} log starts")
+        print(f"{taken} samples in {time.monotonic() - started:.1f} s, {len(lows)} log starts")
     assert problems == []
     assert gaps == []
     assert alarms == []
-    assert len(lows) > SAMPLES / 10, "the log start moved all the time, or this proves nothing"
+    assert len(lows) > LOG_STARTS, "the log start moved all the time, or this proves nothing"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LONG)
 def test_in_the_wrong_order_the_same_group_seems_to_lose(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str
 ) -> None:

@@ -25,7 +25,7 @@ from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.status import GroupStatus, PartitionStatus
 from monitoring.summaries import summarize_group
 from monitoring.verdicts import Verdict
-from tests.kafka_tools import StreamStub
+from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -93,6 +93,13 @@ def make_scrape(
     streams: Mapping[str, StreamStub] | None = None,
 ) -> Scrape:
     return Scrape(board, ledger, Exported(streams or {}, clusters, others))
+
+
+def scrape_recorded(ledger: Ledger, board: Board | None = None) -> Scraped:
+    """A scrape after the ledger answered: a scrape waits a moment for it, and no longer."""
+    source = make_scrape(board or Board(), ledger)
+    wait_until(source.ledger.answers, 60, "the ledger answers")
+    return scrape(source)
 
 
 def test_a_group_and_a_stream_are_each_there_once(ledger: Ledger) -> None:
@@ -199,7 +206,7 @@ def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
     board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
     record_all(ledger)
-    text = scrape(make_scrape(board, ledger)).text
+    text = scrape_recorded(ledger, board).text
     shown = set()
     for family in text_string_to_metric_families(text):
         if family.name.startswith("process_"):
@@ -256,7 +263,7 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
     ledger.burndown.add(BurndownSample(expand.id, utc_now(), "relay", 50, 10, 60, 40, 3))
     later = utc_now() + timedelta(hours=1)
     ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)
-    ledger.leases.acquire(rebuild.id, owner or Owner.current())
+    ledger.leases.acquire(rebuild.id, owner or Owner.current(), timedelta(hours=1))
     ledger.recoveries.advance(rebuild.id, RecoveryState.RUNNING, "me")
     for topic, until in (("orders", utc_now() - timedelta(hours=2)), ("bills", None)):
         ledger.holds.begin(
@@ -275,7 +282,7 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
 
 def test_the_ledgers_figures(ledger: Ledger) -> None:
     ids = record_all(ledger)
-    got = scrape(make_scrape(Board(), ledger))
+    got = scrape_recorded(ledger)
     # The rebuild took one of the gaps.
     assert got.value("backlog_gaps", state="planned", cause="expired") == 1
     assert got.value("backlog_gap_messages", state="planned") == 30
@@ -284,22 +291,22 @@ def test_the_ledgers_figures(ledger: Ledger) -> None:
     assert got.labels_of("backlog_recovery_state", "state", recovery=rebuild) == {"running"}
     assert got.value("backlog_recovery_runner_alive", recovery=rebuild) == 1
     assert not got.find("backlog_recovery_runner_alive", recovery=expand)
-    assert 0 <= got.value("backlog_recovery_state_seconds", recovery=rebuild) < 60
+    assert 0 <= got.value("backlog_recovery_state_seconds", recovery=rebuild) < 600
     assert got.value("backlog_quarantined_messages", recovery=rebuild) == 3
     assert got.value("backlog_recovery_progress_ratio", recovery=rebuild) == 0
     assert got.value("backlog_recovery_progress_ratio", recovery=expand) == 0.4
     assert got.value("backlog_relayed_messages", recovery=expand) == 60
     assert got.value("backlog_recovery_done_messages", recovery=expand) == 40
-    assert 7199 < got.value("backlog_retention_overdue_seconds", stream="orders") < 7300
+    assert 7199 < got.value("backlog_retention_overdue_seconds", stream="orders") < 7800
     assert got.value("backlog_retention_overdue_seconds", stream="bills") == 0
-    assert got.value("backlog_retention_held_seconds", stream="bills") < 60
+    assert got.value("backlog_retention_held_seconds", stream="bills") < 600
 
 
 def test_a_runner_that_is_gone_is_not_alive(ledger: Ledger) -> None:
     owner = Owner.current()
     ids = record_all(ledger, owner)
     ledger.leases.release(ids["rebuild"], owner)
-    got = scrape(make_scrape(Board(), ledger))
+    got = scrape_recorded(ledger)
     assert got.value("backlog_recovery_runner_alive", recovery=ids["rebuild"]) == 0
 
 
@@ -310,7 +317,7 @@ def test_of_ended_recoveries_only_a_streams_last_is_there(ledger: Ledger) -> Non
     ]
     # A new plan supersedes the one before it: that one is rejected.
     ledger.recoveries.advance(made[3], RecoveryState.REJECTED, "me")
-    got = scrape(make_scrape(Board(), ledger))
+    got = scrape_recorded(ledger)
     assert got.labels_of("backlog_recovery_state", "recovery") == {made[1], made[3]}
 
 

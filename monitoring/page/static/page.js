@@ -25,8 +25,8 @@
       button.type = "button";
       button.textContent = "copy";
       button.setAttribute("aria-label", "copy the command");
-      button.addEventListener("click", () => {
-        copy(button, place.firstElementChild.textContent);
+      button.addEventListener("click", async () => {
+        await copy(button, place.firstElementChild.textContent);
         setTimeout(() => (button.textContent = "copy"), 2000);
       });
       place.append(button);
@@ -37,6 +37,8 @@
     if (document.hidden || !getSelection().isCollapsed) return;
     try {
       const answer = await fetch(location.href, { cache: "no-store" });
+      // The links of a page are relative to its own address.
+      if (answer.redirected) return location.replace(answer.url);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.querySelector("main");
       if (!fresh) throw new Error("no page");

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 from monitoring.board import ClusterPass
 from monitoring.page.app import make_page
 from replay.views import list_next_commands
+from tests.kafka_tools import wait_until
 from tests.monitoring.page.night import NOW, Night, make_group, make_groups
 from tests.monitoring.page.story import tell_night
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.browser
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 LONG = "anamethatgoesonwithoutanyend" * 7
 PHONE, DESKTOP = (360, 740), (1280, 900)
+PATIENT = 120.0  # seconds; a browser on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +50,10 @@ def address(night: Night) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    end = time.monotonic() + 20
-    while not server.started and time.monotonic() < end:
-        time.sleep(0.02)
+    wait_until(lambda: server.started, PATIENT, "the page is served")
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     server.should_exit = True
-    thread.join(20)
+    thread.join(PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,9 @@ def browser() -> Iterator[Browser]:
     if path is None:
         pytest.fail(f"none of {', '.join(NAMES)} is here: run scripts/need.sh chromium")
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=PATIENT * 1000
+        )
         yield opened
         opened.close()
 
@@ -80,6 +81,7 @@ class Visit:
         self.asked: list[str] = []
         viewport: Any = {"width": width, "height": height}
         self.page: Page = browser.new_page(viewport=viewport, **options)
+        self.page.set_default_timeout(PATIENT * 1000)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on(
@@ -95,9 +97,9 @@ class Visit:
     def __exit__(self, *_: object) -> None:
         self.page.close()
 
-    def measure(self, script: str) -> Any:
+    def measure(self, script: str, about: Any = None) -> Any:
         """What the browser says."""
-        return self.page.evaluate(script)
+        return self.page.evaluate(script, about)
 
 
 def list_paths(night: Night) -> list[str]:
@@ -131,12 +133,12 @@ def test_from_the_overview_to_a_stream_to_its_recovery(
     with Visit(browser, DESKTOP) as visit:
         visit.page.goto(address)
         visit.page.click("a:text-is('shipments')")
-        assert visit.page.url == f"{address}streams/shipments"
+        visit.page.wait_for_url(f"{address}streams/shipments")
         assert visit.page.locator(".bar").count() == 6
         visit.page.click("main a:has-text('expand r-')")
         assert visit.page.locator("progress").get_attribute("value") == "16"
         visit.page.click("a.home")
-        assert visit.page.url == address
+        visit.page.wait_for_url(address)
         assert not visit.wrong
 
 
@@ -180,14 +182,42 @@ def test_a_command_is_copied(browser: Browser, address: str) -> None:
     with Visit(browser, DESKTOP) as visit:
         visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         visit.page.goto(address)
+        # It says so for two seconds: who looks later would not see it.
+        visit.measure(
+            "button => { new MutationObserver(() => { window.said ??= button.textContent })"
+            ".observe(button, {childList: true}) }",
+            visit.page.locator(".cmd button").first.element_handle(),
+        )
         visit.page.locator(".cmd button").first.click()
-        visit.page.wait_for_selector("text=copied")
+        visit.page.wait_for_function("window.said")
+        assert visit.measure("window.said") == "copied"
         assert visit.measure("navigator.clipboard.readText()") == "backlogctl plan rebuild payments"
+
+
+def test_what_takes_long_to_copy_is_told_all_the_same_and_not_for_ever(
+    browser: Browser, address: str
+) -> None:
+    with Visit(browser, DESKTOP) as visit:
+        visit.page.goto(address)
+        visit.measure(
+            "() => { navigator.clipboard.writeText = () => new Promise(done => (window.end = done));"
+            " window.later = []; window.setTimeout = work => later.push(work) }"
+        )
+        button = visit.page.locator(".cmd button").first
+        button.click()
+        visit.page.wait_for_function("!!window.end")
+        assert button.text_content() == "copy"
+        visit.measure("() => { later.forEach(work => work()); later.length = 0; end() }")
+        visit.page.wait_for_function("later.length == 1")
+        assert button.text_content() == "copied"
+        visit.measure("() => later[0]()")
+        assert button.text_content() == "copy"
 
 
 def test_without_scripts_it_is_whole_and_reloads(browser: Browser, address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
+    page.set_default_timeout(PATIENT * 1000)
     page.goto(address)
     assert page.locator("tbody .badge").count() >= 6
     assert page.locator("noscript meta[http-equiv=refresh]").get_attribute("content") == "30"

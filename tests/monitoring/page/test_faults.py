@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backlog.numbers import format_moment
 from backlog.values import Recovery, RecoveryState
+from monitoring.details import tell_detail
 from monitoring.page.app import HEADERS
 from monitoring.page.guards import make_headers
 from monitoring.page.plans import tell_plan
 from monitoring.page.progress import measure_progress
-from monitoring.page.recoveries import tell_detail
+from monitoring.page.recoveries import _tell_time
 from tests.monitoring.page.night import NOW, Night
 from tests.monitoring.page.visits import read, serve, strip
 from tests.replay.expand_makers import make_expand_plan
@@ -83,7 +85,8 @@ def test_whatever_stands_in_a_plan_it_is_told(place: tuple[str, tuple[Any, ...]]
 
 
 def test_a_time_that_cannot_be_read_is_told_as_it_is() -> None:
-    assert tell_detail({"expires_at": "in a while"}) == "expires in a while"
+    for tell_time in (format_moment, _tell_time):
+        assert tell_detail({"expires_at": "in a while"}, tell_time) == "expires in a while"
 
 
 def test_the_text_of_an_error_of_the_program_is_not_shown(quiet: Night) -> None:
