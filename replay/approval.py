@@ -15,6 +15,12 @@ from replay.identity import Identity, find_identity
 from replay.kinds import find_kind
 
 AUTOMATIC = "automatic"
+# Who a plan is rejected by that was not answered in time.
+NOBODY = "nobody"
+
+
+class SamePerson(Refused):
+    """The planner's own account approves where a second person is asked for."""
 
 
 def approve_plan(
@@ -24,15 +30,20 @@ def approve_plan(
     *,
     by: str,
     identity: Identity | None = None,
+    plan_hash: str | None = None,
     now: datetime | None = None,
 ) -> Recovery:
     """Approves the plan as it is stored; of two who approve at once, one is told (fault 44).
 
     An approval that expired before the first run is renewed the same way.
 
+    Args:
+        plan_hash: of the plan that the approver saw, where it was shown earlier (fault 63).
+
     Raises:
-        Refused: the state does not allow it, the plan may not run at all, or `second_person` is
-            asked and the planner's own account approves.
+        Refused: the state does not allow it, the plan may not run at all, or it is another one
+            than the approver saw.
+        SamePerson: `second_person` is asked and the planner's own account approves.
         InvalidTransition: another recovery of the same topic or group is active.
     """
     who, at = identity or find_identity(), now or utc_now()
@@ -42,7 +53,7 @@ def approve_plan(
     check_runnable(recovery)
     planner = Identity(**recovery.plan["planned_by"])
     if recovery.plan["approval"] == "second_person" and planner.is_same_person(who):
-        raise Refused(
+        raise SamePerson(
             f"planned by {planner}; another person must approve, and this is the same account",
             subject=f"recovery {recovery.id}",
             hint="ask a colleague to run `backlogctl approve` from their own account",
@@ -52,7 +63,7 @@ def approve_plan(
         recovery.id,
         by=by,
         identity=str(who),
-        plan_hash=recovery.plan_hash,
+        plan_hash=recovery.plan_hash if plan_hash is None else plan_hash,
         expires_at=expires,
     )
 
@@ -70,13 +81,18 @@ def reject_plan(ledger: Ledger, recovery: Recovery, *, by: str, reason: str) -> 
     """Closes a plan that nobody shall run; its gaps are open again.
 
     Raises:
-        Refused: it is not waiting for an approval.
+        Refused: it is not waiting for an approval; also when somebody approves it meanwhile
+            (fault 44).
     """
     if recovery.state is not RecoveryState.PLANNED:
         raise _refuse_state(recovery, "rejected")
     detail: dict[str, Any] = {"by": by, "reason": reason}
     return ledger.recoveries.advance(
-        recovery.id, RecoveryState.REJECTED, actor=str(find_identity()), detail=detail
+        recovery.id,
+        RecoveryState.REJECTED,
+        actor=str(find_identity()),
+        detail=detail,
+        expected=RecoveryState.PLANNED,
     )
 
 

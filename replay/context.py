@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import time
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from rich.console import Console
 
@@ -15,6 +13,7 @@ from backlog.ledger import Lease
 from backlog.values import Recovery
 from replay.identity import find_identity
 from replay.interrupts import Interrupts
+from replay.windows import find_window
 from replay.workspace import Workspace
 
 
@@ -34,11 +33,7 @@ class RunContext:
     @property
     def window(self) -> OffPeakWindow | None:
         """The plan's off-peak window: what was approved counts, not what the file says now."""
-        planned = self.recovery.plan.get("off_peak")
-        if planned is None:
-            return None
-        start, end = time.fromisoformat(planned["from"]), time.fromisoformat(planned["to"])
-        return OffPeakWindow(start, end, ZoneInfo(planned["timezone"]))
+        return find_window(self.recovery)
 
     def record(self, action: str, **detail: Any) -> None:
         """Adds a line to the recovery's record."""

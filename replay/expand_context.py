@@ -12,7 +12,7 @@ from typing import Any
 from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
 from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused, UsageError
-from backlog.kafka.admin import committed_offsets, list_offsets
+from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlog.ledger import BurndownSample
 from fanout.decided import await_decided
 from fanout.lags import Lags, read_lags
@@ -129,8 +129,8 @@ class ExpandContext(ExpandTopics):
         self.record("said", message=text)
 
     def open(self) -> None:
-        """Takes Ctrl-C, shows the view."""
-        self._stack.enter_context(self.interrupts.installed())
+        """Ctrl-C stops between two looks; shows the view."""
+        self._stack.enter_context(self.interrupts.deferred())
         self._stack.callback(self.view.stop)
         self.view.start()
 
@@ -280,6 +280,10 @@ class ExpandContext(ExpandTopics):
             partitions=self.temporary_partitions,
         )
         self.launcher.scale(self.fleet, count, self.tick)
+
+    def has_joined(self) -> bool:
+        """Whether the recovery's group has members."""
+        return read_group_state(self.admin, self.recovery_group).is_active
 
     def note_counters(self) -> None:
         """Takes what earlier runs relayed from the group's commits, for the totals shown."""

@@ -57,7 +57,7 @@ class ExpandOptions:
     """What the operator said; None takes the configuration's.
 
     `rate` is in messages a second, of one consumer. `start` is where partitions without a commit
-    begin.
+    begin. `origin` is the scheduler's run that asked for the plan; None from the shell.
     """
 
     rate: float | None = None
@@ -65,6 +65,7 @@ class ExpandOptions:
     order: str | None = None
     start: str = "earliest"
     allow: frozenset[str] = frozenset()
+    origin: Mapping[str, Any] | None = None
 
     def check(self) -> None:
         """Raises UsageError for what cannot be."""
@@ -266,6 +267,7 @@ def compute_plan(
             "allow": sorted(options.allow),
         },
         "warnings": list(dict.fromkeys(warnings)),
+        "origin": None if options.origin is None else dict(options.origin),
         "planned_by": find_identity().to_json(),
         "planned_at": format_time(utc_now()),
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 
 
@@ -28,8 +31,26 @@ class Identity:
         return (self.kind, self.user) == (other.kind, other.user)
 
 
+_ACTING: ContextVar[Identity | None] = ContextVar("acting", default=None)
+
+
+@contextmanager
+def acting_as(identity: Identity) -> Iterator[None]:
+    """While a scheduler works for somebody: what is done is on record as theirs."""
+    token = _ACTING.set(identity)
+    try:
+        yield
+    finally:
+        _ACTING.reset(token)
+
+
 def find_identity() -> Identity:
-    """The account this process runs as: from its uid, which the environment cannot change."""
+    """Who this process works for: the account it runs as, unless a scheduler said another.
+
+    The account is from its uid, which the environment cannot change.
+    """
+    if acting := _ACTING.get():
+        return acting
     uid = os.getuid()
     try:
         user = pwd.getpwuid(uid).pw_name

@@ -3,33 +3,82 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+# Seconds after which an interrupt comes again that Python could not raise where it was.
+_AGAIN = 0.1
+
 
 class Interrupts:
-    """The first Ctrl-C or SIGTERM stops between two waves, a second one at once."""
+    """Ctrl-C or SIGTERM ends the run at once; where work is deferred, the first one is only noted,
+    and stops it between two waves.
+
+    Attributes:
+        asked: somebody wants this run to end.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self._is_deferring = False
+        self._is_in_hook = False
+        self._again: threading.Timer | None = None
+        self._print_lost = sys.unraisablehook
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While the work goes on. Spark puts a handler of its own there: install after it."""
+        """While the run goes on; outside of the main thread it does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = [signal.signal(number, self._note) for number in numbers]
+        hook, sys.unraisablehook = sys.unraisablehook, self._note_lost
+        self._print_lost = hook
         try:
             yield
         finally:
+            sys.unraisablehook = hook
+            if self._again is not None:
+                self._again.cancel()
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
 
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """While something is written that should be brought to an end."""
+        before, self._is_deferring = self._is_deferring, True
+        try:
+            yield
+        finally:
+            self._is_deferring = before
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        is_first, self.asked = not self.asked, True
+        # What is raised in the hook is printed and lost for good; one comes when it is over.
+        if not (self._is_in_hook or (is_first and self._is_deferring)):
             raise KeyboardInterrupt
-        self.asked = True
+
+    def _note_lost(self, lost: sys.UnraisableHookArgs) -> None:
+        """In a finalizer, or a callback of an import, Python prints what is raised and goes on."""
+        if lost.exc_type is not KeyboardInterrupt:
+            self._print_lost(lost)
+            return
+        self._is_in_hook = True
+        try:
+            self._again = threading.Timer(_AGAIN, self._come_again)
+            self._again.daemon = True
+            self._again.start()
+        finally:
+            self._is_in_hook = False
+
+    def _come_again(self) -> None:
+        while self._is_in_hook:
+            time.sleep(_AGAIN)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)

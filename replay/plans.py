@@ -30,17 +30,23 @@ ALLOWED = ("surplus", "proof", injection.ALLOW_LEDGER)
 _ACTIVE = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
 _REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
 # What only brakes or admits a run: the plan holds its own copy and the run obeys that.
-_NOT_MESSAGES = ("limits", "off_peak", "approval", "deliver", "consumers", "expand")
+_NOT_MESSAGES = ("limits", "off_peak", "approval", "auto_plan", "deliver", "consumers", "expand")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the operator said: time bounds, chosen gaps, and what is allowed by name."""
+    """What the operator said: time bounds, chosen gaps, and what is allowed by name.
+
+    `found_before` leaves later gaps alone. `origin` is the scheduler's run that asked for the
+    plan; None from the shell.
+    """
 
     since: datetime | None = None
     until: datetime | None = None
     gap_ids: tuple[str, ...] = ()
+    found_before: datetime | None = None
     allow: frozenset[str] = frozenset()
+    origin: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -148,7 +154,7 @@ def observe_ground(workspace: Workspace, stream: Stream, options: PlanOptions) -
     properties = workspace.properties(stream)
     _, status = look_at_stream(workspace, stream, limit)
     topic = describe_topic(properties, stream.topic, limit)
-    gaps, warnings = choose_gaps(workspace, stream, topic, options.gap_ids)
+    gaps, warnings = choose_gaps(workspace, stream, topic, options.gap_ids, options.found_before)
     warnings = [*status["warnings"], *warnings]
     groups = list_topic_groups(properties, stream.topic, limit)
     others = tuple(name for name in groups if name != stream.group)
@@ -167,7 +173,11 @@ def observe_ground(workspace: Workspace, stream: Stream, options: PlanOptions) -
 
 
 def choose_gaps(
-    workspace: Workspace, stream: Stream, topic: TopicInfo, wanted: Sequence[str]
+    workspace: Workspace,
+    stream: Stream,
+    topic: TopicInfo,
+    wanted: Sequence[str],
+    found_before: datetime | None = None,
 ) -> tuple[tuple[Gap, ...], list[str]]:
     """The gaps to repair, and what is to be said about the others.
 
@@ -183,7 +193,11 @@ def choose_gaps(
         for recovery in ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
         for gap_id in ledger.recoveries.gap_ids(recovery.id)
     }
-    known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name)}
+    known = {
+        gap.id: gap
+        for gap in ledger.gaps.list(stream=stream.name)
+        if found_before is None or gap.detected_at < found_before
+    }
     for gap_id in wanted:
         if gap_id not in known:
             raise UsageError(
@@ -197,7 +211,7 @@ def choose_gaps(
         free = gap.state is GapState.OPEN or (
             gap.state in (GapState.PLANNED, GapState.STAGED) and gap.id in superseded
         )
-        why = _why_not(gap, stream, topic) if free else f"it is {gap.state}"
+        why = tell_why_not(gap, stream, topic.topic_id) if free else f"it is {gap.state}"
         if not why and (not wanted or gap.id in wanted):
             chosen.append(gap)
         elif gap.id in wanted:
@@ -213,12 +227,13 @@ def choose_gaps(
     return tuple(chosen), warnings
 
 
-def _why_not(gap: Gap, stream: Stream, topic: TopicInfo) -> str:
+def tell_why_not(gap: Gap, stream: Stream, topic_id: str) -> str:
+    """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
     if gap.cause not in _REPAIRABLE:
         return f"{gap.cause} is reported only, what was lost is unknown"
     if gap.start is None or gap.end is None:
         return "its range is unknown"
-    if gap.topic_id != topic.topic_id:
+    if gap.topic_id != topic_id:
         return "it is of a topic of this name that was deleted since"
     if gap.group != stream.group:
         return f"it is of group {gap.group}, and the stream's group is {stream.group}"
@@ -269,6 +284,10 @@ def _compute_plan(
     config, properties = workspace.config, workspace.properties(stream)
     ledger_topic, prior = injection.freeze_ledger(workspace, stream, options.allow)
     prior = mark_lost_again(workspace, prior, ground.gaps)
+    from spark_backfill.reflection import require_tables
+
+    tell("looking at the source")
+    require_tables(config.sources, stream)
     tell("starting Spark")
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest
@@ -276,7 +295,8 @@ def _compute_plan(
     from spark_backfill.staging import fit_chunks
 
     slots = len({gap.partition for gap in ground.gaps})
-    spark = open_session(config.spark, f"backlogctl plan {recovery_id}")
+    name = f"backlogctl plan {recovery_id}"
+    spark = open_session(config.spark, name, staging=config.staging.dir)
     outcome = rebuild(
         spark,
         RebuildRequest(
@@ -330,6 +350,7 @@ def _compute_plan(
             "allow": sorted(options.allow),
         },
         "warnings": list(dict.fromkeys(warnings)),
+        "origin": None if options.origin is None else dict(options.origin),
         "planned_by": identity.to_json(),
         "planned_at": format_time(utc_now()),
     }

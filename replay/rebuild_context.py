@@ -51,7 +51,8 @@ class RebuildContext(RunContext):
         from spark_backfill.session import open_session
 
         self.bar.tell("starting Spark")
-        return open_session(self.workspace.config.spark, f"backlogctl run {self.recovery.id}")
+        config, name = self.workspace.config, f"backlogctl run {self.recovery.id}"
+        return open_session(config.spark, name, staging=config.staging.dir)
 
     @property
     def limits(self) -> StreamLimits:

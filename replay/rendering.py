@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backlog.numbers import format_count, format_duration, format_moment
+from monitoring.details import tell_detail
 
 Document = Mapping[str, Any]
 
@@ -324,41 +325,9 @@ def draw_events(events: Sequence[Document]) -> RenderableType:
             format_moment(event["at"])[5:],
             event["actor"],
             action,
-            _tell_detail(event["detail"]),
+            tell_detail(event["detail"]),
         )
     return table
-
-
-# Details worth a place in a table, with the words before them.
-_DETAILS = {
-    "by": "by ",
-    "why": "",
-    "reason": "",
-    "code": "",
-    "message": "",
-    "step": "at ",
-    "superseded_by": "by ",
-    "from": "from ",
-    "to": "to ",
-    "runner": "runner ",
-    "expires_at": "expires ",
-    "matched": "matched ",
-    "staged": "of ",
-}
-
-
-def _tell_detail(detail: Document) -> Text:
-    told: list[str] = []
-    for name, words in _DETAILS.items():
-        value = detail.get(name)
-        if value in (None, ""):
-            continue
-        if name.endswith("_at"):
-            value = format_moment(str(value))
-        elif isinstance(value, int):
-            value = format_count(value)
-        told.append(f"{words}{value}")
-    return Text(" ".join(told) if "matched" in detail else ", ".join(told))
 
 
 def say_done(console: Console, name: str, state: str, rest: str) -> None:

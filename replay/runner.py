@@ -109,13 +109,14 @@ class Run:
         self._context = context
         self._validate(context, way)
         self._enter_running(recovery, lease)
-        context.open()
-        try:
-            done = self._take_steps(context, way)
-        except BaseException as error:
-            context.close(error)
-            raise
-        context.close(None)
+        with self._interrupts.installed():
+            context.open()
+            try:
+                done = self._take_steps(context, way)
+            except BaseException as error:
+                context.close(error)
+                raise
+            context.close(None)
         return done
 
     def _validate(self, context: RunContext, way: Way) -> None:

@@ -126,3 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = getattr(context, "command_path", "backlogctl")
             error = UsageError(message.rstrip("."), hint=f"see `{path} --help`")
         return shared.show_error(error, as_json=as_json)
+    finally:
+        _forget_interrupt()
+
+
+def _forget_interrupt() -> None:
+    """Lets `python -m` end with our exit code.
+
+    CPython notes an interrupt that ends an `exec` of a text (a dataclass in an import is one), and
+    ends by SIGINT for it, handled or not, unless another text was run since.
+    """
+    exec("")  # noqa: S102

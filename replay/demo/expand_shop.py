@@ -76,6 +76,8 @@ class Size:
     measured: float = 6.0
     least_ratio: float = 9.0
     most_seconds: float = 20.0
+    topic: str = TOPIC
+    group: str = GROUP
 
     @property
     def consumers(self) -> int:
@@ -99,11 +101,13 @@ def render_configuration(size: Size) -> str:
 
 def make_backlog(bootstrap: str, size: Size) -> None:
     """The topic, all of its orders unread; each customer's orders are numbered from 1."""
-    create_topic({"bootstrap.servers": bootstrap}, TOPIC, partitions=size.partitions, replication=1)
+    create_topic(
+        {"bootstrap.servers": bootstrap}, size.topic, partitions=size.partitions, replication=1
+    )
     producer = _make_producer(bootstrap)
     for index in range(size.orders):
-        _publish(producer, index, size.customers)
-    _flush(producer)
+        _publish(producer, index, size)
+    _flush(producer, size)
 
 
 class NewOrders:
@@ -135,10 +139,10 @@ class NewOrders:
         while not self._end.wait(_TICK):
             wanted = size.orders + int((time.monotonic() - began) * size.arriving)
             while self.published < wanted:
-                _publish(producer, self.published, size.customers)
+                _publish(producer, self.published, size)
                 self.published += 1
             producer.poll(0)
-        _flush(producer)
+        _flush(producer, size)
 
 
 def count_expected(published: int, customers: int) -> Counter[int]:
@@ -166,13 +170,13 @@ def _await(
     admin, limit = make_admin({"bootstrap.servers": bootstrap}), Deadline(_PATIENCE_SECONDS)
     numbers = range(size.partitions)
     while True:
-        ends = list_offsets(admin, TOPIC, numbers, "latest")
-        commits = committed_offsets(admin, GROUP, TOPIC, numbers)
+        ends = list_offsets(admin, size.topic, numbers, "latest")
+        commits = committed_offsets(admin, size.group, size.topic, numbers)
         if is_true([commits[number] for number in numbers], [ends[number] for number in numbers]):
             return
         if limit.expired:
             raise KafkaFailure(
-                f"{otherwise} after {_PATIENCE_SECONDS:g} s", subject=f"group {GROUP}"
+                f"{otherwise} after {_PATIENCE_SECONDS:g} s", subject=f"group {size.group}"
             )
         time.sleep(_TICK)
 
@@ -226,8 +230,8 @@ def _make_producer(bootstrap: str) -> Producer:
     )
 
 
-def _publish(producer: Producer, index: int, customers: int) -> None:
-    number, customer = divmod(index, customers)
+def _publish(producer: Producer, index: int, size: Size) -> None:
+    number, customer = divmod(index, size.customers)
     value = (
         f'{{"order_id":"o-{index:08}","customer":"c-{customer:06}","number":{number + 1},'
         f'"status":"paid","amount":"{index % 9_973 / 100 + 1:.2f}","currency":"EUR"}}'
@@ -235,15 +239,17 @@ def _publish(producer: Producer, index: int, customers: int) -> None:
     key = f"c-{customer:06}".encode()
     while True:
         try:
-            producer.produce(TOPIC, value, key)
+            producer.produce(size.topic, value, key)
             return
         except BufferError:
             producer.poll(0.1)
 
 
-def _flush(producer: Producer) -> None:
+def _flush(producer: Producer, size: Size) -> None:
     if producer.flush(60):
-        raise KafkaFailure("the demo's orders could not be published", subject=f"topic {TOPIC}")
+        raise KafkaFailure(
+            "the demo's orders could not be published", subject=f"topic {size.topic}"
+        )
 
 
 def names_of(topics: Iterable[str]) -> list[str]:

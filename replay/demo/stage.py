@@ -25,7 +25,7 @@ from backlog.numbers import format_duration
 
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
-_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +37,7 @@ class Stage:
         self._directory = directory
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
         self._environment = {**os.environ, **environment, "PYTHONPATH": path}
-        self._environment.setdefault("JDK_JAVA_OPTIONS", _SHORT_LIVED_JVM)
+        self._environment.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
         # A configuration of the reader's own must not get into the story.
         self._environment.pop("BACKLOG_CONFIG", None)
         if not console.is_terminal:

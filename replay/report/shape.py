@@ -101,7 +101,7 @@ class _Rebuild(_Plan):
 class _Unread(_Part):
     partition: int
     lag: int
-    lost: int = 0
+    lost: int | None = 0
     start: int | None = None
 
 
@@ -116,7 +116,7 @@ class _Disk(_Part):
 
 class _Expansion(_Plan):
     lag: int
-    lost: int
+    lost: int | None
     partitions: list[_Unread]
     replicas: int
     consumers: int

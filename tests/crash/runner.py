@@ -52,7 +52,7 @@ class BrokenWriter(TransactionalWriter):
         place = ledger.place(settings.topic, chunk.slot)
         plain = make_producer(settings.properties)
         plain.produce(ledger.topic, value, key, place)
-        plain.flush(10)
+        assert plain.flush(90) == 0
         return seconds
 
 

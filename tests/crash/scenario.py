@@ -29,6 +29,8 @@ from spark_backfill.job import InjectionJob
 from spark_backfill.targets import record_target_ends
 
 Headers = tuple[tuple[str, bytes | None], ...]
+# A reader connects again by itself.
+_PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 Seen = Counter[tuple[int, bytes | None, bytes | None, Headers]]
 
 
@@ -187,10 +189,12 @@ def read_committed(
         while pending:
             message = reader.poll(1.0)
             quiet = 0 if message is not None else quiet + 1
-            assert quiet < 40, f"{topic}: nothing more to read, but {pending} is not reached"
+            assert quiet < 120, f"{topic}: nothing more to read, but {pending} is not reached"
             if message is None:
                 continue
             partition, offset, error = message.partition(), message.offset(), message.error()
+            if error is not None and error.code() in _PASSING:
+                continue
             assert partition is not None
             assert offset is not None
             if error is None:

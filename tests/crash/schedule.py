@@ -22,7 +22,7 @@ from tests.crash.scenario import Judgement, judge, make_scenario
 
 # A run of this size takes about as long; later moments would kill nothing.
 _LATEST_MOMENT = 1.5
-_RUN_SECONDS = 90
+_RUN_SECONDS = 150
 
 
 @dataclass(frozen=True)

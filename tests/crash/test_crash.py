@@ -12,6 +12,9 @@ from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import judge, make_scenario
 from tests.crash.schedule import Kill, Schedule, run_schedule
 
+pytestmark = pytest.mark.timeout(900)
+WITHIN = 150.0  # seconds; the first runner waits for the imports
+
 
 @pytest.mark.parametrize("point", POINTS)
 def test_fault_01_killed_at_a_step_and_run_again_gives_the_same_set(
@@ -22,10 +25,10 @@ def test_fault_01_killed_at_a_step_and_run_again_gives_the_same_set(
     # p3.6 happens once in a run; elsewhere the second slot is hit, with one already committed.
     times = 1 if point.startswith("p3.6") else 2
     killed = start_runner(tmp_path, crash_at=f"{point}:{times}", writer=writer)
-    killed.join(60)
+    killed.join(WITHIN)
     assert killed.exitcode == -9, "the point was not reached"
     again = start_runner(tmp_path)
-    again.join(60)
+    again.join(WITHIN)
     assert again.exitcode == 0
     assert judge(scenario.job).is_same_set
     # The copy in SQL is complete too, whichever run a chunk was committed in.
@@ -39,10 +42,10 @@ def test_the_oracle_sees_a_ledger_record_outside_of_the_transaction(
 ) -> None:
     scenario = make_scenario(kafka.bootstrap, tmp_path)
     killed = start_runner(tmp_path, crash_at="p3.5.commit.after:2", writer="broken")
-    killed.join(60)
+    killed.join(WITHIN)
     assert killed.exitcode == -9
     again = start_runner(tmp_path, writer="broken")
-    again.join(60)
+    again.join(WITHIN)
     assert again.exitcode == 0
     assert judge(scenario.job).doubled == 50
 

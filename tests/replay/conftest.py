@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from backlog.embedded import EmbeddedKafka
+from replay.cli import shared
 from tests.conftest import MakeTopic
 from tests.replay.shop import PARTITIONS, Shop
+
+
+@pytest.fixture(autouse=True)
+def fresh_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main` in this process is a call of its own: `--json` of another one has turned stdout.
+
+    `watch` takes the signals for itself.
+    """
+    monkeypatch.setattr(shared, "SESSION", shared.Session())
+    stdout = os.dup(1)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    os.dup2(stdout, 1)
+    os.close(stdout)
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 
 from backlog.config import load_config
+from backlog.errors import LeaseHeld
 from backlog.kafka.ledger_topic import LedgerSnapshot
 from backlog.ledger import Owner
 from backlog.manifest import hash_value
@@ -88,7 +90,7 @@ def store_approved(workspace: Workspace, **changes: Any) -> Recovery:
 
 def change_ledger(workspace: Workspace, statement: str, **values: Any) -> None:
     """Goes past our code: the ways of clocks and of other hosts."""
-    engine = sqlalchemy.create_engine(workspace.config.ledger_url())
+    engine = sqlalchemy.create_engine(workspace.config.ledger_url(), connect_args={"timeout": 60})
     with engine.begin() as connection:
         connection.execute(sqlalchemy.text(statement), values)
     engine.dispose()
@@ -96,10 +98,14 @@ def change_ledger(workspace: Workspace, statement: str, **values: Any) -> None:
 
 def take_over(workspace: Workspace, recovery_id: str) -> Owner:
     """Another runner takes the lease, as if the one that has it had slept for long."""
-    change_ledger(workspace, f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
     owner = Owner.current()
-    workspace.ledger.leases.acquire(recovery_id, owner)
-    return owner
+    while True:
+        change_ledger(workspace, f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
+        try:
+            workspace.ledger.leases.acquire(recovery_id, owner, timedelta(hours=1))
+        except LeaseHeld:
+            continue  # its thread renewed it in between
+        return owner
 
 
 def read_actions(workspace: Workspace, recovery_id: str) -> list[str]:

@@ -19,6 +19,7 @@ from backlog.ledger import upgrade
 from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Recovery
 from replay.approval import approve_plan
+from replay.demo.stage import SHORT_LIVED_JVM
 from replay.injection import find_ledger
 from replay.plans import PlanOptions, plan_rebuild
 from replay.workspace import Workspace
@@ -36,6 +37,7 @@ from tests.spark_backfill.world import (
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 3
 PROCESSED = "CREATE TABLE processed (order_id BIGINT NOT NULL)"
+LOCAL_SPARK = {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "2"}}
 DONE, LOST, TOTAL = 60, 90, 240  # of 240 orders 60 are handled, the next 90 are lost
 
 
@@ -74,6 +76,8 @@ class Shop:
     extra: dict[str, Any] = field(default_factory=dict)
     guards: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    spark: Mapping[str, Any] = field(default_factory=lambda: LOCAL_SPARK)
+    stream: str = "orders"
 
     @property
     def properties(self) -> dict[str, str]:
@@ -99,7 +103,7 @@ class Shop:
             "ledger": self.ledger,
             "staging": {"dir": "./staging"},
             "kafka_ledger": {"topic": self.kafka_ledger, "transactional_prefix": self.topic},
-            "spark": {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "2"}},
+            "spark": self.spark,
             "guards": self.guards,
             "clusters": {"main": {"bootstrap.servers": self.bootstrap}},
             "sources": {"shop": {"url": self.url}},
@@ -127,17 +131,19 @@ class Shop:
             assert said.code == code, f"backlogctl {' '.join(words)}: {said}"
         return said
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, module: str = "replay.cli", **environment: str
+    ) -> subprocess.Popen[str]:
         """Starts `backlogctl` in a process group of its own."""
         env = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
             **self.environment,
             **environment,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "replay.cli", *words],
+            [sys.executable, "-m", module, *words],
             cwd=self.directory,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -155,7 +161,7 @@ class Shop:
     def plan(self, workspace: Workspace | None = None) -> Recovery:
         """Plans in this process, with the session's Spark."""
         opened = workspace or self.open()
-        return plan_rebuild(opened, opened.config.stream("orders"), PlanOptions())
+        return plan_rebuild(opened, opened.config.stream(self.stream), PlanOptions())
 
     def plan_approved(self) -> Recovery:
         """Plans and approves in this process."""

@@ -7,6 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -119,12 +120,15 @@ def test_no_configuration(empty_shop: Shop) -> None:
     assert empty_shop.run("init", "--force").out.startswith("wrote backlog.yaml")
 
 
-def test_unreachable_cluster_is_named(empty_shop: Shop) -> None:
+def test_unreachable_cluster_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The addresses that were tried are in the error."""
-    empty_shop.bootstrap = "127.0.0.1:1"
-    empty_shop.write_config()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("replay.observation.LOOK_SECONDS", 1.0)
     words = ["--bootstrap", "127.0.0.1:1", "--group", "g", "--topic", "t"]
-    error = empty_shop.run("status", *words, "--json", code=1).error
+    assert main(["status", *words, "--json"]) == 1
+    error = json.loads(capfd.readouterr().out)["error"]
     assert error["code"] == "unreachable"
     assert "127.0.0.1:1" in json.dumps(error)
 

@@ -51,7 +51,7 @@ def service(empty_shop: Shop) -> Iterator[Shop]:
     path = empty_shop.directory / "backlog.yaml"
     document = json.loads(path.read_text())
     command = [sys.executable, str(program)]
-    section = {"launcher": "process", "command": command, "replicas": 2, "stop_within": "10s"}
+    section = {"launcher": "process", "command": command, "replicas": 2, "stop_within": "60s"}
     document["streams"]["orders"]["consumers"] = section
     path.write_text(json.dumps(document))
     yield empty_shop
@@ -66,7 +66,7 @@ def test_started_seen_and_stopped(service: Shop) -> None:
     def see() -> dict[str, Any]:
         return service.run("--json", "consumers", "status", "orders").document
 
-    wait_until(lambda: len(see()["members"]) == 2, what="both are members")
+    wait_until(lambda: len(see()["members"]) == 2, 150, "both are members")
     seen = see()
     assert seen["running"] == 2
     assert {member["client_id"] for member in seen["members"]} == {"order-service"}
@@ -119,7 +119,10 @@ def test_a_start_is_refused_while_an_expansion_has_stopped_them(
     assert not fleet_of(workspace, stream, Role.ORIGINAL).directory.exists()
 
 
-def test_without_a_cluster_the_processes_are_started_and_told_all_the_same(tmp_path: Path) -> None:
+def test_without_a_cluster_the_processes_are_started_and_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backlog.kafka.groups.DEFAULT_SECONDS", 1.0)
     workspace = open_desk(tmp_path, **sleeping())
     stream = workspace.config.stream("orders")
     try:

@@ -21,7 +21,7 @@ from replay.demo.expand_story import tell_story
 from tests.kafka_tools import wait_until
 
 SMALL = Size(
-    orders=10_000,
+    orders=36_000,  # a busy machine begins late, and the consumers read meanwhile
     customers=1_000,
     partitions=2,
     factor=3,
@@ -38,6 +38,8 @@ from replay.demo.expand_story import tell_story
 tell_story(Console(), Size(orders=3_000, customers=300))
 """
 SECOND = 1_000_000_000
+WITHIN = 120.0  # seconds: a broker starts, and is stopped
+pytestmark = pytest.mark.timeout(600)
 
 
 def write_log(directory: Path, name: str, lines: Iterable[tuple[float, int, int]]) -> None:
@@ -90,12 +92,12 @@ def test_sigterm_ends_all_that_the_story_started(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: list(tmp_path.glob("*/handled/*.log")), 60.0, "consumers at work")
+        wait_until(lambda: list(tmp_path.glob("*/handled/*.log")), WITHIN, "consumers at work")
         assert len(find_processes(str(tmp_path))) >= 5
         story.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         story.send_signal(signal.SIGTERM)  # impatience does not disturb the cleaning up
-        assert story.wait(30.0) != 0
+        assert story.wait(WITHIN) != 0
     finally:
         story.kill()
         story.wait()

@@ -104,7 +104,7 @@ def test_a_backlog_is_planned_from_measured_speed_and_nothing_is_changed(behind:
     assert "only; `--rate N`" in find_warning(recovery, "speed of a consumer")
     assert made["seconds_to_drain_expanded"] < made["seconds_to_drain_now"]
     # The broker keeps a week.
-    assert made["seconds_to_loss"] == pytest.approx(7 * 86400, abs=120)
+    assert made["seconds_to_loss"] == pytest.approx(7 * 86400, abs=300)
     assert (made["loss_by"], made["wins"], made["smallest_factor"]) == ("time", True, 1)
     assert made["hold"] == {"needed": False, "changes": {}}
     assert (made["raised"], made["members"], made["other_groups"]) == ([], [], [])
@@ -194,9 +194,10 @@ def test_retention_is_raised_where_it_may_be_faster(
     assert f"retention.ms of {behind.topic} from 1 h to unlimited" in made["raised"]
     given_back = f"retention.ms of {behind.topic}: 1 h again, unless somebody else holds it"
     assert given_back in made["given_back"]
-    slow = plan(behind, ExpandOptions(rate=0.1, factor=1))
-    assert (slow.plan["wins"], slow.plan["smallest_factor"]) == (False, 14)
-    assert "a factor of 14 would win" in find_warning(slow, "faster than the drain")
+    # Three, though a minute or more has gone since they were published.
+    slow = plan(behind, ExpandOptions(rate=0.6, factor=1))
+    assert (slow.plan["wins"], slow.plan["smallest_factor"]) == (False, 3)
+    assert "a factor of 3 would win" in find_warning(slow, "faster than the drain")
 
     # By size, where the broker tells the bytes: what is unread takes more than may stay.
     dirs = LogDirs((BrokerLogDirs(1, 10**12, 10**12, {0: 2 * 10**9}),))

@@ -203,7 +203,6 @@ def test_show_and_recoveries_take_both_kinds(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
     rebuild = store_plan(desk)
     expansion = store_expand_plan(desk)
     assert main(["recoveries"]) == 0

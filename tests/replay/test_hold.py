@@ -17,7 +17,7 @@ from backlog.kafka.log_dirs import LogDirs
 from backlog.ledger import OPERATOR
 from fanout.disk import DiskCheck
 from replay import holds
-from replay.cli import main, shared
+from replay.cli import main
 from replay.holds import hold_stream, release_due, release_stream
 from replay.workspace import Workspace
 from tests.conftest import MakeTopic
@@ -40,7 +40,6 @@ class Desk:
             directory,
             clusters={"main": self.properties},
             streams={"orders": stream},
-            watch={"interval": "1s"},
         )
         self.workspace = Workspace.open(load_config(path))
         self.stream = self.workspace.config.stream("orders")
@@ -63,7 +62,6 @@ def desk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
     name = topic(partitions=1, config={MS: str(HOUR), BYTES: "5000000"})
     made = Desk(tmp_path, kafka.bootstrap, name, group)
     yield made
@@ -115,7 +113,6 @@ def test_bad_usage(
 ) -> None:
     write_config(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
     assert main(["hold", *words]) == 2
     assert told in capfd.readouterr().err
 

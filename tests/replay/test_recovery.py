@@ -7,7 +7,10 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.kafka_tools import commit, wait_until
+from tests.replay.held import VERIFICATION, WAVE
 from tests.replay.shop import (
     DONE,
     LOST,
@@ -17,6 +20,10 @@ from tests.replay.shop import (
     count_by_partition,
     upgrade_ledger,
 )
+
+HELD = "tests.replay.held"
+WITHIN = 200.0  # seconds
+pytestmark = pytest.mark.timeout(900)  # each starts Java several times
 
 
 def test_whole_way_on_sqlite(shop: Shop) -> None:
@@ -132,25 +139,25 @@ def test_fault_01_killed_runner_is_run_again(shop: Shop) -> None:
 
 def test_pause_resume_and_interrupt(shop: Shop) -> None:
     """A pause waits for `resume`; Ctrl-C stops between two chunks; both exit with 4."""
-    shop.write_config(limits={"messages_per_second": 10})
+    shop.write_config(limits={"messages_per_second": 30})
     recovery = shop.plan_approved().id
     ledger = shop.open().ledger
 
-    runner = shop.start("run", recovery, "--json")
-    wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, 120, "the first chunk")
+    runner = shop.start("run", recovery, "--json", module=HELD, HELD_AT=WAVE)
+    wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, WITHIN, "the first chunk")
     shop.run("pause", recovery)
-    out, err = runner.communicate(timeout=60)
+    out, err = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 4, (out, err)
     assert json.loads(out)["error"]["code"] == "paused"
     assert ledger.recoveries.get(recovery).state == "paused"
     held = shop.run("run", recovery, "--json", code=4).error
     assert "resume" in held["hint"]
 
-    runner = shop.start("resume", recovery)
     before = ledger.recoveries.get(recovery).injected
-    wait_until(lambda: ledger.recoveries.get(recovery).injected > before, 120, "another chunk")
+    runner = shop.start("resume", recovery, module=HELD, HELD_AT=WAVE)
+    wait_until(lambda: ledger.recoveries.get(recovery).injected > before, WITHIN, "another chunk")
     os.kill(runner.pid, signal.SIGINT)
-    out, err = runner.communicate(timeout=60)
+    out, err = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 4, (out, err)
     assert f"backlogctl run {recovery}" in err
     assert "Traceback" not in err
@@ -159,16 +166,38 @@ def test_pause_resume_and_interrupt(shop: Shop) -> None:
     shop.check_same_set()
 
 
-def test_cancel_of_a_live_runner(shop: Shop) -> None:
-    """The runner stops, every slot is fenced, the gaps open; a new plan finds the rest only."""
-    shop.write_config(limits={"messages_per_second": 10})
+def test_an_interrupt_of_what_only_reads_is_at_once(shop: Shop) -> None:
+    """While it reads back: Spark's jobs are not waited for, and the next run reads again."""
     recovery = shop.plan_approved().id
     ledger = shop.open().ledger
-    runner = shop.start("run", recovery, "--json")
-    wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, 120, "the first chunk")
+
+    def list_actions() -> list[str]:
+        return [event.action for event in ledger.events.list(recovery)]
+
+    runner = shop.start("run", recovery, module=HELD, HELD_AT=VERIFICATION)
+    wait_until(lambda: "verify started" in list_actions(), WITHIN, "the verification")
+    os.kill(runner.pid, signal.SIGTERM)
+    out, err = runner.communicate(timeout=WITHIN)
+    assert runner.returncode == 4, (out, err)
+    assert "Traceback" not in err
+    assert f"backlogctl run {recovery}" in err
+    assert ledger.recoveries.get(recovery).injected == LOST
+    assert "read back" not in list_actions()
+
+    shop.run("run", recovery)
+    shop.check_same_set()
+
+
+def test_cancel_of_a_live_runner(shop: Shop) -> None:
+    """The runner stops, every slot is fenced, the gaps open; a new plan finds the rest only."""
+    shop.write_config(limits={"messages_per_second": 30})
+    recovery = shop.plan_approved().id
+    ledger = shop.open().ledger
+    runner = shop.start("run", recovery, "--json", module=HELD, HELD_AT=WAVE)
+    wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, WITHIN, "the first chunk")
     cancelled = shop.run("cancel", recovery, "--json").document
     assert cancelled["state"] == "cancelled"
-    out, _ = runner.communicate(timeout=60)
+    out, _ = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 1
     assert json.loads(out)["error"]["code"] == "cancelled"
     injected = len(shop.read_injected())

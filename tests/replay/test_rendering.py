@@ -14,7 +14,7 @@ from backlog.numbers import format_plural
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
 from monitoring.status import PartitionStatus
 from monitoring.summaries import summarize_group
-from replay.cli import main, shared
+from replay.cli import main
 from replay.progress import Bar, spin
 from replay.rendering import (
     draw_events,
@@ -95,7 +95,6 @@ def test_messages_of_verbs_are_not_markup(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
     recovery = store_plan(desk).id
     assert main(["approve", recovery, "--by", ODD]) == 0
     assert f"approved by {ODD} (" in capfd.readouterr().out

@@ -18,7 +18,7 @@ from monitoring.board import Board
 from monitoring.marks import make_marks
 from monitoring.observing import Observation
 from replay import exporting, holds
-from replay.cli import main, shared
+from replay.cli import main
 from replay.cli.watch import Told
 from tests.replay.makers import write_config
 
@@ -43,7 +43,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         watch={"interval": "1s"},
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
     monkeypatch.setattr(watcher, "connect", lambda _: None)
     return tmp_path
 
@@ -171,6 +170,5 @@ def test_a_cluster_without_streams_is_watched_all_the_same(
     cluster = {"bootstrap.servers": "127.0.0.1:1"}
     write_config(tmp_path, clusters={"main": cluster}, streams={}, watch={"interval": "1s"})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
     assert main(["watch", "--rounds", "1", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["rounds"] == 1

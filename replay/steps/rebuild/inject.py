@@ -49,7 +49,7 @@ class Inject:
             )
         context.bar.tell("canary")
         tracker = _Tracker(context)
-        with context.interrupts.installed():
+        with context.interrupts.deferred():
             inject(
                 spark,
                 job,

@@ -21,25 +21,27 @@ class Verify:
 
         Raises:
             VerificationFailed: names the ids that are missing, doubled or different.
+            PausedBecause, CancelRequested: somebody asked; the next run reads back again.
         """
+        # What was asked for during the last wave, after which nothing looks.
+        check_requests(context)
         spark = context.spark
         context.bar.tell("reading back")
         from spark_backfill.verification import verify
 
         job = make_job(context)
-        with context.interrupts.installed():
-            result = verify(
-                spark,
-                properties=job.properties,
-                topic=job.topic,
-                topic_id=job.topic_id,
-                partitions=job.partitions,
-                manifest=job.manifest,
-                directory=job.directory,
-                start_offsets=job.start_offsets,
-                known_ends=_find_ends(context),
-                look=lambda: check_requests(context),
-            )
+        result = verify(
+            spark,
+            properties=job.properties,
+            topic=job.topic,
+            topic_id=job.topic_id,
+            partitions=job.partitions,
+            manifest=job.manifest,
+            directory=job.directory,
+            start_offsets=job.start_offsets,
+            known_ends=_find_ends(context),
+            look=lambda: check_requests(context),
+        )
         context.found["verified"] = result.to_json()
         context.record("read back", **result.to_json())
         result.require_exact(f"topic {job.topic}")

@@ -1,0 +1,171 @@
+"""One look at a stream for a scheduler: its verdict, what is newly lost, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from backlog.config import Stream
+from backlog.values import Gap, GapState, RecoveryState
+from monitoring.verdicts import Verdict
+from replay.approval import NOBODY
+from replay.kinds import EXPAND, REBUILD
+from replay.observation import look_at_stream
+from replay.plans import tell_why_not
+from replay.workspace import Workspace
+
+# Somebody has to do something, or it is being done.
+_UNDER_WAY = (
+    RecoveryState.PLANNED,
+    RecoveryState.APPROVED,
+    RecoveryState.RUNNING,
+    RecoveryState.PAUSED,
+    RecoveryState.FAILED,
+)
+# A plan that was cancelled before anybody approved it.
+CANCELLED = "cancelled"
+# A drain is what helps: the group reads, and too slowly.
+_TOO_SLOW = (Verdict.LOSING, Verdict.WARN, Verdict.LAGGING)
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What one look found.
+
+    Attributes:
+        new_gaps: ids of gaps that nobody was told of.
+        newest_gap: id of the gap that was written down last, told or not; "" without any.
+        actions: what the verdict suggests, in the order to do it.
+        under_way: recoveries of the stream that are not at an end.
+        declined: the last plan, where a person said no to it lately and nothing was lost since.
+        occasion: what a recovery would be for: the newest open gap, or `behind`.
+        alarming: a new gap, or a loss ahead: worth an event.
+        warnings: what else was seen, one sentence each.
+    """
+
+    stream: str
+    verdict: str
+    course: str
+    sentence: str
+    lag: int | None
+    lost: int | None
+    seconds_to_loss: float | None
+    new_gaps: tuple[str, ...]
+    newest_gap: str
+    actions: tuple[str, ...]
+    under_way: tuple[str, ...]
+    declined: str
+    occasion: str
+    alarming: bool
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None) -> Detection:
+    """Samples and judges a stream; its gaps are in the ledger afterwards.
+
+    Args:
+        told: `newest_gap` when somebody was told last, "" for never: open gaps written down since
+            are new, also where `watch` or an exporter found them first. None: only those that this
+            look finds are.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    before = _list_gaps(workspace, stream)
+    seen, entry = look_at_stream(workspace, stream)
+    gaps = _list_gaps(workspace, stream)
+    new = _find_new(gaps, before[-1].id if told is None and before else told or "")
+    return Detection(
+        stream=stream.name,
+        verdict=entry["verdict"],
+        course=entry["course"],
+        sentence=entry["sentence"],
+        lag=entry["lag"],
+        lost=entry["lost"],
+        seconds_to_loss=entry["seconds_to_loss"],
+        new_gaps=new,
+        newest_gap=gaps[-1].id if gaps else "",
+        actions=choose_actions(
+            workspace, stream, Verdict(entry["course"]), entry["lag"] or 0, seen.sample.topic_id
+        ),
+        under_way=tuple(
+            recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, _UNDER_WAY)
+        ),
+        declined=find_declined(workspace, stream),
+        occasion=_find_occasion(workspace, stream),
+        alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
+        warnings=tuple(entry["warnings"]),
+    )
+
+
+def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:
+    """In the order of their ids, as written down: one that was seen earlier may come later."""
+
+    def rank(gap: Gap) -> tuple[str, int]:
+        day, _, number = gap.id.rpartition("-")
+        return day, int(number)
+
+    return sorted(workspace.ledger.gaps.list(stream=stream.name), key=rank)
+
+
+def _find_new(gaps: list[Gap], told: str) -> tuple[str, ...]:
+    """The open ones after the one that was told of last; all, where the ledger has it not."""
+    ids = [gap.id for gap in gaps]
+    after = ids.index(told) + 1 if told in ids else 0
+    return tuple(gap.id for gap in gaps[after:] if gap.state is GapState.OPEN)
+
+
+def choose_actions(
+    workspace: Workspace, stream: Stream, course: Verdict, lag: int, topic_id: str
+) -> tuple[str, ...]:
+    """What `auto` means now: drain first what can still be saved, then rebuild what is lost.
+
+    A gap that cannot be rebuilt asks for nothing: it stays open until a person waives it.
+
+    Args:
+        topic_id: that the topic has now.
+    """
+    actions: list[str] = []
+    if stream.consumers is not None and lag and course in _TOO_SLOW:
+        actions.append(EXPAND)
+    lost = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    if stream.source is not None and any(not tell_why_not(gap, stream, topic_id) for gap in lost):
+        actions.append(REBUILD)
+    return tuple(actions)
+
+
+def _find_occasion(workspace: Workspace, stream: Stream) -> str:
+    lost = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    return max((gap.id for gap in lost), default="behind")
+
+
+def should_plan(stream: Stream, found: Detection) -> bool:
+    """Whether a scheduler starts a recovery by itself (`auto_plan`)."""
+    quiet = not found.under_way and not found.declined
+    return stream.auto_plan and bool(found.actions) and quiet and _is_bad(found)
+
+
+def find_declined(workspace: Workspace, stream: Stream) -> str:
+    """The stream's last plan, where a person said no to it; "" where it may be asked again.
+
+    That is: after `guards.approval_expires`, after a new loss, or where nobody had answered.
+    """
+    ledger = workspace.ledger
+    last = next(reversed(ledger.recoveries.list(stream.name)), None)
+    if last is None or last.state is not RecoveryState.REJECTED:
+        return ""
+    # A plan that another took the place of, or that did not come to its end, has no answer.
+    answered = last.detail.get("by", NOBODY) != NOBODY or last.detail.get("why") == CANCELLED
+    at = ledger.events.list(last.id)[-1].at
+    lost = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    since = any(gap.detected_at > at for gap in lost)
+    recent = ledger.now() - at < workspace.config.guards.approval_expires
+    return last.id if answered and recent and not since else ""
+
+
+def _is_bad(found: Detection) -> bool:
+    return Verdict.LOSING in (found.verdict, found.course) or REBUILD in found.actions

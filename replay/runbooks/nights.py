@@ -1,0 +1,149 @@
+"""What one night does for one stream: go on with a rebuild, make one, or ask for an approval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from backlog.config import Stream
+from backlog.errors import InvalidTransition, Refused
+from backlog.values import GapState, Recovery, RecoveryState
+from replay.approval import is_expired
+from replay.brakes import OPERATOR
+from replay.kinds import REBUILD
+from replay.plans import PlanOptions, plan_rebuild, tell_why_not
+from replay.workspace import Workspace
+
+_BEGUN = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
+_STALE = "plan_stale"
+
+
+class Deed(StrEnum):
+    """What to do tonight."""
+
+    RUN = "run"  # approved: put back
+    ASK = "ask"  # planned: a person must approve it
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class NightWork:
+    """The night's work for one stream; `recovery` is "" where there is none.
+
+    `expired`: when an earlier approval did, so that the new question is another one; else "".
+    """
+
+    stream: str
+    deed: Deed
+    recovery: str
+    why: str
+    expired: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "deed": str(self.deed)}
+
+
+def find_night_work(
+    workspace: Workspace,
+    stream: Stream,
+    before: datetime,
+    origin: Mapping[str, Any],
+    tell: Callable[[str], None] = lambda _: None,
+) -> NightWork:
+    """Goes on with what was begun, else plans the gaps that were found before `before`.
+
+    Asked twice it gives the same work: a plan that is there is not made again, and what is
+    verified is no gap any more (fault 39).
+
+    Raises:
+        Refused: an earlier rebuild needs a person first, or a guard says no.
+        BacklogError: the plan could not be made.
+    """
+    wait = workspace.config.guards.approval_expires
+    now = workspace.ledger.now()
+    for recovery in sorted(workspace.ledger.recoveries.list(stream.name), key=_rank):
+        if (work := _judge_earlier(stream, recovery, now, wait)) is not None:
+            return work
+    mine = _count_gaps(workspace, stream, before)
+    if not mine:
+        later = _count_gaps(workspace, stream, None)
+        return NightWork(
+            stream.name, Deed.NOTHING, "", f"no open gap{f'; {later} found since' if later else ''}"
+        )
+    try:
+        options = PlanOptions(found_before=before, origin=origin)
+        recovery = plan_rebuild(workspace, stream, options, tell)
+    except Refused as refused:
+        # Another recovery is in the way, or what was lost is answered meanwhile.
+        gone = isinstance(refused, InvalidTransition) or not _count_gaps(workspace, stream, before)
+        if refused.retryable or not gone:
+            raise
+        return NightWork(stream.name, Deed.NOTHING, "", refused.message)
+    return _judge_plan(stream, recovery)
+
+
+def _rank(recovery: Recovery) -> int:
+    """What goes first, the older first of two: work that was begun, failed work, a plan that
+    waits, and last what cannot be run any more, so that it hides none of them."""
+    if recovery.state is RecoveryState.FAILED:
+        return 3 if _is_stale(recovery) else 1
+    return 0 if recovery.state in _BEGUN else 2
+
+
+def _count_gaps(workspace: Workspace, stream: Stream, before: datetime | None) -> int:
+    """Open gaps whose range is known: nobody can plan the others, and detection tells of them."""
+    gaps = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    return sum(
+        (before is None or gap.detected_at < before)
+        # Its topic's id is the plan's to judge.
+        and not tell_why_not(gap, stream, gap.topic_id)
+        for gap in gaps
+    )
+
+
+def _judge_earlier(
+    stream: Stream, recovery: Recovery, now: datetime, wait: timedelta
+) -> NightWork | None:
+    """What an earlier recovery of the stream means for tonight; None: nothing."""
+    if recovery.kind != REBUILD:
+        # A plan of ours would take the place of one that somebody is asked about.
+        asked = recovery.state is RecoveryState.PLANNED and now - recovery.created_at < wait
+        if asked or recovery.state in (*_BEGUN, RecoveryState.FAILED):
+            why = f"its {recovery.kind} {recovery.id} is {recovery.state}"
+            return NightWork(stream.name, Deed.NOTHING, "", why)
+        return None
+    if recovery.state is RecoveryState.PLANNED:
+        return NightWork(stream.name, Deed.ASK, recovery.id, "waits for its approval")
+    if recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR:
+        return NightWork(stream.name, Deed.NOTHING, recovery.id, "paused by an operator")
+    if recovery.state is RecoveryState.FAILED:
+        if _is_stale(recovery):
+            raise Refused(
+                f"recovery {recovery.id} can no longer be run: {recovery.detail.get('message')}",
+                subject=f"stream {stream.name}",
+                hint=f"`backlogctl cancel {recovery.id}`; the next night plans again",
+            )
+        return NightWork(stream.name, Deed.RUN, recovery.id, "failed before; tried again")
+    if recovery.state in _BEGUN:
+        if is_expired(recovery, now):
+            expired = recovery.approval_expires_at
+            told = "" if expired is None else f"{expired:%Y%m%dT%H%M}"
+            return NightWork(stream.name, Deed.ASK, recovery.id, "its approval expired", told)
+        return NightWork(stream.name, Deed.RUN, recovery.id, f"is {recovery.state}")
+    return None
+
+
+def _judge_plan(stream: Stream, recovery: Recovery) -> NightWork:
+    if recovery.state is RecoveryState.APPROVED:
+        return NightWork(stream.name, Deed.RUN, recovery.id, "an exact plan, approved by itself")
+    verdict = recovery.plan["outcome"]["verdict"]
+    why = f"planned, {verdict}; the stream's approval is `{recovery.plan['approval']}`"
+    return NightWork(stream.name, Deed.ASK, recovery.id, why)
+
+
+def _is_stale(recovery: Recovery) -> bool:
+    return recovery.detail.get("code") == _STALE

@@ -1,0 +1,115 @@
+"""Gives a layout back that a scheduler's run left expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from backlog.errors import LeaseHeld, Refused
+from backlog.values import Recovery, RecoveryState
+from replay.brakes import OPERATOR
+from replay.cancellation import cancel_work
+from replay.kinds import EXPAND
+from replay.origins import AIRFLOW
+from replay.runbooks.carrying import is_at_end
+from replay.workspace import Workspace
+
+# The drain of what was relayed is waited for: it exists in the temporary topic only.
+RESTORE_SECONDS = 3600.0
+_LEFT_OPEN = (
+    RecoveryState.APPROVED,
+    RecoveryState.RUNNING,
+    RecoveryState.PAUSED,
+    RecoveryState.FAILED,
+)
+_BEGINNINGS = ("running", "taken over")
+PAUSE_ASKED = "pause requested"
+_PAUSES = (PAUSE_ASKED, "paused")
+
+
+def restore_layout(
+    workspace: Workspace,
+    recovery_id: str,
+    *,
+    console: Console,
+    say: Callable[[str], None] = lambda _: None,
+) -> Recovery:
+    """Cuts over now what this scheduler began and did not end; anything else is left alone.
+
+    Safe to call again, and after the work is done.
+
+    Raises:
+        LeaseHeld: its runner has not stopped within the time.
+        BacklogError: it could not be closed; nothing is lost, call again.
+    """
+    recovery = workspace.ledger.recoveries.get(recovery_id)
+    if recovery.kind != EXPAND or recovery.state not in _LEFT_OPEN:
+        say(f"{recovery_id} is {recovery.state}: the layout is as it was")
+        return recovery
+    if is_run_by_hand(workspace, recovery):
+        say(f"{recovery_id} is carried on from the shell: left alone")
+        return recovery
+    try:
+        return cancel_work(workspace, recovery_id, wait=RESTORE_SECONDS, say=say, console=console)
+    except LeaseHeld:
+        raise
+    except Refused:
+        # Its runner may have come to the end before it saw the request.
+        found = workspace.ledger.recoveries.get(recovery_id)
+        if not is_at_end(found):
+            raise
+        return found
+
+
+def is_run_by_hand(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether a person took it over in the shell: it runs, or they paused it, on purpose.
+
+    Or they approved it there, and nobody began it yet.
+    """
+    if recovery.state is RecoveryState.APPROVED:
+        return not _is_airflow(recovery.approved_identity)
+    paused = recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR
+    if paused or recovery.requested == "pause":
+        return not _is_airflow(_find_actor(workspace, recovery.id, _PAUSES))
+    return is_worked_on(workspace, recovery) and not _is_airflow(
+        _find_actor(workspace, recovery.id, _BEGINNINGS)
+    )
+
+
+def is_worked_on(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether a live runner has it now."""
+    holder = workspace.ledger.leases.holder(recovery.id)
+    return holder is not None and not holder.expired and not holder.owner.is_dead()
+
+
+def _is_airflow(actor: str | None) -> bool:
+    return (actor or "").startswith(f"{AIRFLOW}:")
+
+
+def _find_actor(workspace: Workspace, recovery_id: str, actions: tuple[str, ...]) -> str:
+    """Who did the last of these; of a pause, who asked for it: a runner only obeys."""
+    actor, asked = "", ""
+    for event in workspace.ledger.events.list(recovery_id):
+        if event.action == PAUSE_ASKED:
+            asked = event.actor
+        elif event.action in (*_BEGINNINGS, "request taken back"):
+            asked = ""
+        if event.action in actions:
+            actor = asked or event.actor
+    return actor
+
+
+def list_left_open(workspace: Workspace) -> tuple[Recovery, ...]:
+    """Expansions that a scheduler's run began and that nobody works on now.
+
+    Whether that run is over is for the scheduler to say.
+    """
+    found: list[Recovery] = []
+    for recovery in workspace.ledger.recoveries.list(states=_LEFT_OPEN):
+        origin = recovery.plan.get("origin") or {}
+        if recovery.kind != EXPAND or origin.get("scheduler") != AIRFLOW:
+            continue
+        if not is_worked_on(workspace, recovery) and not is_run_by_hand(workspace, recovery):
+            found.append(recovery)
+    return tuple(found)

@@ -1,0 +1,206 @@
+"""What a verdict asks for, and when a scheduler starts it by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlog.clock import utc_now
+from backlog.values import Cause, GapState, RecoveryState
+from monitoring.verdicts import Verdict
+from replay.approval import NOBODY, reject_plan
+from replay.cancellation import cancel_work
+from replay.runbooks import detecting
+from replay.runbooks.detecting import (
+    Detection,
+    choose_actions,
+    detect_backlog,
+    find_declined,
+    should_plan,
+)
+from replay.workspace import Workspace
+from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
+
+S = RecoveryState
+BOTH = ("expand", "rebuild")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Workspace:
+    return open_shop(tmp_path, auto_plan=True)
+
+
+def choose(desk: Workspace, course: Verdict, lag: int = 10) -> tuple[str, ...]:
+    return choose_actions(desk, desk.config.stream("orders"), course, lag, TOPIC_ID)
+
+
+def test_a_drain_helps_a_group_that_reads_too_slowly_and_no_other(desk: Workspace) -> None:
+    slow = {Verdict.LOSING, Verdict.WARN, Verdict.LAGGING}
+    for course in Verdict:
+        assert choose(desk, course) == (("expand",) if course in slow else ())
+        assert choose(desk, course, lag=0) == ()
+    lose(desk)
+    for course in Verdict:
+        # First what can still be saved.
+        assert choose(desk, course) == (BOTH if course in slow else ("rebuild",))
+
+
+def test_what_the_stream_has_not_cannot_be_asked_for(tmp_path: Path) -> None:
+    desk = open_shop(tmp_path, source=None, consumers=None)
+    lose(desk)
+    assert choose(desk, Verdict.LOSING) == ()
+
+
+def test_a_gap_that_cannot_be_rebuilt_asks_for_nothing(desk: Workspace) -> None:
+    lose(desk, cause=Cause.COMMIT_VANISHED)
+    lose(desk, start=None, end=None, partition=1)
+    lose(desk, partition=2, group="another")
+    lose(desk, partition=3, topic_id="of-the-topic-that-was-deleted")
+    assert choose(desk, Verdict.OK) == ()
+    lose(desk, partition=4)
+    assert choose(desk, Verdict.OK) == ("rebuild",)
+
+
+def detect(
+    desk: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    course: str = "ok",
+    verdict: str = "",
+    told: str | None = None,
+    **do: Any,
+) -> Detection:
+    """A look that sees this; `lose=True`: and finds a gap."""
+
+    class Seen:
+        class sample:  # noqa: N801 - as the observation has it
+            topic_id = TOPIC_ID
+
+    def look(workspace: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
+        if do.get("lose"):
+            lose(workspace, partition=9)
+        words = {"verdict": verdict or course, "course": course, "sentence": "told"}
+        figures = {"lag": 10, "lost": None, "seconds_to_loss": None, "warnings": ["seen"]}
+        return Seen, {**words, **figures}
+
+    monkeypatch.setattr(detecting, "look_at_stream", look)
+    return detect_backlog(desk, desk.config.stream("orders"), told)
+
+
+def starts(desk: Workspace, found: Detection) -> bool:
+    return should_plan(desk.config.stream("orders"), found)
+
+
+def test_a_new_gap_is_an_alarm_once_and_starts_a_recovery(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = detect(desk, monkeypatch, lose=True)
+    assert (len(found.new_gaps), found.alarming, found.actions) == (1, True, ("rebuild",))
+    assert (found.warnings, found.to_json()["actions"]) == (("seen",), ("rebuild",))
+    assert starts(desk, found)
+    assert not should_plan(
+        desk.config.stream("orders").model_copy(update={"auto_plan": False}), found
+    )
+    again = detect(desk, monkeypatch)
+    assert (again.new_gaps, again.alarming) == ((), False)
+    assert starts(desk, again), "the gap is open still"
+
+
+def test_a_gap_that_others_found_first_is_told_of_once(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert detect(desk, monkeypatch, told="").newest_gap == ""
+    first, second = lose(desk), lose(desk, partition=1)
+    found = detect(desk, monkeypatch, told="")
+    assert (found.new_gaps, found.newest_gap, found.alarming) == (
+        (first.id, second.id),
+        second.id,
+        True,
+    )
+    assert detect(desk, monkeypatch, told=first.id).new_gaps == (second.id,)
+    seen_earlier = lose(desk, at=utc_now() - timedelta(hours=1), partition=2)
+    late = detect(desk, monkeypatch, told=second.id)
+    assert (late.new_gaps, late.newest_gap) == ((seen_earlier.id,), seen_earlier.id)
+    desk.ledger.gaps.advance([seen_earlier.id], GapState.WAIVED, reason="known")
+    again = detect(desk, monkeypatch, told=seen_earlier.id)
+    assert (again.new_gaps, again.newest_gap, again.alarming) == ((), seen_earlier.id, False)
+    assert detect(desk, monkeypatch).new_gaps == (), "nobody keeps what was told"
+    assert len(detect(desk, monkeypatch, told="g-of-another-ledger").new_gaps) == 2
+    desk.ledger.gaps.advance([second.id], GapState.WAIVED, reason="known")
+    assert detect(desk, monkeypatch, told="").new_gaps == (first.id,)
+
+
+def test_only_a_loss_starts_something(desk: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for course in Verdict:
+        if course is not Verdict.LOST:  # never a course: what is gone is gone
+            found = detect(desk, monkeypatch, course)
+            losing = course is Verdict.LOSING
+            assert (found.alarming, starts(desk, found)) == (losing, losing)
+    hidden = detect(desk, monkeypatch, "warn", "losing")
+    assert (hidden.alarming, starts(desk, hidden)) == (True, True)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_what_is_under_way_is_not_started_again(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    lose(desk)
+    recovery = store(desk, kind)
+    for state in (S.PLANNED, S.APPROVED, S.RUNNING, S.PAUSED, S.RUNNING, S.FAILED):
+        if state is not S.PLANNED:
+            recovery = bring(desk, recovery, state)
+        found = detect(desk, monkeypatch, "losing")
+        assert (found.under_way, starts(desk, found)) == ((recovery.id,), False)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_no_is_not_asked_again_before_something_more_is_lost(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    gap = lose(desk)
+    plan = store(desk, "rebuild", gap.id)
+    if cancelled:
+        cancel_work(desk, plan.id, wait=0)
+    else:
+        reject_plan(desk.ledger, plan, by="grace", reason="rejected")
+    found = detect(desk, monkeypatch, "losing")
+    assert (found.declined, found.actions, starts(desk, found)) == (plan.id, BOTH, False)
+    more = detect(desk, monkeypatch, "losing", lose=True)
+    assert (more.declined, starts(desk, more)) == ("", True)
+
+
+def test_a_no_is_asked_again_after_the_time_an_approval_holds(tmp_path: Path) -> None:
+    desk = open_shop(tmp_path, guards={"approval_expires": "1h"}, auto_plan=True)
+    stream = desk.config.stream("orders")
+    assert find_declined(desk, stream) == ""
+    plan = store(desk)
+    reject_plan(desk.ledger, plan, by="grace", reason="rejected")
+    assert find_declined(desk, stream) == plan.id
+    later = utc_now() + timedelta(minutes=61)
+    aged = replace(desk, ledger=Later(desk.ledger, later))  # type: ignore[arg-type]
+    assert find_declined(aged, stream) == ""
+
+
+class Later:
+    """The ledger, an hour on."""
+
+    def __init__(self, ledger: Any, now: Any) -> None:
+        self.recoveries, self.events, self.gaps = ledger.recoveries, ledger.events, ledger.gaps
+        self.now = lambda: now
+
+
+def test_without_an_answer_it_is_asked_again(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(desk)
+    reject_plan(desk.ledger, store(desk), by=NOBODY, reason="nobody answered in time")
+    assert starts(desk, detect(desk, monkeypatch))
+    store(desk)
+    store(desk)  # takes the place of the one before, which nobody answered
+    last = desk.ledger.recoveries.list("orders")[-1]
+    detail = {"reason": "planning did not come to its end"}
+    desk.ledger.recoveries.advance(last.id, S.REJECTED, "op", detail)
+    assert starts(desk, detect(desk, monkeypatch))

@@ -1,0 +1,219 @@
+"""One stream's night: go on, ask, make a plan, or leave it alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlog.clock import utc_now
+from backlog.errors import InvalidTransition, Refused
+from backlog.kafka.admin import TopicInfo
+from backlog.values import Cause, GapState, Recovery, RecoveryState
+from replay.brakes import OPERATOR, WINDOW
+from replay.origins import describe_origin
+from replay.plans import PlanOptions, choose_gaps
+from replay.runbooks import nights
+from replay.runbooks.nights import Deed, NightWork, find_night_work
+from replay.workspace import Workspace
+from tests.replay.makers import PAST, change_ledger
+from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
+
+S = RecoveryState
+NIGHT = describe_origin("nightly_backfill", "scheduled__2026-11-21")
+TOPIC = TopicInfo("orders", TOPIC_ID, 10, {})
+LONG_AGO = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+
+
+@dataclass
+class Night:
+    """A stream whose planner is told what to answer, and remembers what it was asked."""
+
+    desk: Workspace
+    refusal: Exception | None = None
+    asked: list[PlanOptions] = field(default_factory=list)
+    automatic: bool = False
+
+    def work(self, before: datetime | None = None) -> NightWork:
+        stream = self.desk.config.stream("orders")
+        return find_night_work(self.desk, stream, before or utc_now(), NIGHT)
+
+    def plan(self, desk: Workspace, stream: Any, options: PlanOptions, tell: Any) -> Recovery:
+        self.asked.append(options)
+        if self.refusal is not None:
+            raise self.refusal
+        gaps, _ = choose_gaps(desk, stream, TOPIC, (), options.found_before)
+        assert options.origin is not None
+        plan = store(desk, "rebuild", *(gap.id for gap in gaps), origin=dict(options.origin))
+        return bring(desk, plan, S.APPROVED) if self.automatic else plan
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
+    made = Night(open_shop(tmp_path))
+    monkeypatch.setattr(nights, "plan_rebuild", made.plan)
+    return made
+
+
+def test_nothing_lost_is_nothing_to_do(night: Night) -> None:
+    work = night.work()
+    assert (work.deed, work.recovery, work.why) == (Deed.NOTHING, "", "no open gap")
+    assert night.asked == []
+    assert work.to_json()["deed"] == "nothing"
+
+
+def test_a_loss_is_planned_and_asked_about_once(night: Night) -> None:
+    gap = lose(night.desk)
+    first = night.work()
+    assert (first.deed, first.why) == (
+        Deed.ASK,
+        "planned, exact; the stream's approval is `named`",
+    )
+    assert night.desk.ledger.gaps.get(gap.id).state is GapState.PLANNED
+    assert night.desk.ledger.recoveries.get(first.recovery).plan["origin"] == NIGHT
+    again = night.work()
+    assert (again.deed, again.recovery, len(night.asked)) == (Deed.ASK, first.recovery, 1)
+
+
+def test_an_exact_plan_goes_on_by_itself(night: Night) -> None:
+    lose(night.desk)
+    night.automatic = True
+    first = night.work()
+    assert first.deed is Deed.RUN
+    assert (night.work().deed, night.work().recovery) == (Deed.RUN, first.recovery)
+
+
+def test_what_was_begun_goes_on_until_it_is_at_its_end(night: Night) -> None:
+    gap = lose(night.desk)
+    recovery = store(night.desk, "rebuild", gap.id)
+    for state, why in (
+        (S.APPROVED, "is approved"),
+        (S.RUNNING, "is running"),
+        (S.PAUSED, "is paused"),
+        (S.RUNNING, "is running"),
+        (S.FAILED, "failed before; tried again"),
+    ):
+        detail = {"why": WINDOW} if state is S.PAUSED else {"code": "kafka"}
+        bring(night.desk, recovery, state, **detail)
+        assert night.work() == NightWork("orders", Deed.RUN, recovery.id, why)
+    for gap_state in (GapState.STAGED, GapState.INJECTED, GapState.VERIFIED):
+        night.desk.ledger.gaps.advance([gap.id], gap_state, recovery.id)
+    bring(night.desk, recovery, S.RUNNING, S.VERIFIED)
+    # A night of the past, or the same one again: no new sends.
+    for before in (None, LONG_AGO):
+        assert night.work(before).deed is Deed.NOTHING
+    assert night.asked == []
+
+
+def test_what_an_operator_paused_waits_for_them(night: Night) -> None:
+    recovery = bring(night.desk, store(night.desk), S.APPROVED, S.RUNNING, S.PAUSED, why=OPERATOR)
+    lose(night.desk)
+    work = night.work()
+    assert (work.deed, work.recovery, work.why) == (
+        Deed.NOTHING,
+        recovery.id,
+        "paused by an operator",
+    )
+
+
+def test_fault_63_an_expired_approval_is_asked_for_again(night: Night) -> None:
+    recovery = bring(night.desk, store(night.desk), S.APPROVED)
+    change_ledger(night.desk, f"UPDATE backlog_recoveries SET approval_expires_at = '{PAST}'")
+    found = night.work()
+    assert (found.deed, found.recovery, found.why) == (
+        Deed.ASK,
+        recovery.id,
+        "its approval expired",
+    )
+    assert re.fullmatch(r"\d{8}T\d{4}", found.expired)
+
+
+def test_a_stale_one_needs_a_person_and_hides_no_other(night: Night) -> None:
+    stale = bring(
+        night.desk, store(night.desk), S.APPROVED, S.RUNNING, S.FAILED,
+        code="plan_stale", message="the topic was made anew",
+    )  # fmt: skip
+    with pytest.raises(Refused, match="the topic was made anew") as caught:
+        night.work()
+    assert f"backlogctl cancel {stale.id}" in caught.value.hint
+    planned = store(night.desk)
+    assert (night.work().deed, night.work().recovery) == (Deed.ASK, planned.id)
+    bring(night.desk, planned, S.APPROVED, S.RUNNING)
+    assert (night.work().deed, night.work().recovery) == (Deed.RUN, planned.id)
+
+
+def test_nothing_is_put_back_beside_an_expansion(night: Night) -> None:
+    lose(night.desk)
+    recovery = store(night.desk, "expand")
+    for state in (S.PLANNED, S.APPROVED, S.RUNNING, S.PAUSED, S.RUNNING, S.FAILED):
+        if state is not S.PLANNED:
+            bring(night.desk, recovery, state)
+        work = night.work()
+        assert (work.deed, work.recovery) == (Deed.NOTHING, "")
+        assert work.why == f"its expand {recovery.id} is {state}"
+    bring(night.desk, recovery, S.RUNNING, S.VERIFIED)
+    assert night.work().deed is Deed.ASK
+
+
+def test_a_plan_to_expand_that_nobody_answers_does_not_hold_the_nights_up(night: Night) -> None:
+    lose(night.desk)
+    recovery = store(night.desk, "expand")
+    change_ledger(night.desk, "DROP TRIGGER backlog_recoveries_fixed")
+    change_ledger(night.desk, f"UPDATE backlog_recoveries SET created_at = '{PAST}'")
+    assert night.work().deed is Deed.ASK
+    assert night.desk.ledger.recoveries.get(recovery.id).state is S.REJECTED
+
+
+def test_what_was_found_after_the_interval_is_left_to_the_next(night: Night) -> None:
+    end = utc_now() - timedelta(hours=1)
+    late = lose(night.desk, end, partition=1)
+    assert night.work(end) == NightWork("orders", Deed.NOTHING, "", "no open gap; 1 found since")
+    early = lose(night.desk, end - timedelta(microseconds=1), partition=0)
+    work = night.work(end)
+    assert night.desk.ledger.recoveries.gap_ids(work.recovery) == (early.id,)
+    assert night.desk.ledger.gaps.get(late.id).state is GapState.OPEN
+
+
+def test_fault_39_a_backfill_of_old_dates_plans_nothing(night: Night) -> None:
+    lose(night.desk)
+    work = night.work(LONG_AGO)
+    assert (work.deed, night.asked) == (Deed.NOTHING, [])
+
+
+def test_gaps_that_cannot_be_rebuilt_do_not_stop_the_others(night: Night) -> None:
+    lose(night.desk, cause=Cause.TOPIC_RECREATED)
+    lose(night.desk, partition=1, start=None, end=None)
+    lose(night.desk, partition=2, group="another")
+    assert night.work().why == "no open gap"
+    good = lose(night.desk, partition=3)
+    lose(night.desk, utc_now() + timedelta(hours=1), partition=4)
+    work = night.work()
+    assert night.desk.ledger.recoveries.gap_ids(work.recovery) == (good.id,)
+
+
+def test_a_guards_no_is_a_failure_and_another_recovery_is_none(night: Night) -> None:
+    lose(night.desk)
+    night.refusal = InvalidTransition("recovery r-1 of the same topic is running")
+    assert night.work().why == "recovery r-1 of the same topic is running"
+    for refusal in (Refused("too many messages"), InvalidTransition("busy", retryable=True)):
+        night.refusal = refusal
+        with pytest.raises(Refused) as caught:
+            night.work()
+        assert caught.value is refusal
+
+
+def test_what_was_answered_while_planning_is_nothing_to_do(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gap = lose(night.desk)
+
+    def answer(*_: Any) -> Any:
+        night.desk.ledger.gaps.advance([gap.id], GapState.WAIVED, reason="read again")
+        raise Refused("nothing is lost")
+
+    monkeypatch.setattr(nights, "plan_rebuild", answer)
+    assert night.work().why == "nothing is lost"
