@@ -1,0 +1,109 @@
+"""From a trigger in Airflow to a plan that waits for its approval, and to the end of the recovery.
+
+`python -m benchmarks.airflow` starts the shop of `make airflow`, triggers a rebuild of its 1,000
+lost orders and an expansion of its waiting payments by REST, prints a table and keeps
+`results/airflow.json`. Everything is on one machine, Spark in local mode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from backlog.embedded import EmbeddedKafka
+from backlogctl_airflow.local import demo
+from backlogctl_airflow.local.standalone import AirflowStandalone
+from replay.demo.expand_shop import await_commits, make_backlog
+from replay.demo.stage import SHORT_LIVED_JVM
+
+RESULTS = Path(__file__).parent / "results" / "airflow.json"
+_API = "/api/v2/dags/recover_backlog/dagRuns"
+_WITHIN = 600.0
+
+
+def main() -> None:
+    """Measures once."""
+    console, figures = Console(), dict[str, float]()
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        place = Path(scratch)
+        kafka = stack.enter_context(EmbeddedKafka.start(place / "kafka"))
+        config = demo.write_configuration(place, kafka.bootstrap)
+        demo.lose_orders(place, kafka.bootstrap)
+        make_backlog(kafka.bootstrap, demo.PAYMENTS)
+        stack.callback(demo.stop_consumers, config)
+        demo.start_consumers(config)
+        await_commits(kafka.bootstrap, demo.PAYMENTS)
+        demo.look_at_all(config)
+        began = time.monotonic()
+        airflow = stack.enter_context(
+            AirflowStandalone.start(
+                place / "airflow",
+                config=config,
+                extra_env={"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM},
+            )
+        )
+        figures["airflow_start"] = time.monotonic() - began
+        token = airflow.log_in("oncall")
+        client = stack.enter_context(
+            httpx.Client(
+                base_url=airflow.address, headers={"Authorization": f"Bearer {token}"}, timeout=60
+            )
+        )
+        for stream, kind in (("orders", "rebuild"), ("payments", "expand")):
+            measure(client, stream, kind, figures)
+    document = {
+        "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "machine": {"cores": os.cpu_count(), "system": platform.platform()},
+        "seconds": {name: round(value, 1) for name, value in figures.items()},
+    }
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    table = Table("what", "seconds")
+    for name, value in figures.items():
+        table.add_row(name.replace("_", " "), f"{value:.1f}")
+    console.print(table)
+
+
+def measure(client: httpx.Client, stream: str, kind: str, figures: dict[str, float]) -> None:
+    """One recovery: to its question, and from the answer to its end."""
+    began = time.monotonic()
+    body = {"logical_date": None, "conf": {"stream": stream, "action": kind}}
+    run = client.post(_API, json=body).raise_for_status().json()["dag_run_id"]
+    task = f"{_API}/{quote(run, safe='')}/taskInstances/{kind}.approve"
+    await_value(client, task, "awaiting_input")
+    figures[f"{kind}_trigger_to_question"] = time.monotonic() - began
+    time.sleep(6)  # until Airflow has seen the process end that asked
+    began = time.monotonic()
+    answer = {"chosen_options": ["Approve"], "params_input": {}}
+    client.patch(f"{task}/-1/hitlDetails", json=answer).raise_for_status()
+    await_value(client, f"{_API}/{quote(run, safe='')}", "success")
+    figures[f"{kind}_answer_to_end"] = time.monotonic() - began
+
+
+def await_value(client: httpx.Client, path: str, state: str) -> None:
+    """Until it is in this state."""
+    limit = time.monotonic() + _WITHIN
+    while (found := read_state(client, path)) != state:
+        if found == "failed" or time.monotonic() > limit:
+            raise SystemExit(f"{path} is {found}, not {state}")
+        time.sleep(0.2)
+
+
+def read_state(client: httpx.Client, path: str) -> Any:
+    """The state of a run or a task."""
+    return client.get(path).raise_for_status().json()["state"]
+
+
+if __name__ == "__main__":
+    main()

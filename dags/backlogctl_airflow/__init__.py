@@ -1,0 +1,1 @@
+"""The Airflow side: schedule, form, approval, retries and history; the work is `replay`'s."""

@@ -1,0 +1,1 @@
+"""The monitoring page and the reports inside Airflow, behind Airflow's own login."""

@@ -1,0 +1,83 @@
+"""Pages of this application's own: no login, no right, a wrong configuration, which recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from backlog.clock import utc_now
+from backlog.config import mask_secrets
+from backlog.values import Recovery
+from monitoring.page.words import list_filters, say_ago
+
+if TYPE_CHECKING:
+    from fastapi.responses import HTMLResponse
+    from jinja2 import Environment
+
+# Seconds between two looks, as long as no configuration says another.
+_LOOKS_AGAIN = 10
+
+
+def make_notice(
+    title: str,
+    told: str,
+    *,
+    up: str,
+    status: int = 200,
+    hint: str = "",
+    recoveries: Iterable[Recovery] = (),
+    home: bool = True,
+) -> HTMLResponse:
+    """A page that says one thing, in the style of the others; secrets in it are masked.
+
+    Args:
+        up: the way to the overview from it: "" or some `../`.
+        recoveries: to choose one of.
+        home: whether the overview is of any use to who reads it.
+    """
+    rows = [{"recovery": one, "command": ""} for one in recoveries]
+    return _render(
+        "notice.html",
+        status,
+        title=title,
+        told=told,
+        up=up or "./",
+        hint=hint,
+        rows=rows,
+        home=home,
+    )
+
+
+def make_login(address: str) -> HTMLResponse:
+    """What is said without a login; it needs no other file, which would ask for one too."""
+    return _render("login.html", 401, login=address)
+
+
+def _render(template: str, status: int, **values: Any) -> HTMLResponse:
+    from fastapi.responses import HTMLResponse
+
+    now = utc_now()
+    text = (
+        _make_environment()
+        .get_template(template)
+        .render(now=now, ago=partial(say_ago, now=now), refresh=_LOOKS_AGAIN, **values)
+    )
+    return HTMLResponse(text, status)
+
+
+@cache
+def _make_environment() -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=ChoiceLoader(
+            [PackageLoader("backlogctl_airflow.page"), PackageLoader("monitoring.page")]
+        ),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(list_filters(mask_secrets))
+    return environment

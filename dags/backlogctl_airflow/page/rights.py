@@ -1,0 +1,44 @@
+"""Who may look: Airflow's user, with the right to read the DAG that recovers.
+
+Airflow does not ask for a login before what a plugin serves: each route asks here.
+"""
+
+from __future__ import annotations
+
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
+from fastapi import HTTPException, Request
+
+from backlog.errors import BacklogError
+from replay.origins import find_dag
+
+RECOVER = "recover_backlog"
+
+require_user = get_user
+# All streams and recoveries: for those who may read the DAG of all recoveries.
+require_page = requires_access_dag("GET", param_dag_id=RECOVER)
+# What a run of the DAG in the path planned: for those who may read its runs.
+require_run = requires_access_dag("GET", DagAccessEntity.RUN)
+
+
+def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> None:
+    """The right to the page, or to the runs of the DAG that planned this one recovery.
+
+    Raises:
+        HTTPException: 403; it does not tell whether there is such a recovery.
+    """
+    try:
+        require_page(request, user)
+    except HTTPException:
+        dag_id = _find_dag(request, recovery_id)
+        if dag_id is None:
+            raise
+        requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=dag_id)(request, user)
+
+
+def _find_dag(request: Request, recovery_id: str) -> str | None:
+    try:
+        ledger = request.app.state.desk.open().workspace.ledger
+        return find_dag(ledger.recoveries.get(recovery_id))
+    except BacklogError:
+        return None

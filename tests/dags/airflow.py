@@ -1,0 +1,303 @@
+"""What tests do to a real Airflow, by its public API as a user of a role, and to its processes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import psutil
+
+from backlogctl_airflow.local.standalone import AirflowStandalone
+
+FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+RUN_FINISHED = frozenset({"success", "failed"})
+# Airflow needs 30 to 125 ms of a core for an answer, and does all the work meanwhile.
+_TICK = 0.25
+
+
+@dataclass(frozen=True)
+class DagRun:
+    """A run of a DAG."""
+
+    dag_id: str
+    run_id: str
+
+    @property
+    def path(self) -> str:
+        """Where the API has it."""
+        return f"/api/v2/dags/{self.dag_id}/dagRuns/{quote(self.run_id, safe='')}"
+
+    def task(self, task_id: str) -> str:
+        """Where the API has a task of it."""
+        return f"{self.path}/taskInstances/{task_id}"
+
+
+class Patient(httpx.HTTPTransport):
+    """Asks again where Airflow's SQLite was locked for too long: nothing was done then."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Sends it, three times at most."""
+        for left in (2, 1, 0):
+            answer = super().handle_request(request)
+            if answer.status_code != httpx.codes.INTERNAL_SERVER_ERROR or not left:
+                break
+            answer.read()
+            answer.close()
+            time.sleep(1)
+        return answer
+
+
+class Airflow:
+    """The API of a started Airflow; a user logs in when first needed."""
+
+    def __init__(self, standalone: AirflowStandalone) -> None:
+        self.standalone = standalone
+        self._clients: dict[str, httpx.Client] = {}
+
+    def client(self, user: str = "admin") -> httpx.Client:
+        """An HTTP client that is logged in."""
+        if user not in self._clients:
+            token = self.standalone.log_in(user)
+            self._clients[user] = httpx.Client(
+                base_url=self.standalone.address,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=90,
+                transport=Patient(),
+            )
+        return self._clients[user]
+
+    def close(self) -> None:
+        """Closes what is open."""
+        for client in self._clients.values():
+            client.close()
+
+    def get(self, path: str, user: str = "admin", **params: Any) -> dict[str, Any]:
+        """The API's answer."""
+        answer = self.client(user).get(path, params=params)
+        assert answer.is_success, f"{path}: {answer.status_code} {answer.text}"
+        document: dict[str, Any] = answer.json()
+        return document
+
+    # Runs.
+
+    def ask(
+        self, dag_id: str, conf: Mapping[str, Any] | None = None, user: str = "oncall"
+    ) -> httpx.Response:
+        """Asks for a run of the DAG; the answer as it is, a refusal too."""
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        return self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+
+    def trigger_at(self, dag_id: str, at: datetime, user: str = "oncall") -> DagRun:
+        """A new run of the DAG for a date that is past."""
+        body = {"logical_date": at.isoformat(), "conf": {}}
+        answer = self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+        assert answer.is_success, f"{dag_id}: {answer.status_code} {answer.text}"
+        return DagRun(dag_id, answer.json()["dag_run_id"])
+
+    def trigger(
+        self, dag_id: str, conf: Mapping[str, Any] | None = None, user: str = "oncall"
+    ) -> DagRun:
+        """A new run of the DAG."""
+        answer = self.ask(dag_id, conf, user)
+        assert answer.is_success, f"{dag_id}: {answer.status_code} {answer.text}"
+        return DagRun(dag_id, answer.json()["dag_run_id"])
+
+    def list_runs(self, dag_id: str) -> list[DagRun]:
+        """Every run of the DAG, the oldest first."""
+        found = self.get(f"/api/v2/dags/{dag_id}/dagRuns", order_by="id", limit=100)
+        return [DagRun(dag_id, run["dag_run_id"]) for run in found["dag_runs"]]
+
+    def read_run(self, run: DagRun) -> dict[str, Any]:
+        """The run as it is now."""
+        return self.get(run.path)
+
+    def read_states(self, run: DagRun) -> dict[str, str | None]:
+        """Every task's state; a mapped task counts as `id[index]`."""
+        found = self.get(f"{run.path}/taskInstances", limit=100)["task_instances"]
+        return {
+            t["task_id"] if t["map_index"] < 0 else f"{t['task_id']}[{t['map_index']}]": t["state"]
+            for t in found
+        }
+
+    def await_run(
+        self, run: DagRun, states: Iterable[str] = RUN_FINISHED, within: float = 240
+    ) -> str:
+        """Waits until the run has one of these states; at another last state it gives up at once."""
+        wanted, limit = set(states), time.monotonic() + within
+        while (state := str(self.read_run(run)["state"])) not in wanted:
+            if state in RUN_FINISHED or time.monotonic() > limit:
+                raise AssertionError(f"{run}: {state}, not {wanted}\n{self.explain(run)}")
+            time.sleep(_TICK)
+        return state
+
+    # Tasks.
+
+    def read_task(self, run: DagRun, task_id: str) -> dict[str, Any]:
+        """The task as it is now."""
+        return self.get(run.task(task_id))
+
+    def await_state(
+        self, run: DagRun, task_id: str, states: Iterable[str], within: float = 120
+    ) -> dict[str, Any]:
+        """Waits until the task has one of these states; a last state that is not ends the wait."""
+        wanted, limit = set(states), time.monotonic() + within
+        while True:
+            # The run first: where that is over, the task's state is its last one.
+            over = self.read_run(run)["state"] in RUN_FINISHED
+            if (task := self.read_task(run, task_id))["state"] in wanted:
+                return task
+            if task["state"] in FINISHED or over or time.monotonic() > limit:
+                raise AssertionError(
+                    f"{run} {task_id}: {task['state']}, not {wanted}\n{self.explain(run)}"
+                )
+            time.sleep(_TICK)
+
+    def await_another_try(self, run: DagRun, task_id: str, tried: int, within: float = 120) -> None:
+        """Waits until the try of this number has ended and the next one is to come, or is there.
+
+        How long a task is `up_for_retry` may be a few seconds.
+        """
+        limit = time.monotonic() + within
+        while (task := self.read_task(run, task_id))["try_number"] <= tried:
+            if task["state"] == "up_for_retry":
+                return
+            if task["state"] in FINISHED or time.monotonic() > limit:
+                raise AssertionError(
+                    f"{run} {task_id}: {task['state']}, no other try\n{self.explain(run)}"
+                )
+            time.sleep(_TICK)
+
+    def await_question(self, run: DagRun, task_id: str, within: float = 240) -> dict[str, Any]:
+        """Waits until the task waits for a person; its subject, body and options."""
+        self.await_state(run, task_id, {"awaiting_input"}, within)
+        return self.get(f"{run.task(task_id)}/-1/hitlDetails")
+
+    def ask_to_answer(
+        self, run: DagRun, task_id: str, option: str, user: str = "second", **params: Any
+    ) -> httpx.Response:
+        """Answers the task's question, once Airflow can take it; the answer as it is."""
+        self.await_question(run, task_id)
+        self.await_parked(run, task_id)
+        body = {"chosen_options": [option], "params_input": params}
+        return self.client(user).patch(f"{run.task(task_id)}/-1/hitlDetails", json=body)
+
+    def answer(
+        self,
+        run: DagRun,
+        task_id: str,
+        option: str = "Approve",
+        user: str = "second",
+        **params: Any,
+    ) -> None:
+        """Answers the task's question."""
+        told = self.ask_to_answer(run, task_id, option, user, **params)
+        assert told.is_success, f"{run} {task_id}: {told.status_code} {told.text}"
+
+    def xcom(self, run: DagRun, task_id: str, key: str = "return_value") -> Any:
+        """What a task returned."""
+        return self.get(f"{run.task(task_id)}/xcomEntries/{key}", deserialize=True)["value"]
+
+    def logs(self, run: DagRun, task_id: str, attempt: int | None = None) -> str:
+        """What a task wrote, at its last attempt unless another is named."""
+        number = attempt or self.read_task(run, task_id)["try_number"]
+        found = self.get(f"{run.task(task_id)}/logs/{number}", full_content=True)["content"]
+        return "\n".join(part if isinstance(part, str) else _format(part) for part in found)
+
+    def logs_of_mapped(self, run: DagRun, task_id: str, index: int) -> str:
+        """What a mapped task wrote in its first try."""
+        path = f"{run.task(task_id)}/logs/1"
+        found = self.get(path, map_index=index, full_content=True)["content"]
+        return "\n".join(part if isinstance(part, str) else _format(part) for part in found)
+
+    def explain(self, run: DagRun) -> str:
+        """Every task's state, and the logs of those that failed, are running or wait."""
+        parts = []
+        for task_id, state in self.read_states(run).items():
+            parts.append(f"  {task_id}: {state}")
+            if state in {"failed", "running", "up_for_retry"} and "[" not in task_id:
+                parts += [f"    {line}" for line in self.logs(run, task_id).splitlines()[-40:]]
+        return "\n".join(parts)
+
+    # What operators do to them.
+
+    def clear(
+        self, run: DagRun, *task_ids: str, user: str = "oncall", downstream: bool = True
+    ) -> None:
+        """Clears tasks, so that they run again."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run.run_id,
+            "task_ids": list(task_ids),
+            "only_failed": False,
+            "include_downstream": downstream,
+            "reset_dag_runs": True,
+        }
+        path = f"/api/v2/dags/{run.dag_id}/clearTaskInstances"
+        told = self.client(user).post(path, json=body)
+        assert told.is_success, f"{path}: {told.status_code} {told.text}"
+
+    def mark(
+        self, run: DagRun, state: str, task_id: str | None = None, user: str = "oncall"
+    ) -> None:
+        """Marks the run, or a task of it, `success` or `failed`."""
+        path = run.task(task_id) if task_id else run.path
+        body = {"new_state" if task_id else "state": state}
+        told = self.client(user).patch(path, json=body)
+        assert told.is_success, f"{path}: {told.status_code} {told.text}"
+
+    # Processes.
+
+    def find_worker(self, run: DagRun, task_id: str) -> psutil.Process | None:
+        """The executor's process that looks after a running task."""
+        return self._find(f"LocalExecutor: {self.read_task(run, task_id)['id']}")
+
+    def find_task(self, run: DagRun, task_id: str, within: float = 90) -> psutil.Process:
+        """The process in which a task's code runs."""
+        title, limit = f"worker -- {self.read_task(run, task_id)['id']}", time.monotonic() + within
+        while (found := self._find(title)) is None:
+            assert time.monotonic() < limit, f"{run} {task_id} has no process"
+            time.sleep(_TICK)
+        return found
+
+    def _find(self, title: str) -> psutil.Process | None:
+        for process in psutil.process_iter():
+            try:
+                if " ".join(process.cmdline()).rstrip().endswith(title):
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    def await_parked(self, run: DagRun, task_id: str, within: float = 120) -> None:
+        """Until the scheduler knows that the task's process has ended.
+
+        Airflow takes an answer as soon as the task is parked. When it then queues the task before
+        it hears from the executor about the process that parked it, it fails the task.
+        """
+        number = self.read_task(run, task_id)["try_number"]
+        key = rf"dag_id='{run.dag_id}', task_id='{task_id}', run_id='{re.escape(run.run_id)}'"
+        heard = re.compile(
+            rf"Received executor event with state success for task instance .*{key}"
+            rf", try_number={number}\b"
+        )
+        log, limit = self.standalone.logs / "scheduler.log", time.monotonic() + within
+
+        def has_heard() -> bool:
+            lines = log.read_text(errors="replace").splitlines()
+            told = "\n".join(line for line in lines if run.run_id in line)
+            return heard.search(re.sub(r"\x1b\[[0-9;]*m", "", told)) is not None
+
+        while not has_heard():
+            assert time.monotonic() < limit, f"the scheduler has not heard of {run} {task_id}"
+            time.sleep(_TICK)
+
+
+def _format(entry: Mapping[str, Any]) -> str:
+    rest = {k: v for k, v in entry.items() if k not in {"timestamp", "event", "level", "logger"}}
+    return f"{entry.get('level', '')} {entry.get('event', '')} {rest or ''}".strip()

@@ -1,0 +1,104 @@
+"""One Airflow for all tests of this folder, and a stream for each of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from backlog.embedded import EmbeddedKafka
+from backlogctl_airflow.local.settings import RUNBOOKS, make_bundle
+from backlogctl_airflow.local.standalone import DAGS, AirflowStandalone
+from replay.demo.stage import SHORT_LIVED_JVM
+from tests.dags.airflow import Airflow
+from tests.dags.slots import Slots, SlotShop, SlotWorld
+from tests.replay.shop import ROOT
+
+TakeShop = Callable[..., SlotShop]
+TakeWorld = Callable[..., SlotWorld]
+
+_SETTINGS = {
+    "PYTHONPATH": str(ROOT),
+    "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
+    # Nothing starts by itself: a test asks for each run.
+    "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    # An answer that did not come in time is noticed soon.
+    "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
+    # Files do not change while the tests run.
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
+    # Nobody kills a supervisor or the scheduler here: on a busy machine one is only slow.
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "180",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "180",
+    "AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "60",
+}
+_LONG = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that use Airflow are marked, and have time: one of them starts it."""
+    for item in items:
+        if "airflow" in getattr(item, "fixturenames", ()):
+            item.add_marker("airflow")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_LONG))
+
+
+@pytest.fixture(scope="session")
+def slots(
+    kafka: EmbeddedKafka, admin: AdminClient, tmp_path_factory: pytest.TempPathFactory
+) -> Slots:
+    """Streams and their topics, before Airflow is started."""
+    made = Slots(tmp_path_factory.mktemp("streams"), kafka.bootstrap, uuid.uuid4().hex[:6])
+    topics = [NewTopic(name, partitions, 1) for name, partitions in made.topics]
+    for future in admin.create_topics(topics, operation_timeout=30).values():
+        future.result(30)
+    made.write_config()
+    return made
+
+
+@pytest.fixture(scope="session")
+def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """An Airflow with the runbooks and the DAGs of these tests; nothing of it stays."""
+    with AirflowStandalone.start(
+        tmp_path_factory.mktemp("airflow"),
+        config=slots.config,
+        dags=[*DAGS, "trial"],
+        bundles=[RUNBOOKS, make_bundle(Path(__file__).parent / "files")],
+        extra_env=_SETTINGS,
+    ) as started:
+        client = Airflow(started)
+        yield client
+        client.close()
+        keeper = psutil.Process(started.group)
+        family = [keeper, *keeper.children(recursive=True)]
+    # Whose parent has ended before them are reaped a moment later.
+    _, left = psutil.wait_procs(family, 30)
+    assert not left, f"Airflow was stopped, but these still run: {left}"
+
+
+@pytest.fixture
+def take_shop(airflow: Airflow, slots: Slots) -> TakeShop:
+    """`take_shop(kind)`: a shop that has lost its orders; its stream is this test's alone."""
+    return slots.take_shop
+
+
+@pytest.fixture
+def take_world(
+    airflow: Airflow, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TakeWorld]:
+    """`take_world()`: a backlog with slow consumers that run; its stream is this test's alone."""
+    taken: list[SlotWorld] = []
+
+    def take(backlog: int = 1_600) -> SlotWorld:
+        taken.append(slots.take_world(monkeypatch, backlog))
+        return taken[-1]
+
+    yield take
+    for world in taken:
+        world.end()

@@ -1,0 +1,288 @@
+"""Streams that wait for a test: the DAGs know them from Airflow's start on."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from backlog.config import load_config
+from fanout.launchers import Fleet, Role
+from replay.workspace import Workspace
+from tests.replay.expand.world import CONSUMER, FACTOR, REPLICAS, World
+from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
+from tests.replay.shop import PARTITIONS, Shop
+from tests.spark_backfill.world import FIELDS
+
+NIGHT_ZONE, DAY_ZONE, MINUTE_ZONE = "Asia/Shanghai", "Europe/Berlin", "Asia/Tokyo"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Streams that are alike.
+
+    Attributes:
+        count: how many tests can have one.
+        settings: keys of the stream; `zone` and `opens` make its off-peak window.
+        source: it can be rebuilt.
+        consumers: it can be expanded.
+        opens: hours from now to when its off-peak window opens; it is open for four.
+    """
+
+    name: str
+    count: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    source: bool = True
+    consumers: bool = False
+    zone: str = ""
+    opens: int = -1
+
+    @property
+    def partitions(self) -> int:
+        """Of its topics."""
+        return PARTITIONS if self.source else EXPAND_PARTITIONS
+
+
+KINDS = (
+    Kind("named", 5, {"approval": "named"}),
+    # Of twenty seconds in small chunks, so that there is a middle to be stopped in.
+    Kind("slow", 2, {"approval": "named", "limits": {"messages_per_second": 5}}),
+    Kind("asked", 5, {"approval": "named"}),
+    Kind("second", 2, {"approval": "second_person"}),
+    Kind("auto", 2, {"approval": "auto"}),
+    Kind("night", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
+    Kind("closed", 1, {"approval": "auto"}, zone=DAY_ZONE, opens=8),
+    # One night's streams: one goes on by itself, one is asked about, one has no table, one waits.
+    Kind("night-asked", 1, {"approval": "named"}, zone=NIGHT_ZONE),
+    Kind("night-broken", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
+    Kind("night-later", 1, {"approval": "auto"}, zone=NIGHT_ZONE, opens=8),
+    # Of 45 seconds: its window closes in the middle.
+    Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 2}}, zone=MINUTE_ZONE),
+    Kind("planned", 1, {"approval": "named", "auto_plan": True}),
+    Kind("gone", 1, {"cluster": "gone"}, source=False),
+    Kind("expand", 8, {"approval": "named"}, source=False, consumers=True),
+)
+
+
+@dataclass
+class SlotShop(Shop):
+    """A shop whose stream is one of many in the configuration."""
+
+    stream: str = "orders"
+    config: Path = Path("backlog.yaml")
+
+    def write_config(self, **extra: Any) -> None:
+        """It was written before Airflow was started."""
+        assert not extra
+
+    def open(self) -> Workspace:
+        """The workspace, in this process."""
+        return Workspace.open(load_config(self.config, dict(os.environ)))
+
+
+@dataclass
+class SlotWorld(World):
+    """A world whose stream is one of many in the configuration."""
+
+    config: Path = Path("backlog.yaml")
+
+    def write_config(self) -> None:
+        """It was written before Airflow was started."""
+
+    def open(self) -> Workspace:
+        """The workspace, in this process."""
+        return Workspace.open(load_config(self.config, dict(os.environ)))
+
+    def list_processes(self, *, without: tuple[Role, ...] = ()) -> dict[int, str]:
+        """Consumers by their environment, and relays by their log: Airflow started them."""
+        found = super().list_processes(without=without)
+        workspace = self.open()
+        logs = {
+            str(workspace.staging_of(recovery.id) / "relay.log")
+            for recovery in workspace.ledger.recoveries.list(stream=self.stream)
+        }
+        mark = f"ORDER_LOG={self.log}".encode()
+        for path in Path("/proc").iterdir():
+            if not path.name.isdigit() or int(path.name) == os.getpid():
+                continue
+            try:
+                words = (path / "environ").read_bytes().split(b"\0")
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                relays = "relay.worker" in command and str((path / "fd/2").readlink()) in logs
+            except OSError:
+                continue
+            roles = [f"BACKLOG_ROLE={role.value}".encode() for role in without]
+            if relays or (mark in words and not any(role in words for role in roles)):
+                found[int(path.name)] = command
+        return found
+
+    def end(self) -> None:
+        """Ends its consumers, those that a recovery has started too."""
+        super().end()
+        launcher = self.launcher
+        original = self.fleet(Role.ORIGINAL)
+        for place in sorted(original.directory.parent.glob("*")):
+            role = Role.ORIGINAL if place == original.directory else Role.RECOVERY
+            recovery_id = "" if role is Role.ORIGINAL else place.name
+            launcher.stop(
+                Fleet(self.stream, role, self.topic, self.group, "", place, recovery_id),
+                lambda: None,
+            )
+
+
+class Slots:
+    """All streams of the session: their topics, groups, tables and the file that names them."""
+
+    def __init__(self, directory: Path, bootstrap: str, mark: str) -> None:
+        self.directory = directory
+        self.bootstrap = bootstrap
+        self._mark = mark
+        self._free = {
+            kind.name: [f"{kind.name}-{n}" for n in range(1, kind.count + 1)] for kind in KINDS
+        }
+
+    @property
+    def config(self) -> Path:
+        """The configuration."""
+        return self.directory / "backlog.yaml"
+
+    @property
+    def topics(self) -> Iterator[tuple[str, int]]:
+        """Topics, with how many partitions each has."""
+        for kind in KINDS:
+            for name in self._free[kind.name]:
+                yield self.name_topic(name), kind.partitions
+
+    def name_topic(self, stream: str) -> str:
+        """The topic of a stream."""
+        return f"{stream}-{self._mark}"
+
+    def name_group(self, stream: str) -> str:
+        """The group of a stream."""
+        return f"group-{stream}-{self._mark}"
+
+    def place(self, stream: str) -> Path:
+        """Where a stream has its files."""
+        found = self.directory / stream
+        found.mkdir(exist_ok=True)
+        return found
+
+    def take(self, kind: str) -> str:
+        """The name of a stream that no other test has."""
+        assert self._free[kind], f"no stream of kind {kind} is left: give it a higher count"
+        return self._free[kind].pop(0)
+
+    def take_shop(self, kind: str = "named") -> SlotShop:
+        """A shop that has lost its orders."""
+        stream = self.take(kind)
+        shop = SlotShop(
+            directory=self.place(stream),
+            bootstrap=self.bootstrap,
+            topic=self.name_topic(stream),
+            group=self.name_group(stream),
+            url=self._name_database(stream),
+            ledger=f"sqlite:///{self.directory / 'ledger.db'}",
+            kafka_ledger=f"recovery-ledger-{self._mark}",
+            stream=stream,
+            config=self.config,
+        )
+        shop.lose_orders()
+        return shop
+
+    def take_world(self, patch: Any, backlog: int = 1_600) -> SlotWorld:
+        """A backlog and slow consumers that run."""
+        stream = self.take("expand")
+        patch.setenv("BACKLOG_CONFIG", str(self.config))  # of the commands that it starts
+        world = SlotWorld(
+            directory=self.place(stream),
+            bootstrap=self.bootstrap,
+            topic=self.name_topic(stream),
+            group=self.name_group(stream),
+            patch=patch,
+            stream=stream,
+            config=self.config,
+        )
+        world.publish(backlog)
+        world.start_originals()
+        return world
+
+    def write_config(self) -> None:
+        """Writes backlog.yaml. JSON is YAML."""
+        streams = {
+            name: self._describe(kind, name) for kind in KINDS for name in self._free[kind.name]
+        }
+        document = {
+            "ledger": f"sqlite:///{self.directory / 'ledger.db'}",
+            "staging": {"dir": str(self.directory / "staging")},
+            "kafka_ledger": {
+                "topic": f"recovery-ledger-{self._mark}",
+                "transactional_prefix": f"backlog-{self._mark}",
+            },
+            "spark": {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "2"}},
+            "clusters": {
+                "main": {"bootstrap.servers": self.bootstrap},
+                # Nobody's: one that is free now may be another test's soon.
+                "gone": {"bootstrap.servers": "127.0.0.1:1"},
+            },
+            "sources": {
+                name: {"url": self._name_database(name)}
+                for name, stream in streams.items()
+                if "source" in stream
+            },
+            "streams": streams,
+        }
+        self.config.write_text(json.dumps(document, indent=1))
+
+    def change_stream(self, stream: str, **changes: Any) -> None:
+        """Changes keys of a stream in the file, all at once for whoever reads it."""
+        document = json.loads(self.config.read_text())
+        document["streams"][stream] |= changes
+        draft = self.config.with_suffix(".draft")
+        draft.write_text(json.dumps(document, indent=1))
+        draft.replace(self.config)
+
+    def _name_database(self, stream: str) -> str:
+        return f"sqlite:///{self.place(stream) / 'shop.db'}"
+
+    def _describe(self, kind: Kind, name: str) -> dict[str, Any]:
+        described: dict[str, Any] = {
+            "cluster": "main",
+            "topic": self.name_topic(name),
+            "group": self.name_group(name),
+            **kind.settings,
+        }
+        if kind.source:
+            described["source"] = {
+                "database": name,
+                "table": "orders",
+                "primary_key": ["order_id"],
+                "time_column": "updated_at",
+                "mutable": False,
+                "message": {"key": "order_id", "value": {"json": FIELDS}},
+                "identity": {"row": "order_id", "message": "key"},
+                "consumed": {"database": name, "table": "processed", "column": "order_id"},
+                "stale": "restate",
+            }
+        if kind.zone:
+            opens = datetime.now(ZoneInfo(kind.zone)) + timedelta(hours=kind.opens)
+            described["off_peak"] = {
+                "from": f"{opens:%H:00}",
+                "to": f"{opens + timedelta(hours=4):%H:00}",
+                "timezone": kind.zone,
+            }
+        if kind.consumers:
+            described["consumers"] = {
+                "launcher": "process",
+                "command": [sys.executable, str(CONSUMER)],
+                "replicas": REPLICAS,
+                "environment": {"ORDER_LOG": str(self.place(name) / "orders.log")},
+                "stop_within": "60s",
+            }
+            described["expand"] = {"factor": FACTOR, "order": "key", "max_lag_at_cutover": 50}
+        return described

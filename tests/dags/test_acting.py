@@ -1,0 +1,20 @@
+"""How what went wrong is told to Airflow: with another try only where that may help."""
+
+from __future__ import annotations
+
+import pytest
+
+from backlogctl_airflow.acting import RunbookError, RunbookRefusal, telling_errors
+from replay.brakes import CANARY, INTERRUPTED, PausedBecause
+
+
+def test_a_slow_canary_is_not_tried_again() -> None:
+    """It would be as slow, over and over, while nobody reads the topic."""
+    told = r"recovery r-1: it is slow. It ends here, and the layout is given back"
+    with pytest.raises(RunbookRefusal, match=told), telling_errors():
+        raise PausedBecause(CANARY, "it is slow", subject="recovery r-1", hint="resume it")
+
+
+def test_an_interrupted_task_is_tried_again() -> None:
+    with pytest.raises(RunbookError, match="it stopped"), telling_errors():
+        raise PausedBecause(INTERRUPTED, "it stopped", subject="recovery r-1")

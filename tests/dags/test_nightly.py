@@ -1,0 +1,167 @@
+"""`nightly_backfill`: what a night does for each stream, and how the next one goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.sql import SparkSession
+
+from backlog.values import Recovery, RecoveryState
+from replay.cancellation import cancel_work
+from replay.observation import note_stream
+from replay.plans import PlanOptions, plan_rebuild
+from tests.dags.airflow import Airflow, DagRun
+from tests.dags.conftest import TakeShop
+from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop
+
+NIGHT = f"nightly_backfill__{NIGHT_ZONE.replace('/', '-')}"
+MINUTE = f"nightly_backfill__{MINUTE_ZONE.replace('/', '-')}"
+RECOVER = "recover_backlog"
+# Shorter than the injection takes, and enough for Airflow and Spark to start.
+START_WITHIN = timedelta(seconds=40)
+# What is asked for first comes first: the order of the file.
+GOOD, ASKED, BROKEN, LATER = range(4)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A run whose window closes in the middle of its injection, for one minute."""
+
+    run: DagRun
+    planned: Recovery
+
+
+@pytest.mark.timeout(900)
+def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: SparkSession) -> None:
+    """Two zones at once: streams that do not wait for each other, and a window that closes."""
+    good, asked = take_shop("night"), take_shop("night-asked")
+    broken, later, minute = take_shop("night-broken"), take_shop("night-later"), take_shop("minute")
+    drop_table(broken)
+    find_gaps(good, asked, broken, later, minute)
+    # Planned earlier than the night, so that only two of them start Spark to plan.
+    assert plan(asked).state is RecoveryState.PLANNED
+    assert plan(later).state is RecoveryState.APPROVED
+
+    crossing = cross_closing(airflow, slots, minute)
+    first, planned = crossing.run, crossing.planned
+    night = airflow.trigger(NIGHT)
+
+    # Fault 42: it ends between two chunks, well, and the next night goes on.
+    airflow.await_run(first, {"success"})
+    paused = read(minute, planned.id)
+    assert (paused.state, paused.detail["why"]) == (RecoveryState.PAUSED, "window")
+    assert 0 < len(minute.read_injected()) < 90
+    second = airflow.trigger(MINUTE)
+
+    await_mapped(airflow, night, "stream.put_back", GOOD, {"success"})
+    good.check_same_set()
+    await_mapped(airflow, night, "stream.ask", ASKED, {"success"})
+    await_mapped(airflow, night, "stream.plan_night", BROKEN, {"up_for_retry", "failed"})
+    told = airflow.logs_of_mapped(night, "stream.plan_night", BROKEN)
+    assert "looking at the source" in told
+    assert "starting Spark" not in told
+    # Without a worker, until its window opens.
+    await_mapped(airflow, night, "stream.put_back", LATER, {"up_for_reschedule"})
+    assert not later.read_injected()
+    question = DagRun(
+        RECOVER, f"nightly__{asked.open().ledger.recoveries.list(asked.stream)[0].id}"
+    )
+    airflow.await_question(question, "rebuild.approve")
+    airflow.mark(night, "failed")
+
+    # Fault 39: old dates send nothing, and ask nothing twice.
+    old = airflow.trigger_at(NIGHT, datetime(2026, 3, 2, tzinfo=ZoneInfo(NIGHT_ZONE)))
+    await_mapped(airflow, old, "stream.put_back", GOOD, {"skipped"})
+    await_mapped(airflow, old, "stream.ask", ASKED, {"skipped"})
+    good.check_same_set()
+    assert not asked.read_injected()
+    airflow.mark(old, "failed")
+    airflow.answer(question, "rebuild.approve", "Reject")
+
+    airflow.await_run(second, {"success"}, within=300)
+    assert read(minute, planned.id).state is RecoveryState.VERIFIED
+    minute.check_same_set()
+
+
+def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
+    """Has begun to inject before its window closes, and will not be done by then.
+
+    A plan freezes its window, whose times are full minutes: where a busy machine was too slow to
+    start within it, another one is planned.
+    """
+    for _ in range(4):
+        closes = await_room()
+        reopens = closes + timedelta(minutes=1)
+        window = {"from": f"{reopens:%H:%M}", "to": f"{closes:%H:%M}", "timezone": MINUTE_ZONE}
+        slots.change_stream(shop.stream, off_peak=window)
+        planned = plan(shop)
+        assert planned.state is RecoveryState.APPROVED
+        # Not so early that it is done before.
+        time.sleep(max(0.0, (closes - START_WITHIN - datetime.now(closes.tzinfo)).total_seconds()))
+        run = airflow.trigger(MINUTE)
+        if begins(airflow, run, shop):
+            return Crossing(run, planned)
+        workspace = shop.open()
+        assert not shop.read_injected()
+        cancel_work(workspace, planned.id, wait=60)
+    raise AssertionError("its injection never began before the window closed")
+
+
+def begins(airflow: Airflow, run: DagRun, shop: SlotShop) -> bool:
+    """Waits until it injects; False where the window closed before. Nothing of it runs then."""
+    limit = time.monotonic() + 240
+    while not shop.read_injected():
+        assert time.monotonic() < limit, airflow.explain(run)
+        if airflow.read_states(run).get("stream.put_back[0]") == "up_for_reschedule":
+            airflow.mark(run, "failed")
+            return False
+        if airflow.await_run(run, {"running", "queued", "success"}) == "success":
+            return bool(shop.read_injected())
+        time.sleep(0.5)
+    return True
+
+
+def plan(shop: SlotShop) -> Recovery:
+    """A plan of the shop's stream, made in this process."""
+    workspace = shop.open()
+    return plan_rebuild(workspace, workspace.config.stream(shop.stream), PlanOptions())
+
+
+def read(shop: SlotShop, recovery_id: str) -> Recovery:
+    """A recovery as it is now."""
+    return shop.open().ledger.recoveries.get(recovery_id)
+
+
+def find_gaps(*shops: SlotShop) -> None:
+    """Samples the streams, so that their gaps are known before the night."""
+    for shop in shops:
+        workspace = shop.open()
+        note_stream(workspace, workspace.config.stream(shop.stream))
+
+
+def drop_table(shop: SlotShop) -> None:
+    """Its source is broken."""
+    with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as connection:
+        connection.execute("DROP TABLE orders")
+
+
+def await_room() -> datetime:
+    """A full minute that is 50 to 65 seconds away, by the zone's clock: mostly enough to start in."""
+    while 10 <= (now := datetime.now(ZoneInfo(MINUTE_ZONE))).second < 55:
+        time.sleep(0.5)
+    return (now + timedelta(seconds=65)).replace(second=0, microsecond=0)
+
+
+def await_mapped(
+    airflow: Airflow, run: DagRun, task_id: str, index: int, states: set[str], within: float = 240
+) -> None:
+    """Until a mapped task has come so far."""
+    limit = time.monotonic() + within
+    while (state := airflow.read_states(run).get(f"{task_id}[{index}]")) not in states:
+        assert time.monotonic() < limit, f"{task_id}[{index}]: {state}\n{airflow.explain(run)}"
+        time.sleep(0.5)

@@ -1,0 +1,303 @@
+"""The page inside a real API server of Airflow: who may look, what they see, what breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from backlog.manifest import hash_value
+from backlog.values import Recovery
+from replay.origins import describe_origin
+from replay.report.document import make_report
+from replay.report.page import render_page
+from replay.workspace import Workspace
+from tests.replay.expand_makers import store_expand_plan
+from tests.replay.makers import make_plan, open_desk, write_config
+from tests.replay.report_makers import note
+
+ROOT = Path(__file__).parents[2]
+SECRET = "hunter2-of-a-connection"
+ONE = "manual__2026-11-21T10:00:00+00:00"
+TWO = "manual__2026-11-21T11:00:00+00:00"
+USERS = {"admin": "admin", "viewer": "viewer", "tokyo": "user", "stranger": "op"}
+SHOP = {"shop": {"url": "postgresql+psycopg://shop:${airflow:shop.password}@db/shop"}}
+
+
+@dataclass
+class Site:
+    """A served Airflow, and the ledger that its page reads."""
+
+    address: str
+    home: Path
+    desk: Workspace
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, path: str, user: str | None = "viewer", **options: Any) -> httpx.Response:
+        headers = options.pop("headers", {})
+        if user is not None:
+            headers = {"Authorization": f"Bearer {self.log_in(user)}", **headers}
+        method = options.pop("method", "GET")
+        return httpx.request(method, self.address + path, headers=headers, timeout=90, **options)
+
+    def read(self, path: str, user: str = "viewer", status: int = 200) -> str:
+        answer = self.ask(path, user)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def log_in(self, user: str) -> str:
+        if user not in self.tokens:
+            body = {"username": user, "password": user}
+            answer = httpx.post(f"{self.address}/auth/token", json=body, timeout=90)
+            self.tokens[user] = answer.json()["access_token"]
+        return self.tokens[user]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Recoveries in the ledger, by what planned them."""
+
+    shell: Recovery
+    one: Recovery
+    two: tuple[Recovery, Recovery]
+    tokyo: Recovery
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    home = tmp_path_factory.mktemp("airflow")
+    desk = open_desk(home)
+    (home / "passwords.json").write_text(json.dumps({user: user for user in USERS}))
+    env = {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW_API_APPS": "core",
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API_AUTH__JWT_SECRET": "of-tests-only-" * 5,
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.dags.api_server.NamedRights",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{n}:{r}" for n, r in USERS.items()),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+        "BACKLOG_CONFIG": str(home / "backlog.yaml"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dags")]),
+    }
+    log = home / "server.log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.dags.api_server"],
+            env=env,
+            cwd=home,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield Site(f"http://127.0.0.1:{_await_port(server, log)}", home, desk)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+        desk.ledger.close()
+
+
+def _await_port(server: subprocess.Popen[bytes], log: Path) -> str:
+    end = time.monotonic() + 200
+    while time.monotonic() < end and server.poll() is None:
+        if found := re.search(r"^port (\d+)\n", log.read_text(), re.MULTILINE):
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+@pytest.fixture(scope="module")
+def kept(site: Site) -> Kept:
+    def store(stream: str, dag_id: str, run_id: str) -> Recovery:
+        plan = make_plan(origin=describe_origin(dag_id, run_id))
+        return site.desk.ledger.recoveries.create(
+            "rebuild", stream, "main", stream, "service", plan, hash_value(plan), (), "ada"
+        )
+
+    expand = store_expand_plan(site.desk, origin=describe_origin("recover_backlog", TWO))
+    return Kept(
+        shell=store_expand_plan(site.desk, origin=None),
+        one=store("clicks", "recover_backlog", ONE),
+        two=(expand, store("emails", "recover_backlog", TWO)),
+        tokyo=store("invoices", "nightly_backfill__tokyo", ONE),
+    )
+
+
+def list_pages(kept: Kept) -> list[str]:
+    return [
+        "/backlogctl/",
+        "/backlogctl/streams/orders",
+        f"/backlogctl/recoveries/{kept.one.id}",
+        f"/backlogctl/reports/{kept.one.id}",
+        f"/backlogctl/runs/recover_backlog/{quote(ONE)}",
+        "/backlogctl/static/page.css",
+        "/backlogctl/static/page.js",
+        "/backlogctl/nothing/here",
+    ]
+
+
+pytestmark = pytest.mark.airflow
+
+
+def test_airflow_lists_the_page_and_the_tab(site: Site) -> None:
+    answer = site.ask("/api/v2/plugins").json()
+    [plugin] = [one for one in answer["plugins"] if one["name"] == "backlogctl"]
+    views = {view["destination"]: view for view in plugin["external_views"]}
+    assert views["nav"]["href"] == "backlogctl/"
+    assert views["dag_run"]["href"] == "backlogctl/runs/{DAG_ID}/{RUN_ID}"
+    assert len({view["url_route"] for view in views.values()}) == 2
+    assert site.ask("/api/v2/plugins/importErrors").json()["total_entries"] == 0
+
+
+def test_nothing_is_shown_without_a_login(site: Site, kept: Kept) -> None:
+    for path in list_pages(kept):
+        for token in (None, "no-token"):
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            for method in ("GET", "HEAD"):
+                answer = site.ask(path, None, headers=headers, method=method)
+                assert answer.status_code == 401, path
+            answer = site.ask(path, None, headers=headers)
+            assert "not logged in" in answer.text
+            assert "/api/v2/auth/login?next=%2Fbacklogctl%2F" in answer.text
+            assert not re.search(r"orders|clicks|r-20", answer.text.replace(quote(path, ""), ""))
+
+
+def test_a_browser_is_led_to_the_login_and_back(site: Site) -> None:
+    there = "/backlogctl/streams/orders?a=b"
+    answer = site.ask(there, None, headers={"Sec-Fetch-Dest": "document"})
+    assert answer.status_code == 307
+    assert answer.headers["location"] == f"/api/v2/auth/login?next={quote(there, '')}"
+    login = site.ask(answer.headers["location"], None)
+    assert (login.status_code, quote(there, "") in login.headers["location"]) == (307, True)
+
+
+def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
+    page = site.read("/backlogctl/")
+    assert 'href="./streams/orders"' in page
+    assert kept.one.id in page
+    assert 'href="../static/page.css"' in site.read("/backlogctl/streams/orders")
+    recovery = site.read(f"/backlogctl/recoveries/{kept.one.id}")
+    assert f'href="../reports/{kept.one.id}"' in recovery
+    where = "answer it in Airflow, under Required Actions"
+    assert where in recovery
+    assert where not in site.read(f"/backlogctl/recoveries/{kept.shell.id}")
+    assert ".badge" in site.read("/backlogctl/static/page.css")
+    assert "There is no stream nothing" in site.read("/backlogctl/streams/nothing", status=404)
+    cookies = {"_token": site.log_in("viewer")}
+    assert site.ask("/backlogctl/", None, cookies=cookies).status_code == 200
+
+
+def test_only_airflow_itself_may_frame_it(site: Site, kept: Kept) -> None:
+    for path in list_pages(kept):
+        for user in ("viewer", "stranger", None):
+            headers = site.ask(path, user).headers
+            policy = headers["content-security-policy"].split("; ")
+            assert "frame-ancestors 'self'" in policy
+            assert "default-src 'none'" in policy
+            assert headers["cache-control"] == "no-store"
+
+
+def test_nothing_can_be_changed(site: Site) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        answer = site.ask("/backlogctl/recoveries/r-1", "admin", method=method)
+        assert answer.status_code == 405
+        assert "only looked at" in answer.text
+
+
+def test_who_may_not_read_the_dag_is_refused(site: Site, kept: Kept) -> None:
+    for path in list_pages(kept):
+        if "static" not in path:
+            refused = site.read(path, "stranger", 403)
+            assert "the right to read the DAG recover_backlog" in refused
+            assert "clicks" not in refused
+
+
+def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept) -> None:
+    run = f"/backlogctl/runs/nightly_backfill__tokyo/{quote(ONE)}"
+    assert kept.tokyo.id in site.ask(run, "tokyo").headers["location"]
+    for kind in ("recoveries", "reports"):
+        assert kept.tokyo.id in site.read(f"/backlogctl/{kind}/{kept.tokyo.id}", "tokyo")
+        for other in (kept.one.id, kept.shell.id, "r-20261121-9999"):
+            site.read(f"/backlogctl/{kind}/{other}", "tokyo", 403)
+    for path in ("/backlogctl/", "/backlogctl/streams/invoices"):
+        site.read(path, "tokyo", 403)
+    site.read(f"/backlogctl/runs/recover_backlog/{quote(ONE)}", "tokyo", 403)
+
+
+def test_the_tab_of_a_run_shows_its_recovery(site: Site, kept: Kept) -> None:
+    base = "/backlogctl/runs/recover_backlog/"
+    found = site.ask(base + quote(ONE, safe=""), follow_redirects=True)
+    assert found.url.path == f"/backlogctl/recoveries/{kept.one.id}"
+    assert found.status_code == 200
+    choice = site.read(base + quote(TWO, safe=""))
+    for one in kept.two:
+        assert f'href="../../recoveries/{one.id}"' in choice
+    assert kept.one.id not in choice
+    for run in ("scheduled__never", "a%2Fb", "%25", "%3Cscript%3E"):
+        nothing = site.read(base + run)
+        assert "has planned none" in nothing
+        assert "<script>" not in nothing
+
+
+def test_a_report_is_the_one_of_the_command(site: Site, kept: Kept) -> None:
+    def cut(text: str) -> str:
+        """Without moments and durations."""
+        return re.sub(
+            r"(\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d"
+            r"|(under )?\d+ (d|h|min|m?s)\b( \d+ (h|min|s)\b)?",
+            "",
+            text,
+        )
+
+    shown = site.read(f"/backlogctl/reports/{kept.one.id}")
+    assert cut(shown) == cut(render_page(make_report(site.desk, kept.one.id)))
+    missing = site.read("/backlogctl/reports/r-20261121-9999", status=404)
+    assert "There is no such recovery" in missing
+
+
+def test_a_wrong_configuration_is_told_and_airflow_goes_on(site: Site, kept: Kept) -> None:
+    path = write_config(site.home, streams={"orders": {"topik": "orders"}})
+    try:
+        told = site.read("/backlogctl/", status=503)
+        assert "The configuration is wrong" in told
+        assert "topik" in told
+        site.read("/backlogctl/", "stranger", 403)
+        assert ".badge" in site.read("/backlogctl/static/page.css")
+        assert site.ask("/api/v2/plugins").status_code == 200
+        path.unlink()
+        assert "there is no such file" in site.read("/backlogctl/", status=503)
+    finally:
+        write_config(site.home)
+    assert kept.one.id in site.read("/backlogctl/")
+    assert "topik" in (site.home / "server.log").read_text()
+
+
+def test_a_connection_holds_the_secret_and_nobody_sees_it(site: Site, kept: Kept) -> None:
+    write_config(site.home, sources=SHOP)
+    try:
+        assert "no connection shop" in site.read("/backlogctl/", status=503)
+        connection = {"connection_id": "shop", "conn_type": "postgres", "password": SECRET}
+        made = site.ask("/api/v2/connections", "admin", method="POST", json=connection)
+        assert made.status_code == 201, made.text
+        write_config(site.home, sources=SHOP)
+        note(site.desk, kept.one.id, "said", message=f"tried {SECRET}")
+        for kind in ("recoveries", "reports"):
+            page = site.read(f"/backlogctl/{kind}/{kept.one.id}")
+            assert "tried ***" in page
+            assert SECRET not in page
+    finally:
+        write_config(site.home)
+    assert SECRET not in (site.home / "server.log").read_text()

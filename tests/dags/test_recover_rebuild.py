@@ -1,0 +1,185 @@
+"""A rebuild by Airflow: from the form to verified, and what stops it in the middle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from backlog.values import ChunkState, RecoveryState
+from replay.workspace import Workspace
+from tests.dags.airflow import Airflow, DagRun
+from tests.dags.conftest import TakeShop
+from tests.dags.slots import SlotShop
+from tests.kafka_tools import wait_until
+from tests.replay.makers import read_actions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+S = RecoveryState
+FORM, APPROVE, WORK = "recover_backlog", "rebuild.approve", "rebuild.carry_out"
+
+
+def count_chunks(desk: Workspace, recovery_id: str) -> tuple[int, int]:
+    """How many chunks are in the topic by the ledger, of how many."""
+    found = desk.ledger.chunks.list(recovery_id)
+    return sum(one.state is ChunkState.INJECTED for one in found), len(found)
+
+
+def await_middle(desk: Workspace, recovery_id: str) -> None:
+    """Waits until some of it is injected; more than half is not."""
+    wait_until(lambda: count_chunks(desk, recovery_id)[0] >= 1, 240, what="a chunk is injected")
+    done, total = count_chunks(desk, recovery_id)
+    assert done < total / 2
+
+
+def list_family(process: psutil.Process) -> list[psutil.Process]:
+    """The process and all that it has started, Spark's JVM and its workers among them."""
+    family = [process, *process.children(recursive=True)]
+    assert any(one.name() == "java" for one in family)
+    return family
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def await_end(family: Sequence[psutil.Process], within: float) -> None:
+    wait_until(lambda: not any(map(is_alive, family)), within, what="its processes have ended")
+
+
+def count_settled(shop: SlotShop) -> int:
+    """How many messages were put back: what was committed at last is read a moment later."""
+    before = -1
+    while (now := len(shop.read_injected())) != before:
+        before = now
+        time.sleep(1)
+    return now
+
+
+def check_verified(airflow: Airflow, desk: Workspace, run: DagRun, recovery_id: str) -> None:
+    """The run ended well, with this recovery."""
+    airflow.await_run(run, {"success"}, within=300)
+    report = airflow.xcom(run, "report")
+    assert report["recovery"] == recovery_id
+    assert [one["state"] for one in report["outcomes"]] == ["verified"]
+    assert desk.ledger.recoveries.get(recovery_id).state is S.VERIFIED
+
+
+@pytest.mark.timeout(600)
+def test_fault_39_from_the_form_to_verified_and_again(
+    airflow: Airflow, take_shop: TakeShop
+) -> None:
+    """Planned by oncall, refused to oncall, approved by a second person; cleared: no new sends."""
+    shop = take_shop("second")
+    form = {"stream": shop.stream, "action": "auto", "note": "INC-4711 *orders*"}
+    run = airflow.trigger(FORM, form, user="oncall")
+    asked = airflow.await_question(run, APPROVE, within=300)
+    desk = shop.open()
+    (planned,) = desk.ledger.recoveries.list(stream=shop.stream)
+    assert planned.plan["planned_by"]["kind"] == "airflow"
+    assert planned.plan["planned_by"]["user"] == "oncall"
+    assert planned.plan["origin"] == {
+        "scheduler": "airflow",
+        "dag_id": FORM,
+        "run_id": run.run_id,
+        "note": "INC-4711 *orders*",
+    }
+    assert asked["subject"] == f"Put 90 messages back into {shop.topic} ({planned.id})"
+    body = asked["body"]
+    assert "90 messages rebuilt for at most 90 lost offsets" in body
+    for gap in planned.plan["gaps"]:
+        assert f"| {gap['partition']} | {gap['start']:,}–{gap['end'] - 1:,} |" in body
+    assert f"`{planned.plan_hash[:12]}`" in body
+    assert "another person than the one who asked for it" in body
+    assert r"INC-4711 \*orders\*" in body
+    assert f"/recoveries/{planned.id}" in body
+
+    airflow.answer(run, APPROVE, user="oncall")
+    wait_until(
+        lambda: airflow.read_task(run, APPROVE)["try_number"] == 2, 120, what="it is asked again"
+    )
+    airflow.await_question(run, APPROVE)
+    assert desk.ledger.recoveries.get(planned.id).state is S.PLANNED
+    assert read_actions(desk, planned.id) == ["planned"]
+    assert "another person must approve" in airflow.logs(run, APPROVE, 1)
+
+    airflow.answer(run, APPROVE, user="second")
+    check_verified(airflow, desk, run, planned.id)
+    shop.check_same_set()
+    verified = desk.ledger.recoveries.get(planned.id)
+    assert verified.approved_by == "second"
+    assert str(verified.approved_identity).startswith("airflow:second@")
+    told = airflow.logs(run, "report")
+    assert f"{airflow.standalone.address}/backlogctl/reports/{planned.id}" in told
+    links = airflow.get(f"{run.task(WORK)}/links")["extra_links"]
+    assert f"/recoveries/{planned.id}" in links["Recovery"]
+    assert links["Report"].endswith(f"/backlogctl/reports/{planned.id}")
+
+    ends, actions = shop.read_ends(), read_actions(desk, planned.id)
+    for cleared in ("rebuild.plan", "choose"):
+        airflow.clear(run, cleared)
+        check_verified(airflow, desk, run, planned.id)
+        assert shop.read_ends() == ends
+        assert read_actions(desk, planned.id) == actions
+        assert len(desk.ledger.recoveries.list(stream=shop.stream)) == 1
+
+
+@pytest.mark.timeout(600)
+def test_fault_38_a_killed_task_and_a_second_run(
+    airflow: Airflow, take_shop: TakeShop, spark: SparkSession
+) -> None:
+    """SIGKILL in the middle of the injection, while another run wants the same: one effect."""
+    shop = take_shop("slow")
+    recovery, desk = shop.plan_approved(), shop.open()
+    form = {"stream": shop.stream, "action": "rebuild", "recovery": recovery.id}
+    first = airflow.trigger(FORM, form)
+    airflow.await_state(first, WORK, {"running"}, within=200)
+    second = airflow.trigger(FORM, form)
+    await_middle(desk, recovery.id)
+    task = airflow.find_task(first, WORK)
+    family = list_family(task)
+    task.kill()
+    await_end(family, 120)
+    for run in (first, second):
+        check_verified(airflow, desk, run, recovery.id)
+    shop.check_same_set()
+    assert airflow.read_task(first, WORK)["try_number"] == 2
+    actions = read_actions(desk, recovery.id)
+    assert actions.count("verified") == 1
+    assert "lease taken over" in actions
+
+
+@pytest.mark.timeout(600)
+def test_fault_38_a_task_that_is_marked_failed_stops(
+    airflow: Airflow, take_shop: TakeShop, spark: SparkSession
+) -> None:
+    """Spark's work ends within seconds, and nothing more is sent until another run goes on."""
+    shop = take_shop("slow")
+    recovery, desk = shop.plan_approved(), shop.open()
+    form = {"stream": shop.stream, "action": "rebuild", "recovery": recovery.id}
+    run = airflow.trigger(FORM, form)
+    airflow.await_state(run, WORK, {"running"}, within=200)
+    await_middle(desk, recovery.id)
+    family = list_family(airflow.find_task(run, WORK))
+    started = time.monotonic()
+    airflow.mark(run, "failed", WORK)
+    await_end(family, 40)
+    took = time.monotonic() - started
+    done, total = count_chunks(desk, recovery.id)
+    assert done < total, f"it had time to end: {took:.1f} s"
+    sent = count_settled(shop)
+    airflow.await_run(run, {"failed"})
+    assert len(shop.read_injected()) == sent
+    assert desk.ledger.recoveries.get(recovery.id).state in (S.PAUSED, S.FAILED, S.RUNNING)
+
+    again = airflow.trigger(FORM, form)
+    check_verified(airflow, desk, again, recovery.id)
+    shop.check_same_set()
