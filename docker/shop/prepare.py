@@ -1,0 +1,38 @@
+"""Makes the shop's topic, once, and puts its group at the beginning of it.
+
+Three replicas, and a retention that a slow consumer will meet.
+"""
+
+from __future__ import annotations
+
+import os
+
+from backlog.kafka.admin import committed_offsets, create_topic, set_group_offsets
+
+PARTITIONS = range(3)
+
+
+def main() -> None:
+    """Leaves what is there as it is."""
+    cluster, topic = {"bootstrap.servers": os.environ["BOOTSTRAP_SERVERS"]}, os.environ["TOPIC"]
+    group = os.environ["GROUP"]
+    create_topic(
+        cluster,
+        topic,
+        partitions=len(PARTITIONS),
+        replication=3,
+        config={
+            "min.insync.replicas": "2",
+            "retention.ms": os.environ["SHOP_RETENTION_MS"],
+            "segment.ms": "30000",
+        },
+        exist_ok=True,
+    )
+    # A strict consumer does not begin where nothing says where.
+    commits = committed_offsets(cluster, group, topic, PARTITIONS)
+    if set(commits.values()) == {None}:
+        set_group_offsets(cluster, group, topic, dict.fromkeys(PARTITIONS, 0), new_topic=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The shop: each order is a row first, then a message. SHOP_ORDERS_PER_SECOND says how many."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import psycopg
+from confluent_kafka import Producer
+from settings import ALIVE, catch_signals, connect, read_rate
+
+from replay.demo.shop import Order
+
+_TICK = 0.5
+
+
+def make_order(number: int, at: datetime) -> Order:
+    """Somebody orders something."""
+    return Order(
+        order_id=f"o-{number:09d}",
+        user_id=random.randrange(1, 2500),
+        status=random.choice(("paid", "paid", "paid", "refunded", "shipped")),
+        amount=Decimal(random.randrange(99, 99_999)) / 100,
+        updated_at=at,
+    )
+
+
+def place_orders(
+    table: psycopg.Connection, producer: Producer, topic: str, orders: list[Order]
+) -> None:
+    """Rows, then messages; an order whose message fails has a row, and can be rebuilt."""
+    with table.transaction(), table.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO orders VALUES (%s, %s, %s, %s, %s)",
+            [(o.order_id, o.user_id, o.status, o.amount, o.updated_at) for o in orders],
+        )
+    for order in orders:
+        at = int(order.updated_at.timestamp() * 1000)
+        producer.produce(topic, key=order.key, value=order.value, timestamp=at)
+    if left := producer.flush(30):
+        raise SystemExit(f"{left} orders could not be published within 30 s")
+
+
+def main() -> None:
+    """Goes on until SIGTERM."""
+    stop, rate, topic = catch_signals(), read_rate("SHOP_ORDERS_PER_SECOND"), os.environ["TOPIC"]
+    producer = Producer(
+        {
+            "bootstrap.servers": os.environ["BOOTSTRAP_SERVERS"],
+            "partitioner": "murmur2_random",
+            "enable.idempotence": True,
+            "compression.type": "lz4",
+        }
+    )
+    with connect() as table:
+        found = table.execute("SELECT count(*) FROM orders").fetchone()
+        table.commit()
+        placed = found[0] if found else 0
+        began, before = time.monotonic(), placed
+        while not stop.wait(_TICK):
+            wanted = before + int((time.monotonic() - began) * rate)
+            now = datetime.now(UTC)
+            orders = [make_order(number + 1, now) for number in range(placed, wanted)]
+            if orders:
+                place_orders(table, producer, topic, orders)
+                placed = wanted
+            ALIVE.touch()
+
+
+if __name__ == "__main__":
+    main()
