@@ -4,6 +4,7 @@ SHELL := bash
 
 PYTHON := .venv/bin/python
 SETUP := .venv/.setup
+AIRFLOW := .venv/.airflow
 N ?= 50
 ARGS ?=
 
@@ -19,6 +20,11 @@ $(SETUP): pyproject.toml uv.lock scripts/setup.sh
 	@scripts/setup.sh
 	@touch $@
 
+# Only what runs Airflow, or checks the code that does, waits for its 150 packages.
+$(AIRFLOW): $(SETUP)
+	@scripts/setup.sh airflow
+	@touch $@
+
 .PHONY: demo
 demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
 	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)
@@ -27,14 +33,18 @@ demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
 demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
 	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
 
+.PHONY: airflow
+airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all
+	@$(PYTHON) -m backlogctl_airflow.local $(ARGS)
+
 .PHONY: test
-test: $(SETUP) ## Run every test, on a real Kafka, PostgreSQL, Spark, Prometheus and Chromium
+test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, Spark, Airflow, Prometheus and Chromium
 	@scripts/need.sh postgres prometheus chromium
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-unit
-test-unit: $(SETUP) ## Run the tests that need no service
-	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres and not prometheus and not browser" $(ARGS)
+test-unit: $(AIRFLOW) ## Run the tests that need no service
+	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres and not prometheus and not browser and not airflow" $(ARGS)
 
 .PHONY: lint
 lint: $(SETUP) ## Check style and format
@@ -47,11 +57,11 @@ format: $(SETUP) ## Mend style and format
 	.venv/bin/ruff format .
 
 .PHONY: types
-types: $(SETUP) ## Check types
+types: $(AIRFLOW) ## Check types
 	.venv/bin/mypy
 
 .PHONY: imports
-imports: $(SETUP) ## Check that imports go one way
+imports: $(AIRFLOW) ## Check that imports go one way
 	.venv/bin/lint-imports
 
 .PHONY: crash
@@ -72,6 +82,10 @@ bench-relay: $(SETUP) ## Measure the relay beside kcat
 .PHONY: bench-watch
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 	$(PYTHON) -m benchmarks.watch $(ARGS)
+
+.PHONY: bench-airflow
+bench-airflow: $(AIRFLOW) ## Measure from a trigger in Airflow to a plan, and to the end
+	$(PYTHON) -m benchmarks.airflow $(ARGS)
 
 .PHONY: picture
 picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the locked environment in .venv. Installs nothing outside this folder.
+# Makes the locked environment in .venv; `setup.sh airflow` with Airflow in it.
+# Installs nothing outside this folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -49,6 +50,12 @@ fi
 
 # Compiled once here: every Python worker of Spark would else compile its libraries again, where
 # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
-"$uv" sync --locked --compile-bytecode --no-python-downloads --python "$python"
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog monitoring fanout spark_backfill replay
+extras=()
+[ "${1:-}" != airflow ] || extras=(--extra airflow)
+"$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog monitoring fanout spark_backfill replay dags
+# Airflow and the tests start Spark often. Everything works without it, only slower.
+if [ "${1:-}" = airflow ]; then
+    .venv/bin/python -m spark_backfill.class_archive || true
+fi
 echo "setup: ready, the command is .venv/bin/backlogctl"

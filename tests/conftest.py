@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from hypothesis import HealthCheck, settings
 
+from backlog.clock import Deadline
 from backlog.config import root
 from backlog.embedded import EmbeddedKafka
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import Admin, make_admin
 from tests.services import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.sharing import Shares
+
 MakeTopic = Callable[..., str]
 
+_TOPIC_SECONDS = 90.0
 _MARKED_BY = {"kafka": "kafka", "postgres": "postgres", "spark": "spark"}
 
 settings.register_profile(
@@ -31,12 +36,22 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("quick"), derandomize=True)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "quick"))
+# A run of several processes judges a change: it has the same examples each time.
+_JUDGES = "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JUDGES else "quick"))
 
 
 def pytest_configure() -> None:
     """SIGTERM ends the run as Ctrl-C does, so that no service stays."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shares | None:
+    """Several processes share the files as `tests.sharing` tells, if they share by file."""
+    from tests.sharing import Shares
+
+    return Shares(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,15 +70,19 @@ def own_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One broker for the whole run. A test that stops brokers starts its own instead."""
-    with EmbeddedKafka.start(tmp_path_factory.mktemp("kafka")) as running:
+    """One broker for the whole run. A test that stops brokers starts its own instead.
+
+    As it never comes back, its session may be long: a pause of the machine does not end it.
+    """
+    properties = {"broker.session.timeout.ms": "60000"}
+    with EmbeddedKafka.start(tmp_path_factory.mktemp("kafka"), properties=properties) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def admin(kafka: EmbeddedKafka) -> AdminClient:
-    """An admin client of the shared broker."""
-    return AdminClient({"bootstrap.servers": kafka.bootstrap})
+def admin(kafka: EmbeddedKafka) -> Admin:
+    """An admin client of the shared broker; it does not tell stderr that the broker has ended."""
+    return make_admin({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
 
 
 @pytest.fixture
@@ -73,24 +92,54 @@ def unique() -> str:
 
 
 @pytest.fixture
-def topic(admin: AdminClient, unique: str) -> Iterator[MakeTopic]:
-    """Make topics: `topic(partitions=3, config={...})` gives the name of a new one."""
+def topic(admin: Admin, unique: str) -> Iterator[MakeTopic]:
+    """Make topics: `topic(partitions=3, config={...})` gives the name of a new one.
+
+    The broker knows it and leads its partitions: the controller answers before that.
+    """
     made: list[str] = []
 
     def make(
         partitions: int = 3, config: Mapping[str, str] | None = None, name: str = "topic"
     ) -> str:
         full = f"{name}-{unique}-{len(made)}"
-        new = NewTopic(full, partitions, 1, config=dict(config or {}))
-        admin.create_topics([new], operation_timeout=30)[full].result(30)
+        create_topic(
+            admin,
+            full,
+            partitions=partitions,
+            replication=1,
+            config=config,
+            deadline=Deadline(_TOPIC_SECONDS),
+        )
         made.append(full)
         return full
 
     yield make
     if made:
-        for future in admin.delete_topics(made, operation_timeout=30).values():
+        await_tasks()
+        for future in admin.delete_topics(made, operation_timeout=_TOPIC_SECONDS).values():
             # Some tests delete their topics themselves.
-            future.exception(30)
+            future.exception(_TOPIC_SECONDS)
+
+
+def await_tasks(seconds: float = 20.0) -> None:
+    """Until Spark is idle, if it runs here.
+
+    Others of a task that has failed are still at work. Where their topic goes meanwhile they look
+    for it for a minute, and the next tests wait for a free core.
+    """
+    if "pyspark" not in sys.modules:
+        return
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        return
+    executors = context._jsc.sc().statusStore().executorList(True)
+    limit = time.monotonic() + seconds
+    while executors.nonEmpty() and executors.head().activeTasks() and time.monotonic() < limit:
+        time.sleep(0.05)
+        executors = context._jsc.sc().statusStore().executorList(True)
 
 
 @pytest.fixture

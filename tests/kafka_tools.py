@@ -38,7 +38,7 @@ def properties_of(bootstrap: str) -> dict[str, str]:
     return {"bootstrap.servers": bootstrap}
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 90.0, what: str = "") -> None:
     """Polls a condition until it is true."""
     end = time.monotonic() + seconds
     while not condition():
@@ -64,7 +64,7 @@ def publish(
             key = f"{partition}-{number}".encode()
             producer.produce(topic, value, key, partition, timestamp=at)
             producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 def commit(
@@ -76,14 +76,14 @@ def commit(
         {
             "group.id": group,
             "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6000,
+            "session.timeout.ms": 45_000,
             "fetch.wait.max.ms": 50,
         },
     )
     consumer.subscribe([topic])
     left = {p: at for p, at in offsets.items() if at > 0}
     last: dict[int, Message] = {}
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while left:
         assert time.monotonic() < end, f"could not read up to {left}"
         message = consumer.poll(0.2)
@@ -106,11 +106,11 @@ def move_log_start(properties: Mapping[str, str], topic: str, offsets: Mapping[i
     wanted = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
     admin = make_admin(properties)  # kept: a future of a client that is gone never ends
     for future in admin.delete_records(wanted).values():
-        future.result(20)
+        future.result(60)
 
 
 def set_config(properties: Mapping[str, str], topic: str, config: Mapping[str, str]) -> None:
-    """Sets topic settings."""
+    """Sets topic settings, and waits until the broker says so too."""
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in config.items()
@@ -118,7 +118,12 @@ def set_config(properties: Mapping[str, str], topic: str, config: Mapping[str, s
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     admin = make_admin(properties)
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(20)
+        future.result(60)
+    # The controller has them first.
+    wait_until(
+        lambda: verbs.read_topic_overrides(admin, topic, config) == dict(config),
+        what="the settings are in force",
+    )
 
 
 def expire_unread(
@@ -143,8 +148,7 @@ def expire_unread(
     set_config(properties, topic, {"retention.ms": str(HOUR_MS)})
     wait_until(
         lambda: verbs.list_offsets(properties, topic, old, "earliest") == dict(old),
-        30,
-        "retention moves the log starts",
+        what="retention moves the log starts",
     )
 
 
@@ -157,7 +161,7 @@ def set_offsets_raw(
     request = [ConsumerGroupTopicPartitions(group, wanted)]
 
     def is_set() -> bool:
-        answer = admin.alter_consumer_group_offsets(request)[group].result(20)
+        answer = admin.alter_consumer_group_offsets(request)[group].result(60)
         return all(item.error is None for item in answer.topic_partitions)
 
     # A young broker still loads its coordinators.
@@ -167,13 +171,13 @@ def set_offsets_raw(
 def delete_group(properties: Mapping[str, str], group: str) -> None:
     """Deletes a group without members."""
     admin = make_admin(properties)
-    admin.delete_consumer_groups([group])[group].result(20)
+    admin.delete_consumer_groups([group])[group].result(60)
 
 
 def delete_topic(properties: Mapping[str, str], topic: str) -> None:
     """Deletes a topic and waits until it is gone."""
     admin: AdminClient = make_admin(properties)
-    admin.delete_topics([topic])[topic].result(20)
+    admin.delete_topics([topic])[topic].result(60)
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, what="topic is deleted")
 
 
@@ -189,7 +193,7 @@ def join(properties: Mapping[str, str], group: str, topic: str, **settings: str)
         },
     )
     consumer.subscribe([topic])
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while not consumer.assignment():
         assert time.monotonic() < end, "no partitions were assigned"
         message = consumer.poll(0.1)
@@ -210,13 +214,16 @@ def read_all(properties: Mapping[str, str], topic: str, partitions: Iterable[int
     consumer.assign([TopicPartition(topic, p, at) for p, at in starts.items()])
     messages: list[Message] = []
     while wanted:
-        message = consumer.poll(10)
+        message = consumer.poll(60)
         assert message is not None
-        if message.error():
+        error = message.error()
+        if error is None:
+            messages.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
             partition = message.partition()
             assert partition is not None
             wanted.discard(partition)
-        else:
-            messages.append(message)
+        elif error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            raise KafkaException(error)
     consumer.close()
     return messages

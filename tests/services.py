@@ -7,6 +7,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Self
 
 import psycopg
 
+from backlog import watchdog
 from backlog.ports import HOST, free_port
 
 
@@ -43,7 +45,8 @@ class EmbeddedPostgres:
             # The server refuses to run as root.
             owner = pwd.getpwnam("postgres")
             os.chown(self._data, owner.pw_uid, owner.pw_gid)
-            self._as_user = ["runuser", "-u", "postgres", "--"]
+            self._as_user = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
+            self._as_user.append("--clear-groups")
         subprocess.run(
             [
                 *self._as_user,
@@ -66,12 +69,19 @@ class EmbeddedPostgres:
             "max_connections": "200",
             "timezone": "UTC",
         }
-        command = [*self._as_user, str(self._bin / "postgres"), "-D", str(self._data / "db")]
+        # It ends with this process, however that ends.
+        command = [sys.executable, "-I", "-S", watchdog.__file__, *self._as_user]
+        command += [str(self._bin / "postgres"), "-D", str(self._data / "db")]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         with (self._data / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                command, cwd="/", stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._wait()
         return self
@@ -90,10 +100,12 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Stop the server at once and remove its data."""
         if self.process is not None:
-            # The pid file names the server itself; our child may be runuser.
+            # The pid file names the server itself; our child watches it.
             pid = int((self._data / "db" / "postmaster.pid").read_text().split()[0])
             os.kill(pid, signal.SIGQUIT)
-            self.process.wait(20)
+            self.process.wait(90)
+            assert self.process.stdin is not None
+            self.process.stdin.close()
             self.process = None
         shutil.rmtree(self._data, ignore_errors=True)
 
@@ -109,7 +121,7 @@ class EmbeddedPostgres:
         self.stop()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while True:
             try:
                 self.execute("SELECT 1")

@@ -34,7 +34,7 @@ def test_both_programs_of_prometheus_are_needed(
         env={"PATH": str(path)},
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=120,
         check=False,
     )
     assert done.returncode == (0 if programs == BOTH else 1), done.stdout + done.stderr

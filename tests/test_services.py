@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +14,7 @@ from confluent_kafka import Producer
 from sqlalchemy import create_engine, text
 
 from backlog.embedded import EmbeddedKafka
+from tests.kafka_tools import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +31,28 @@ def test_each_test_has_an_empty_database(pg_url: str) -> None:
     engine.dispose()
 
 
+def test_postgres_ends_with_an_owner_that_was_killed() -> None:
+    """One of several processes of a run may be killed."""
+    program = (
+        "import time; from tests.services import EmbeddedPostgres as Server;"
+        "print(Server().start()._data, flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    data = Path(owner.stdout.readline().strip())
+    process = Path("/proc", (data / "db" / "postmaster.pid").read_text().split()[0])
+    assert process.exists()
+    owner.kill()
+    owner.communicate()
+    wait_until(lambda: not process.exists(), what="the server has ended")
+    shutil.rmtree(data, ignore_errors=True)  # its children end a moment later
+
+
 def test_spark_reads_kafka_and_postgres(
     spark: SparkSession, kafka: EmbeddedKafka, topic: Callable[..., str], pg_url: str
 ) -> None:
@@ -33,7 +60,7 @@ def test_spark_reads_kafka_and_postgres(
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(100):
         producer.produce(name, str(number), key=str(number))
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
     messages = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", kafka.bootstrap)
