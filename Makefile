@@ -40,7 +40,7 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, Spark, Airflow, Prometheus and Chromium
 	@scripts/need.sh postgres prometheus chromium
-	$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(AIRFLOW) ## Run the tests that need no service

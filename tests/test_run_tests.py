@@ -1,0 +1,74 @@
+"""The whole run: a test that fails gets one more go, and no more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = Path(__file__).parent.parent / "scripts/run_tests.py"
+
+_CHANCE = """
+from pathlib import Path
+
+def test_chance():
+    here = Path("was_here")
+    again = here.exists()
+    here.touch()
+    assert again
+
+def test_good():
+    Path("good").open("a").write("x")
+"""
+_WRONG = "def test_wrong():\n    assert False\n"
+
+
+def _run(folder: Path, **files: str) -> tuple[int, str]:
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(_SCRIPT)],
+        check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def own_project(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+
+
+def test_a_failure_by_chance_is_run_once_more_and_told(tmp_path: Path) -> None:
+    code, printed = _run(tmp_path, chance=_CHANCE)
+    assert code == 0, printed
+    assert "passed alone, after it had failed: test_chance.py::test_chance" in printed
+    assert (tmp_path / "good").read_text() == "x", "what passed is not run again"
+
+
+def test_what_is_wrong_fails(tmp_path: Path) -> None:
+    code, printed = _run(tmp_path, chance=_CHANCE, wrong=_WRONG)
+    assert code == 1
+    assert "failed twice: test_wrong.py::test_wrong" in printed
+    assert "passed alone, after it had failed: test_chance.py::test_chance" in printed
+
+
+def test_many_failures_are_no_chance(tmp_path: Path) -> None:
+    code, printed = _run(
+        tmp_path,
+        chance=_CHANCE,
+        wrong=_WRONG + "\n".join(f"def test_wrong_{n}():\n    assert False\n" for n in range(4)),
+    )
+    assert code == 1
+    assert "no second go" in printed
+
+
+def test_a_file_that_cannot_be_read_fails_at_once(tmp_path: Path) -> None:
+    code, printed = _run(tmp_path, broken="import nothing_of_this_name\n")
+    assert code not in (0, 5)
+    assert "nothing_of_this_name" in printed
