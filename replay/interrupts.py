@@ -43,10 +43,14 @@ class Interrupts:
             yield
         finally:
             sys.unraisablehook = hook
-            if self._again is not None:
-                self._again.cancel()
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+            try:
+                if self._again is not None:
+                    self._again.cancel()
+                    # One that is on its way comes here, not after its handler has gone.
+                    self._again.join()
+            finally:
+                for number, handler in zip(numbers, before, strict=True):
+                    signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -80,6 +80,37 @@ def test_what_python_cannot_raise_comes_again(
     assert capsys.readouterr().err == ""
 
 
+def test_what_comes_again_at_the_very_end_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is due when the work has ended: nothing comes after the handlers were given back."""
+    is_due = threading.Event()
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # the handler runs here
+
+    def work() -> None:
+        Finalized()
+        assert is_due.wait(30)
+
+    def come_late(interrupts: Interrupts) -> None:
+        is_due.set()
+        time.sleep(3 * room._AGAIN)
+        come_again(interrupts)
+
+    come_again = Interrupts._come_again
+    monkeypatch.setattr(Interrupts, "_come_again", come_late)
+    theirs: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: theirs.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), Interrupts().installed():
+            work()
+        time.sleep(5 * room._AGAIN)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert theirs == []
+
+
 def test_other_errors_that_python_cannot_raise_are_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
