@@ -69,6 +69,11 @@ class Deadline:
         return self.remaining() <= 0
 
 
+def format_clock(moment: time) -> str:
+    """`00:30`, or `00:30:15` where it has seconds."""
+    return moment.isoformat("seconds" if moment.second else "minutes")
+
+
 @dataclass(frozen=True, slots=True)
 class OffPeakWindow:
     """Wall clock hours `[start, end)` of a time zone; may cross midnight.
@@ -91,11 +96,17 @@ class OffPeakWindow:
         return wall >= self.start or wall < self.end
 
     def next_opening(self, at: datetime) -> datetime:
-        """The first minute at or after `at` that lies in the window, in UTC."""
+        """The first moment at or after `at` that lies in the window, in UTC.
+
+        Where the zone's offset changes, and the window has seconds, it may be less than a minute
+        later.
+        """
         if self.contains(at):
             return at.astimezone(UTC)
         # Minute steps in UTC follow the wall clock over any change of the zone's offset.
-        moment = at.astimezone(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
+        moment = at.astimezone(UTC).replace(second=self.start.second, microsecond=0)
+        if moment < at:
+            moment += timedelta(minutes=1)
         for _ in range(3 * 24 * 60):
             if self.contains(moment):
                 return moment
@@ -103,4 +114,4 @@ class OffPeakWindow:
         raise ValueError("the window does not open within three days")
 
     def __str__(self) -> str:
-        return f"{self.start:%H:%M}–{self.end:%H:%M} {self.zone.key}"
+        return f"{format_clock(self.start)}–{format_clock(self.end)} {self.zone.key}"

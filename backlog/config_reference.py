@@ -96,7 +96,7 @@ def _describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     if annotation is Expr:
         return "column or `{sql: ...}`"
     if annotation is get_args(ClockTime)[0]:
-        return "`HH:MM`"
+        return "`HH:MM[:SS]`"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
     words = {timedelta: "duration", SecretStr: "secret text", bool: "true or false", int: "number"}

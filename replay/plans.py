@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
-from backlog.clock import Deadline, format_time, utc_now
+from backlog.clock import Deadline, format_clock, format_time, utc_now
 from backlog.config import OffPeak, Stream
 from backlog.errors import BacklogError, InvalidTransition, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_groups
@@ -378,8 +378,8 @@ def _freeze_window(off_peak: OffPeak) -> dict[str, str]:
     """As it stands in the file: `{"from": "00:30", "to": "06:00", "timezone": ...}`."""
     window = off_peak.window()
     return {
-        "from": f"{window.start:%H:%M}",
-        "to": f"{window.end:%H:%M}",
+        "from": format_clock(window.start),
+        "to": format_clock(window.end),
         "timezone": window.zone.key,
     }
 

@@ -166,7 +166,7 @@ class StreamSource(Section):
 def _read_clock_time(value: object) -> object:
     if isinstance(value, time):
         return value
-    if isinstance(value, str) and re.fullmatch(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]", value):
+    if isinstance(value, str) and re.fullmatch(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){1,2}", value):
         return time.fromisoformat(value)
     raise ValueError('must be a time of day such as "00:30"')
 
@@ -180,7 +180,7 @@ class OffPeak(Section):
     start: ClockTime = Field(
         validation_alias="from",
         serialization_alias="from",
-        description="When the window opens, `HH:MM` by the zone's wall clock.",
+        description="When the window opens, by the zone's wall clock.",
     )
     end: ClockTime = Field(
         validation_alias="to",

@@ -75,6 +75,29 @@ def test_fault_40_the_next_opening_is_inside_and_none_comes_before(
         assert count_minutes(window, at, opening) == 0
 
 
+@given(st.times(), st.times(), ZONES, MOMENTS)
+def test_fault_40_a_window_may_have_seconds(
+    start: time, end: time, zone: ZoneInfo, at: datetime
+) -> None:
+    start, end = start.replace(microsecond=0), end.replace(microsecond=0)
+    window = OffPeakWindow(start, end, zone)
+    try:
+        opening = window.next_opening(at)
+    except ValueError:
+        # Shorter than the hour that is missing, which comes once a year.
+        pytest.fail("it opens within three days")
+    assert opening >= at
+    assert window.contains(opening)
+    offsets = {moment.astimezone(zone).utcoffset() for moment in (at, opening)}
+    if opening > at and len(offsets) == 1:
+        assert not window.contains(opening - timedelta(microseconds=1))
+        assert opening.astimezone(zone).time() == start
+
+
+def test_what_has_seconds_shows_them() -> None:
+    assert str(OffPeakWindow(time(0, 30), time(6, 0, 15), BERLIN)) == "00:30–06:00:15 Europe/Berlin"
+
+
 def test_fault_40_a_window_crosses_midnight() -> None:
     window = OffPeakWindow(time(22, 30), time(6), BERLIN)
     day = datetime(2026, 11, 21, tzinfo=BERLIN)

@@ -24,13 +24,16 @@ MINUTE = f"nightly_backfill__{MINUTE_ZONE.replace('/', '-')}"
 RECOVER = "recover_backlog"
 # Shorter than the injection takes, and enough for Airflow and Spark to start.
 START_WITHIN = timedelta(seconds=40)
+# Of the plan before it, by a Spark that runs.
+PLAN_WITHIN = timedelta(seconds=12)
+CLOSED_FOR = timedelta(seconds=20)
 # What is asked for first comes first: the order of the file.
 GOOD, ASKED, BROKEN, LATER = range(4)
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A run whose window closes in the middle of its injection, for one minute."""
+    """A run whose window closes in the middle of its injection, for a while."""
 
     run: DagRun
     planned: Recovery
@@ -91,13 +94,13 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
 def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
     """Has begun to inject before its window closes, and will not be done by then.
 
-    A plan freezes its window, whose times are full minutes: where a busy machine was too slow to
-    start within it, another one is planned.
+    A plan freezes its window: where a busy machine was too slow to start within it, another one is
+    planned.
     """
     for _ in range(4):
-        closes = await_room()
-        reopens = closes + timedelta(minutes=1)
-        window = {"from": f"{reopens:%H:%M}", "to": f"{closes:%H:%M}", "timezone": MINUTE_ZONE}
+        closes = datetime.now(ZoneInfo(MINUTE_ZONE)) + PLAN_WITHIN + START_WITHIN
+        reopens = closes + CLOSED_FOR
+        window = {"from": f"{reopens:%T}", "to": f"{closes:%T}", "timezone": MINUTE_ZONE}
         slots.change_stream(shop.stream, off_peak=window)
         planned = plan(shop)
         assert planned.state is RecoveryState.APPROVED
@@ -148,13 +151,6 @@ def drop_table(shop: SlotShop) -> None:
     """Its source is broken."""
     with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as connection:
         connection.execute("DROP TABLE orders")
-
-
-def await_room() -> datetime:
-    """A full minute that is 50 to 65 seconds away, by the zone's clock: mostly enough to start in."""
-    while 10 <= (now := datetime.now(ZoneInfo(MINUTE_ZONE))).second < 55:
-        time.sleep(0.5)
-    return (now + timedelta(seconds=65)).replace(second=0, microsecond=0)
 
 
 def await_mapped(
