@@ -52,7 +52,9 @@ class Kind:
 KINDS = (
     Kind("named", 5, {"approval": "named"}),
     # Of twenty seconds in small chunks, so that there is a middle to be stopped in.
-    Kind("slow", 2, {"approval": "named", "limits": {"messages_per_second": 5}}),
+    Kind("slow", 1, {"approval": "named", "limits": {"messages_per_second": 5}}),
+    # Of thirty: it is not at its end when it is marked, though others work beside it.
+    Kind("marked", 1, {"approval": "named", "limits": {"messages_per_second": 3}}),
     Kind("asked", 5, {"approval": "named"}),
     Kind("second", 2, {"approval": "second_person"}),
     Kind("auto", 2, {"approval": "auto"}),

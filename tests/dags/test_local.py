@@ -184,6 +184,15 @@ def test_the_runbooks_are_there(airflow: Airflow) -> None:
     assert any(name.startswith("nightly_backfill") for name in found)
 
 
+def test_tasks_have_an_api_of_their_own(airflow: Airflow) -> None:
+    """One event loop for both would wait for SQLite while one of its own requests holds it."""
+    assert set(airflow.standalone.pids) == {
+        "api-server", "execution-api", "scheduler", "dag-processor",
+    }  # fmt: skip
+    answer = airflow.client().get("/execution/health")
+    assert answer.status_code == httpx.codes.NOT_FOUND
+
+
 def test_what_the_tests_do_to_it(airflow: Airflow) -> None:
     """A run is triggered, answered as soon as it asks, killed, cleared, and marked."""
     run = airflow.trigger("trial", {"seconds": 300}, user="oncall")

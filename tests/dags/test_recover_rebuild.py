@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
@@ -132,54 +133,66 @@ def test_fault_39_from_the_form_to_verified_and_again(
         assert len(desk.ledger.recoveries.list(stream=shop.stream)) == 1
 
 
+@dataclass(frozen=True)
+class Injection:
+    """A slow one that a run is carrying out."""
+
+    shop: SlotShop
+    desk: Workspace
+    recovery: str
+    run: DagRun
+
+    @classmethod
+    def start(cls, airflow: Airflow, shop: SlotShop) -> Injection:
+        recovery = shop.plan_approved().id
+        run = trigger(airflow, shop, recovery)
+        airflow.await_state(run, WORK, {"running"}, within=200)
+        return cls(shop, shop.open(), recovery, run)
+
+    def check_verified(self, airflow: Airflow, *runs: DagRun) -> None:
+        for run in runs:
+            check_verified(airflow, self.desk, run, self.recovery)
+        self.shop.check_same_set()
+
+
+def trigger(airflow: Airflow, shop: SlotShop, recovery: str) -> DagRun:
+    form = {"stream": shop.stream, "action": "rebuild", "recovery": recovery}
+    return airflow.trigger(FORM, form)
+
+
 @pytest.mark.timeout(600)
-def test_fault_38_a_killed_task_and_a_second_run(
+def test_fault_38_killed_beside_a_second_run_and_marked_failed(
     airflow: Airflow, take_shop: TakeShop, spark: SparkSession
 ) -> None:
-    """SIGKILL in the middle of the injection, while another run wants the same: one effect."""
-    shop = take_shop("slow")
-    recovery, desk = shop.plan_approved(), shop.open()
-    form = {"stream": shop.stream, "action": "rebuild", "recovery": recovery.id}
-    first = airflow.trigger(FORM, form)
-    airflow.await_state(first, WORK, {"running"}, within=200)
-    second = airflow.trigger(FORM, form)
-    await_middle(desk, recovery.id)
-    task = airflow.find_task(first, WORK)
+    """SIGKILL in the middle of an injection, while another run wants the same: one effect. A task
+    that is marked failed: Spark's work ends within seconds, and nothing more is sent until another
+    run goes on."""
+    killed = Injection.start(airflow, take_shop("slow"))
+    second = trigger(airflow, killed.shop, killed.recovery)
+    await_middle(killed.desk, killed.recovery)
+    task = airflow.find_task(killed.run, WORK)
     family = list_family(task)
     task.kill()
     await_end(family, 120)
-    for run in (first, second):
-        check_verified(airflow, desk, run, recovery.id)
-    shop.check_same_set()
-    assert airflow.read_task(first, WORK)["try_number"] == 2
-    actions = read_actions(desk, recovery.id)
+
+    # Others go on in its place meanwhile.
+    marked = Injection.start(airflow, take_shop("marked"))
+    await_middle(marked.desk, marked.recovery)
+    family = list_family(airflow.find_task(marked.run, WORK))
+    airflow.mark(marked.run, "failed", WORK)
+    await_end(family, 40)
+    done, total = count_chunks(marked.desk, marked.recovery)
+    assert done < total, "it had time to end"
+    sent = count_settled(marked.shop)
+    airflow.await_run(marked.run, {"failed"})
+    assert len(marked.shop.read_injected()) == sent
+    state = marked.desk.ledger.recoveries.get(marked.recovery).state
+    assert state in (S.PAUSED, S.FAILED, S.RUNNING)
+    again = trigger(airflow, marked.shop, marked.recovery)
+
+    killed.check_verified(airflow, killed.run, second)
+    assert airflow.read_task(killed.run, WORK)["try_number"] == 2
+    actions = read_actions(killed.desk, killed.recovery)
     assert actions.count("verified") == 1
     assert "lease taken over" in actions
-
-
-@pytest.mark.timeout(600)
-def test_fault_38_a_task_that_is_marked_failed_stops(
-    airflow: Airflow, take_shop: TakeShop, spark: SparkSession
-) -> None:
-    """Spark's work ends within seconds, and nothing more is sent until another run goes on."""
-    shop = take_shop("slow")
-    recovery, desk = shop.plan_approved(), shop.open()
-    form = {"stream": shop.stream, "action": "rebuild", "recovery": recovery.id}
-    run = airflow.trigger(FORM, form)
-    airflow.await_state(run, WORK, {"running"}, within=200)
-    await_middle(desk, recovery.id)
-    family = list_family(airflow.find_task(run, WORK))
-    started = time.monotonic()
-    airflow.mark(run, "failed", WORK)
-    await_end(family, 40)
-    took = time.monotonic() - started
-    done, total = count_chunks(desk, recovery.id)
-    assert done < total, f"it had time to end: {took:.1f} s"
-    sent = count_settled(shop)
-    airflow.await_run(run, {"failed"})
-    assert len(shop.read_injected()) == sent
-    assert desk.ledger.recoveries.get(recovery.id).state in (S.PAUSED, S.FAILED, S.RUNNING)
-
-    again = airflow.trigger(FORM, form)
-    check_verified(airflow, desk, again, recovery.id)
-    shop.check_same_set()
+    marked.check_verified(airflow, again)

@@ -43,14 +43,18 @@ def make_bundle(folder: Path, name: str = "more") -> Bundle:
 
 def make_environment(
     home: Path,
-    port: int,
+    ports: tuple[int, int],
     config: Path,
     users: Iterable[User],
     bundles: Iterable[Bundle],
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Ours, without what another Airflow of the user was told; `extra` goes last."""
+    """Ours, without what another Airflow of the user was told; `extra` goes last.
+
+    `ports`: of the pages and the API, and of the API that tasks use.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
+    port, execution_port = ports
     address = f"http://{HOST}:{port}"
     path = [str(Path(sys.executable).parent), own.get("PATH", os.defpath)]
     return {
@@ -70,7 +74,7 @@ def make_environment(
                     "load_examples": "False",
                     "dags_folder": str(home / "dags"),
                     "dags_are_paused_at_creation": "False",
-                    "execution_api_server_url": f"{address}/execution/",
+                    "execution_api_server_url": f"http://{HOST}:{execution_port}/execution/",
                     "simple_auth_manager_users": ",".join(f"{u.name}:{u.role}" for u in users),
                     "simple_auth_manager_passwords_file": str(home / PASSWORDS),
                     # A changed file's DAG is there at once.
@@ -78,8 +82,8 @@ def make_environment(
                 },
                 # One that Airflow makes itself is too short for its own taste, in every log.
                 "api_auth": {"jwt_secret": secrets.token_urlsafe(64)},
-                # Several processes write: they wait for each other for longer than 5 s.
-                "database": {"sql_alchemy_conn": f"sqlite:///{home}/airflow.db?timeout=60"},
+                # Several processes write: on a busy machine they wait for each other for long.
+                "database": {"sql_alchemy_conn": f"sqlite:///{home}/airflow.db?timeout=20"},
                 "api": {"host": HOST, "port": str(port), "base_url": f"{address}/", "workers": "1"},
                 "dag_processor": {
                     "dag_bundle_config_list": json.dumps(list(bundles)),

@@ -1,4 +1,4 @@
-"""A real Airflow on this machine: API server, scheduler with local workers, DAG processor.
+"""A real Airflow on this machine: API servers, scheduler with local workers, DAG processor.
 
 The parts of `airflow standalone`, without a triggerer (nothing of ours needs one, and it is asked
 for by name), each with a log of its own, on a free port, and with nothing left behind: they end
@@ -35,13 +35,6 @@ from backlogctl_airflow.local.settings import (
 )
 
 DAGS = ("detect_backlog", "recover_backlog")
-_COMPONENTS: Mapping[str, list[str]] = {
-    "api-server": ["api-server"],
-    # Logs are read from the disk, so nobody has to serve them, on a fixed port.
-    "scheduler": ["scheduler", "--skip-serve-logs"],
-    "dag-processor": ["dag-processor"],
-}
-_TRIGGERER = {"triggerer": ["triggerer", "--skip-serve-logs"]}
 _UP_WITHIN = 300.0
 _DOWN_WITHIN = 60.0
 _TICK = 0.1
@@ -64,6 +57,20 @@ def check_port(port: int) -> None:
         )
 
 
+def _list_components(execution_port: int, triggerer: bool) -> dict[str, list[str]]:
+    # Logs are read from the disk, so nobody has to serve them, on a fixed port.
+    here = "--skip-serve-logs"
+    return {
+        "api-server": ["api-server", "--apps", "core"],
+        # Of its own: what people do is noted by the event loop, which waits for SQLite meanwhile,
+        # and a task's request that holds SQLite could not end in the same loop.
+        "execution-api": ["api-server", "--apps", "execution", "--port", str(execution_port)],
+        "scheduler": ["scheduler", here],
+        "dag-processor": ["dag-processor"],
+        **({"triggerer": ["triggerer", here]} if triggerer else {}),
+    }
+
+
 class AirflowStandalone:
     """An Airflow of this process: `with AirflowStandalone.start(home, config=...) as airflow:`."""
 
@@ -73,6 +80,7 @@ class AirflowStandalone:
         self.users = users
         self._process: subprocess.Popen[str] | None = None
         self._pids: dict[str, int] = {}
+        self._execution_port = free_port()
 
     @classmethod
     def start(
@@ -103,10 +111,16 @@ class AirflowStandalone:
         check_port(port)
         self = cls(Path(home).absolute(), port or free_port(), tuple(users) or make_users())
         environment = make_environment(
-            self.home, self.port, config.absolute(), self.users, bundles, extra_env
+            self.home,
+            (self.port, self._execution_port),
+            config.absolute(),
+            self.users,
+            bundles,
+            extra_env,
         )
         try:
-            self._spawn(environment, {**_COMPONENTS, **(_TRIGGERER if triggerer else {})}, progress)
+            components = _list_components(self._execution_port, triggerer)
+            self._spawn(environment, components, progress)
             self._wait_until_up(set(dags), triggerer, progress)
         except BaseException:
             self.stop()
@@ -248,7 +262,7 @@ class AirflowStandalone:
         parts += ["triggerer"] if triggerer else []
         limit = time.monotonic() + _UP_WITHIN
         with httpx.Client(base_url=self.address, timeout=30) as client:
-            while not _is_healthy(client, parts):
+            while not (_is_healthy(client, parts) and listens(self._execution_port)):
                 self._check(limit, "it is not healthy")
             _tell(progress, "Airflow is healthy; its DAGs are read")
             client.headers["Authorization"] = f"Bearer {self.log_in(self.users[0].name)}"
