@@ -21,9 +21,9 @@ $(SETUP): pyproject.toml uv.lock scripts/setup.sh
 	@touch $@
 
 # Only what runs Airflow, or checks the code that does, waits for its 150 packages.
-$(AIRFLOW): $(SETUP)
+$(AIRFLOW): pyproject.toml uv.lock scripts/setup.sh
 	@scripts/setup.sh airflow
-	@touch $@
+	@touch $(SETUP) $@
 
 .PHONY: demo
 demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
