@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run_pytest(*arguments: str) -> int:
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={_CACHE}", *arguments]
     process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
     while True:
         try:
             return process.wait()

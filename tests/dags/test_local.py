@@ -189,8 +189,18 @@ def test_tasks_have_an_api_of_their_own(airflow: Airflow) -> None:
     assert set(airflow.standalone.pids) == {
         "api-server", "execution-api", "scheduler", "dag-processor",
     }  # fmt: skip
-    answer = airflow.client().get("/execution/health")
-    assert answer.status_code == httpx.codes.NOT_FOUND
+    told = Path(f"/proc/{airflow.standalone.pids['scheduler']}/environ").read_text()
+    settings = dict(word.split("=", 1) for word in told.split("\0") if "=" in word)
+    execution = settings["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"]
+    answer = httpx.get(f"{execution}health", timeout=30)
+    assert answer.json() == {"status": "healthy"}
+    # Where people are, any other path is the UI's.
+    answer = httpx.get(f"{airflow.standalone.address}/execution/health", timeout=30)
+    assert not answer.headers["content-type"].startswith("application/json")
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(
+            f"{execution.removesuffix('execution/')}api/v2/version", timeout=30
+        ).raise_for_status()
 
 
 def test_what_the_tests_do_to_it(airflow: Airflow) -> None:
