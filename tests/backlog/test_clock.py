@@ -84,7 +84,6 @@ def test_fault_40_a_window_may_have_seconds(
     try:
         opening = window.next_opening(at)
     except ValueError:
-        # Shorter than the hour that is missing, which comes once a year.
         pytest.fail("it opens within three days")
     assert opening >= at
     assert window.contains(opening)
