@@ -74,9 +74,10 @@ class Interrupts:
             return
         self._is_in_hook = True
         try:
-            self._again = threading.Timer(_AGAIN, self._come_again)
-            self._again.daemon = True
-            self._again.start()
+            again = threading.Timer(_AGAIN, self._come_again)
+            again.daemon = True
+            again.start()
+            self._again = again  # what was not started cannot be waited for
         finally:
             self._is_in_hook = False
 
