@@ -158,6 +158,15 @@ class Airflow:
                 )
             time.sleep(_TICK)
 
+    def await_mapped(
+        self, run: DagRun, task_id: str, index: int, states: Iterable[str], within: float = 240
+    ) -> None:
+        """Waits until a mapped task has one of these states."""
+        wanted, limit = set(states), time.monotonic() + within
+        while (state := self.read_states(run).get(f"{task_id}[{index}]")) not in wanted:
+            assert time.monotonic() < limit, f"{task_id}[{index}]: {state}\n{self.explain(run)}"
+            time.sleep(_TICK)
+
     def await_another_try(self, run: DagRun, task_id: str, tried: int, within: float = 120) -> None:
         """Waits until the try of this number has ended and the next one is to come, or is there.
 
@@ -252,10 +261,6 @@ class Airflow:
         assert told.is_success, f"{path}: {told.status_code} {told.text}"
 
     # Processes.
-
-    def find_worker(self, run: DagRun, task_id: str) -> psutil.Process | None:
-        """The executor's process that looks after a running task."""
-        return self._find(f"LocalExecutor: {self.read_task(run, task_id)['id']}")
 
     def find_task(self, run: DagRun, task_id: str, within: float = 90) -> psutil.Process:
         """The process in which a task's code runs."""

@@ -13,7 +13,7 @@ from tests.dags.test_approvals import Asked
 
 @pytest.mark.browser
 def test_a_person_triggers_looks_and_answers(airflow: Airflow, slots: Slots) -> None:
-    """Three clicks with the stream that is first, two more to choose another one."""
+    """Five clicks: opening, two choices, a section, sending; the first choice of both needs two."""
     asked = Asked.take(slots)
     standalone = airflow.standalone
     with open_browser() as browser:
@@ -24,7 +24,6 @@ def test_a_person_triggers_looks_and_answers(airflow: Airflow, slots: Slots) -> 
         visit.choose("action", "rebuild")
         visit.fill_existing("Approval and record", "recovery", asked.first)
         run_id = visit.trigger()
-        # Opening, two choices, a section, sending: the last two fields need not be touched.
         assert visit.clicks == 5
 
         run = airflow.list_runs(RECOVER)[-1]

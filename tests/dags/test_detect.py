@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from backlog.values import GapState
-from tests.dags.airflow import Airflow, DagRun
+from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import Slots
 
@@ -18,7 +16,7 @@ def test_a_real_gap_is_found_and_planned_once(
     """Also beside a cluster that is not there; who made the look asks for the plan."""
     shop, gone = take_shop("planned"), slots.take("gone")
     beside = airflow.trigger(DETECT, {"streams": [gone, shop.stream]})
-    await_look(airflow, beside, 1, {"success"})
+    airflow.await_mapped(beside, "look", 1, {"success"})
     ledger = shop.open().ledger
     found = ledger.gaps.list(stream=shop.stream)
     assert {gap.state for gap in found} == {GapState.OPEN}
@@ -45,14 +43,6 @@ def test_a_real_gap_is_found_and_planned_once(
     airflow.mark(started[0], "failed")
 
     # The look at the other cluster fails alone.
-    await_look(airflow, beside, 0, {"up_for_retry", "failed"})
+    airflow.await_mapped(beside, "look", 0, {"up_for_retry", "failed"})
     assert "127.0.0.1" in airflow.logs_of_mapped(beside, "look", 0)
     airflow.mark(beside, "failed")
-
-
-def await_look(airflow: Airflow, run: DagRun, index: int, states: set[str]) -> None:
-    """Until the look at one stream has come so far."""
-    limit = time.monotonic() + 240
-    while (state := airflow.read_states(run).get(f"look[{index}]")) not in states:
-        assert time.monotonic() < limit, f"{state}\n{airflow.explain(run)}"
-        time.sleep(0.5)

@@ -61,15 +61,15 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
     assert 0 < len(minute.read_injected()) < 90
     second = airflow.trigger(MINUTE)
 
-    await_mapped(airflow, night, "stream.put_back", GOOD, {"success"})
+    airflow.await_mapped(night, "stream.put_back", GOOD, {"success"})
     good.check_same_set()
-    await_mapped(airflow, night, "stream.ask", ASKED, {"success"})
-    await_mapped(airflow, night, "stream.plan_night", BROKEN, {"up_for_retry", "failed"})
+    airflow.await_mapped(night, "stream.ask", ASKED, {"success"})
+    airflow.await_mapped(night, "stream.plan_night", BROKEN, {"up_for_retry", "failed"})
     told = airflow.logs_of_mapped(night, "stream.plan_night", BROKEN)
     assert "looking at the source" in told
     assert "starting Spark" not in told
     # Without a worker, until its window opens.
-    await_mapped(airflow, night, "stream.put_back", LATER, {"up_for_reschedule"})
+    airflow.await_mapped(night, "stream.put_back", LATER, {"up_for_reschedule"})
     assert not later.read_injected()
     question = DagRun(
         RECOVER, f"nightly__{asked.open().ledger.recoveries.list(asked.stream)[0].id}"
@@ -79,8 +79,8 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
 
     # Fault 39: old dates send nothing, and ask nothing twice.
     old = airflow.trigger_at(NIGHT, datetime(2026, 3, 2, tzinfo=ZoneInfo(NIGHT_ZONE)))
-    await_mapped(airflow, old, "stream.put_back", GOOD, {"skipped"})
-    await_mapped(airflow, old, "stream.ask", ASKED, {"skipped"})
+    airflow.await_mapped(old, "stream.put_back", GOOD, {"skipped"})
+    airflow.await_mapped(old, "stream.ask", ASKED, {"skipped"})
     good.check_same_set()
     assert not asked.read_injected()
     airflow.mark(old, "failed")
@@ -151,13 +151,3 @@ def drop_table(shop: SlotShop) -> None:
     """Its source is broken."""
     with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as connection:
         connection.execute("DROP TABLE orders")
-
-
-def await_mapped(
-    airflow: Airflow, run: DagRun, task_id: str, index: int, states: set[str], within: float = 240
-) -> None:
-    """Until a mapped task has come so far."""
-    limit = time.monotonic() + within
-    while (state := airflow.read_states(run).get(f"{task_id}[{index}]")) not in states:
-        assert time.monotonic() < limit, f"{task_id}[{index}]: {state}\n{airflow.explain(run)}"
-        time.sleep(0.5)

@@ -117,7 +117,7 @@ def test_fault_40_a_missing_or_doubled_hour_costs_no_night(day: str) -> None:
     timetable = CronDataIntervalTimetable(find_cron(make("02:30-05:00"), BERLIN), timezone=BERLIN)
     at = pendulum.instance(datetime.fromisoformat(day).replace(hour=12, tzinfo=ZoneInfo(BERLIN)))
     nights = [at := timetable._get_next(at) for _ in range(3)]
-    days = [night.in_timezone(BERLIN).date() for night in nights]
+    days = [date.fromisoformat(day), *(night.in_timezone(BERLIN).date() for night in nights)]
     assert all(later - earlier == timedelta(days=1) for earlier, later in pairwise(days))
 
 

@@ -40,10 +40,15 @@ def test_backlog_yaml_is_taken_and_fits_the_stack(tmp_path: Path) -> None:
     assert config.kafka_ledger.replication == 3
     assert str(config.staging.dir) == "/var/lib/backlogctl/staging"
     text = (DOCKER / "backlog.yaml").read_text()
-    for name in re.findall(r"/run/secrets/(\w+)", text):
-        for service in SERVICES.values():
-            if any("backlog.yaml" in mount for mount in service.get("volumes", ())):
-                assert name in service["secrets"]
+    names = set(re.findall(r"/run/secrets/(\w+)", text))
+    readers = [
+        service
+        for service in SERVICES.values()
+        if any("backlog.yaml" in mount for mount in service.get("volumes", ()))
+    ]
+    assert names
+    assert readers
+    assert all(names <= set(service["secrets"]) for service in readers)
     assert stream.topic == SERVICES["init"]["environment"]["TOPIC"]
     assert stream.group == SERVICES["shop-consumers"]["environment"]["BACKLOG_GROUP"]
     assert stream.consumers is not None

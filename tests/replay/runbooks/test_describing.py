@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from backlog.config import Config
 from backlog.values import Recovery, RecoveryState
 from replay.runbooks.describing import describe_body, describe_outcome, describe_subject
 from replay.workspace import Workspace
@@ -193,19 +192,6 @@ def test_the_page_is_linked_where_it_has_an_address(desk: Workspace, tmp_path: P
     assert describe_body(make_rebuild(), config).endswith(
         "(https://backlog.example/recoveries/r-20261121-0001)"
     )
-
-
-def test_fault_59_no_secret_is_told(tmp_path: Path, desk: Workspace) -> None:
-    text = json.dumps(
-        {
-            "ledger": "postgresql://owner:${env:PASS}@db.example/ledger",
-            "clusters": {"main": {"bootstrap.servers": "a:1", "sasl.password": "${env:PASS}"}},
-            "streams": {"orders": {"cluster": "main", "topic": "orders", "group": "g"}},
-        }
-    )
-    config = Config.from_text(text, tmp_path, {"PASS": "hunter2hunter2"})
-    for recovery in (make_rebuild(), make_expand()):
-        assert "hunter2" not in describe_body(recovery, config) + describe_subject(recovery)
 
 
 def test_what_came_of_it_is_plain_data(desk: Workspace) -> None:
