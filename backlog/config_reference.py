@@ -47,7 +47,8 @@ password written into the file is refused, a variable that is not set or empty t
 masked in all output; so is whatever a reference in a secret key gave, except a URL's host, port and
 database. References are not taken in SQL, which goes into the plan, in `spark.conf`, which Spark
 shows, nor in the arguments of consumers' commands, which everybody on the machine sees: their
-secrets come by `environment`. """
+secrets come by `environment`.
+"""
 
 
 def render_reference() -> str:

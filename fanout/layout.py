@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 CANARY_AT_LEAST = 500
 CANARY_SECONDS = 10.0
-CANARY_MOST = 4  # a quarter of the backlog
+CANARY_DIVISOR = 4  # at most a quarter of the backlog
 MAX_FACTOR = 1000
 
 
@@ -113,13 +113,13 @@ def find_smallest_factor(load: Load) -> int | None:
 
 
 def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> Canary:
-    """What one consumer reads in 10 s, at most a quarter of the backlog, at least 500 messages.
+    """What one consumer reads in 10 s: at most a quarter of the backlog, at least 500 messages.
 
-    It takes that long to see the speed of a consumer that commits every 5 s. Split over the
-    partitions in proportion to their lag, to the message.
+    Of a smaller backlog it is all. It takes that long to see the speed of a consumer that commits
+    every 5 s. Split over the partitions in proportion to their lag, to the message.
     """
     backlog = sum(lag.values())
-    wanted = min(math.ceil(CANARY_SECONDS * rate_per_consumer), backlog // CANARY_MOST)
+    wanted = min(math.ceil(CANARY_SECONDS * rate_per_consumer), backlog // CANARY_DIVISOR)
     messages = min(backlog, max(CANARY_AT_LEAST, wanted))
     if not messages:
         return Canary(0, {})

@@ -51,9 +51,7 @@ def read_outline(path: Path | None = None, env: Mapping[str, str] | None = None)
     except DocumentError as error:
         return Outline(file, problem=f"{file}: {error.problem}")
     streams = data.get("streams")
-    if not isinstance(streams, Mapping):
-        return Outline(file, problem=f"{file} has no streams")
-    if not streams:
+    if not isinstance(streams, Mapping) or not streams:
         return Outline(file, problem=f"{file} has no streams")
     found = [_read_stream(name, entry, env, file) for name, entry in streams.items()]
     good = tuple(stream for stream in found if stream is not None)

@@ -98,19 +98,6 @@ def make_form(outline: Outline) -> dict[str, Param]:
     }
 
 
-def make_streams_field(outline: Outline) -> Param:
-    """Which streams a look is at."""
-    names = [stream.name for stream in outline.streams]
-    return Param(
-        [],
-        type=["null", "array"],
-        items={"type": "string"},
-        examples=names,
-        title="Streams",
-        description_md="Empty: all of them.",
-    )
-
-
 def _optional_time(title: str, told: str) -> Param:
     return Param(
         None,

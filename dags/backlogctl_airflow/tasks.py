@@ -127,7 +127,7 @@ def report() -> dict[str, Any]:
 
 @task(**LOOK)
 def list_streams() -> list[str]:
-    """The streams that the form names, or every one of the configuration."""
+    """The streams that the run's conf names, or every one of the configuration."""
     context = get_current_context()
     with opened(context) as workspace:
         named = context["params"].get("streams") or list(workspace.config.streams)

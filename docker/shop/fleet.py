@@ -29,7 +29,8 @@ _CONSUMER = (sys.executable, str(Path(__file__).with_name("consumer.py")))
 
 def write(path: Path, text: str) -> None:
     """In one go: a reader sees the old text or the new one."""
-    scratch = path.with_suffix(".tmp")
+    # Of its own: NAME.wanted and NAME.running are written by different processes.
+    scratch = path.with_name(f"{path.name}.tmp")
     scratch.write_text(text)
     scratch.replace(path)
 

@@ -21,7 +21,6 @@ MOST_EVENTS = 200
 # The text of an exception may hold what a message holds.
 _BUG = "an error of the program: `backlogctl show` has its text"
 _STOPPED = (RecoveryState.REJECTED, RecoveryState.CANCELLED, RecoveryState.FAILED)
-# Details of events that are shown, and the words before them: no ids or keys of messages.
 _VERIFIED: tuple[tuple[str, str], ...] = (
     ("staged", "staged"),
     ("found", "found in the topic"),

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from backlog.clock import utc_now
 from backlog.errors import LeaseHeld
-from backlog.values import Recovery, RecoveryState
+from backlog.ledger.recoveries import FINAL
+from backlog.values import Recovery
 from replay.brakes import OPERATOR, WINDOW, PausedBecause
 from replay.runner import Run
 from replay.views import describe_run
@@ -66,11 +67,7 @@ def carry_on(workspace: Workspace, recovery_id: str, console: Console) -> Carrie
 
 def is_at_end(recovery: Recovery) -> bool:
     """Whether nothing more will be done."""
-    return recovery.state in (
-        RecoveryState.VERIFIED,
-        RecoveryState.REJECTED,
-        RecoveryState.CANCELLED,
-    )
+    return recovery.state in FINAL
 
 
 def _wait(workspace: Workspace, recovery_id: str, seconds: float, why: str) -> Carried:

@@ -96,7 +96,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
             recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, _UNDER_WAY)
         ),
         declined=find_declined(workspace, stream),
-        occasion=_find_occasion(workspace, stream),
+        occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), "behind"),
         alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
         warnings=tuple(entry["warnings"]),
     )
@@ -136,11 +136,6 @@ def choose_actions(
     if stream.source is not None and any(not tell_why_not(gap, stream, topic_id) for gap in lost):
         actions.append(REBUILD)
     return tuple(actions)
-
-
-def _find_occasion(workspace: Workspace, stream: Stream) -> str:
-    lost = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    return max((gap.id for gap in lost), default="behind")
 
 
 def should_plan(stream: Stream, found: Detection) -> bool:

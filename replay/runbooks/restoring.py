@@ -11,7 +11,7 @@ from backlog.values import Recovery, RecoveryState
 from replay.brakes import OPERATOR
 from replay.cancellation import cancel_work
 from replay.kinds import EXPAND
-from replay.origins import AIRFLOW
+from replay.origins import AIRFLOW, find_dag
 from replay.runbooks.carrying import is_at_end
 from replay.workspace import Workspace
 
@@ -107,8 +107,7 @@ def list_left_open(workspace: Workspace) -> tuple[Recovery, ...]:
     """
     found: list[Recovery] = []
     for recovery in workspace.ledger.recoveries.list(states=_LEFT_OPEN):
-        origin = recovery.plan.get("origin") or {}
-        if recovery.kind != EXPAND or origin.get("scheduler") != AIRFLOW:
+        if recovery.kind != EXPAND or find_dag(recovery) is None:
             continue
         if not is_worked_on(workspace, recovery) and not is_run_by_hand(workspace, recovery):
             found.append(recovery)

@@ -6,9 +6,9 @@ a JSON file:
 
     {"prepare": [...command], "components": {"scheduler": [...command], ...}, "logs": directory}
 
-The first line on stdout is a JSON document: `{"pids": {name: pid}}`, or `{"ended": name,
-"code": n}` when one could not be started; a component that ends unasked later is told in the same
-way, and everything ends with it. The parent holds the other end of our stdin: lines `kill NAME`
+The first line on stdout is a JSON document: `{"pids": {name: pid}}`, or `{"ended": "prepare"}` when
+that failed; a component that ends unasked later is told as `{"ended": name, "code": n}`, and
+everything ends with it. The parent holds the other end of our stdin: lines `kill NAME`
 and `start NAME` are answered with the component's pid; when it is closed, all is ended.
 """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from backlog.clock import utc_now
 from backlog.config import Config, mask_secrets
+from backlog.config.root import DEFAULT_FILE
 from backlog.errors import BacklogError
 from backlog.values import Recovery, RecoveryState
 from monitoring.observing import measure_skew
@@ -124,7 +125,7 @@ def _load_config() -> Config:
 
 def _read_stamp() -> object:
     """What changes when the file does, or when another is named."""
-    path = Path(os.environ.get("BACKLOG_CONFIG") or "backlog.yaml")
+    path = Path(os.environ.get("BACKLOG_CONFIG") or DEFAULT_FILE)
     try:
         found = path.stat()
     except OSError:
