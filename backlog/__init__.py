@@ -1,1 +1,1 @@
-"""The kernel: words that every other room uses; it imports nothing of ours."""
+"""The kernel: what every other package uses; it imports nothing of ours."""

@@ -12,7 +12,6 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def utc_now() -> datetime:
-    """Now, in UTC."""
     return datetime.now(UTC)
 
 
@@ -65,7 +64,6 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether no time is left."""
         return self.remaining() <= 0
 
 

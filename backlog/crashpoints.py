@@ -2,7 +2,7 @@
 
 `BACKLOG_CRASH_AT=p3.5.commit.before` kills the whole process group with SIGKILL at the first time
 that point is reached, `BACKLOG_CRASH_AT=p3.5.commit.before:2` at the second. The count is of one
-process. The rooms that have a protocol of numbered steps list their points.
+process. tests/crash/points.py lists the points.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(name: str) -> None:
-    """Says that the point `name` is reached; ends the process group where the harness asks so."""
+    """Marks the point `name` as reached; kills the process group where a crash test asks for it."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

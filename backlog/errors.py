@@ -1,8 +1,8 @@
 """One root for every error a user can see.
 
 An error says what was tried, on what, why it failed and what to do next. Client errors are
-translated into these once, at the edge; whether something may be retried is asked of the error
-(`retryable`), never of its text.
+translated into these once, at the edge; whether to retry is decided by the error's `retryable`,
+never by its text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class BacklogError(Exception):
         return (_rebuild, (type(self), self.message, self.subject, self.hint, self.retryable))
 
     def to_json(self) -> dict[str, Any]:
-        """The error as the command line's `--json` prints it."""
         return {
             "code": self.code,
             "message": self.message,
@@ -89,7 +88,7 @@ class Paused(BacklogError):
 
 
 class Refused(BacklogError):
-    """A guard said no; nothing was changed."""
+    """A guard refused; nothing was changed."""
 
     code = "refused"
     exit_code = 5
@@ -140,7 +139,7 @@ class HangingTransaction(KafkaFailure):
 
 
 class ProducerFenced(KafkaFailure):
-    """A newer producer took this slot over; this one wrote nothing after that."""
+    """A newer producer with this transactional.id fenced this one, which wrote no more."""
 
     code = "fenced"
 

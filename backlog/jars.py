@@ -1,8 +1,8 @@
-"""Java libraries: Kafka's own and those Spark needs beside its own, fetched once into a cache.
+"""Java libraries, fetched once into a cache.
 
 Ivy, which comes with PySpark, does the fetching, so nothing but Java has to be installed. A set of
-jars is retrieved into a temporary directory and renamed into place: it is there in full or not at
-all, also when two processes want it at the same time.
+jars is retrieved into a temporary directory and renamed into place: it is complete or absent,
+also when two processes fetch it at the same time.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from backlog.errors import EmbeddedError
+from backlog.progress import Say, print_line
 
-Progress = Callable[[str], None]
-
-KAFKA_VERSION = "4.3.1"
 SUPPORTED_JAVA = (17, 21)
 _FETCH_TIMEOUT = 900
 _CENTRAL = "https://repo1.maven.org/maven2/"
@@ -38,32 +35,6 @@ class Artifact(NamedTuple):
     name: str
     version: str
     transitive: bool = False
-
-
-KAFKA_ARTIFACTS = (
-    Artifact("org.apache.kafka", "kafka_2.13", KAFKA_VERSION, transitive=True),
-    Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
-)
-# Spelled out instead of resolved: the rest of what the connector needs is in Spark's own jars, and
-# a second Scala library or Spark core on the class path breaks it.
-SPARK_ARTIFACTS = (
-    Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.0.0"),
-    Artifact("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-    Artifact("org.apache.kafka", "kafka-clients", "3.9.0"),
-    Artifact("org.apache.commons", "commons-pool2", "2.12.0"),
-    Artifact("org.postgresql", "postgresql", "42.7.5"),
-    Artifact("org.xerial", "sqlite-jdbc", "3.49.1.0"),
-)
-
-
-def ensure_kafka_jars(progress: Progress | None = None) -> tuple[Path, ...]:
-    """The class path of a Kafka broker; fetched at the first call on this machine."""
-    return _ensure("kafka", KAFKA_ARTIFACTS, progress)
-
-
-def ensure_spark_jars(progress: Progress | None = None) -> tuple[Path, ...]:
-    """The jars for `spark.jars`: the Kafka connector and the JDBC drivers."""
-    return _ensure("spark", SPARK_ARTIFACTS, progress)
 
 
 def cache_dir() -> Path:
@@ -81,24 +52,22 @@ def find_java() -> Path:
     hint = "install Java 17 or 21, for example `apt-get install openjdk-17-jre-headless`"
     if not found or not Path(found).exists():
         raise EmbeddedError("no Java was found", subject=found or "java", hint=hint)
-    answer = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
-    match = re.search(r'version "(\d+)', answer.stderr)
+    done = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'version "(\d+)', done.stderr)
     if match is None or int(match[1]) < min(SUPPORTED_JAVA):
-        told = answer.stderr.strip().splitlines()
-        raise EmbeddedError(
-            f"Java is too old: {told[0] if told else 'no version told'}", subject=found, hint=hint
-        )
+        version = done.stderr.strip().partition("\n")[0] or "it prints no version"
+        raise EmbeddedError(f"Java is too old: {version}", subject=found, hint=hint)
     return Path(found)
 
 
-def print_progress(line: str) -> None:
-    """The usual progress callback: one line to stderr."""
-    sys.stderr.write(f"{line}\n")
-
-
-def _ensure(
-    name: str, artifacts: tuple[Artifact, ...], progress: Progress | None
+def ensure_jars(
+    name: str, artifacts: tuple[Artifact, ...], progress: Say | None
 ) -> tuple[Path, ...]:
+    """The jars of a set, in alphabetical order; fetched at the first call on this machine.
+
+    Raises:
+        EmbeddedError: no Java, no cache directory, or the repository is out of reach.
+    """
     wanted = repr(artifacts).encode()
     final = cache_dir() / "jars" / f"{name}-{hashlib.sha256(wanted).hexdigest()[:12]}"
     if not final.is_dir():
@@ -113,7 +82,7 @@ def _ensure(
             ) from error
         with _locked(final.parent / f".{name}.lock"):
             if not final.is_dir():
-                _fetch(java, name, artifacts, final, progress or print_progress)
+                _fetch(java, name, artifacts, final, progress or print_line)
     return tuple(sorted(final.glob("*.jar")))
 
 
@@ -125,7 +94,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(
-    java: Path, name: str, artifacts: tuple[Artifact, ...], final: Path, progress: Progress
+    java: Path, name: str, artifacts: tuple[Artifact, ...], final: Path, progress: Say
 ) -> None:
     main = artifacts[0]
     progress(f"fetching {main.name} {main.version} and what it needs, once, into {final}")
@@ -141,7 +110,7 @@ def _fetch(
         command += ["-types", "jar", "bundle"]
         command += ["-retrieve", str(work / "jars" / "[organisation]_[artifact]-[revision].[ext]")]
         try:
-            answer = subprocess.run(
+            done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT, check=False
             )
         except subprocess.TimeoutExpired as error:
@@ -151,27 +120,27 @@ def _fetch(
                 hint="look at the connection to Maven Central, and try again",
                 retryable=True,
             ) from error
-        got = sorted((work / "jars").glob("*.jar"))
-        missing = [a.name for a in artifacts if not any(a.name in jar.name for jar in got)]
-        if answer.returncode or missing or "UNRESOLVED DEPENDENCIES" in answer.stdout:
+        fetched = sorted((work / "jars").glob("*.jar"))
+        missing = [a.name for a in artifacts if not any(a.name in jar.name for jar in fetched)]
+        if done.returncode or missing or "UNRESOLVED DEPENDENCIES" in done.stdout:
             raise EmbeddedError(
-                f"the Java libraries could not be fetched: {_ivy_reason(answer)}",
+                f"the Java libraries could not be fetched: {_ivy_reason(done)}",
                 subject=f"{main.group}:{main.name}:{main.version}",
                 hint=f"is {_repository()} reachable from here? BACKLOG_MAVEN names another mirror",
                 retryable=True,
             )
         (work / "jars").rename(final)
     size = sum(jar.stat().st_size for jar in final.glob("*.jar"))
-    progress(f"fetched {len(got)} jars, {size / 1e6:.0f} MB")
+    progress(f"fetched {len(fetched)} jars, {size / 1e6:.0f} MB")
 
 
-def _ivy_reason(answer: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines()]
-    for sign in ("UnknownHost", "Exception", "ERROR", "not found", "failed"):
+def _ivy_reason(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+    for marker in ("UnknownHost", "Exception", "ERROR", "not found", "failed"):
         for line in lines:
-            if sign in line:
+            if marker in line:
                 return line[:300]
-    return f"Ivy ended with {answer.returncode}"
+    return f"Ivy ended with {done.returncode}"
 
 
 def _ivy_jar() -> Path:

@@ -50,12 +50,20 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
-def format_moment(text: str | None) -> str:
-    """`2026-11-21 01:02:03Z` of an ISO time, `…` for an open bound; what is no time as it is."""
-    if not text:
+def format_rate(rate: float | None) -> str:
+    """`4.2/s`, `1,200/s`; a dash for None."""
+    if rate is None:
+        return "—"
+    return f"{rate:.1f}/s" if 0 < rate < 10 else f"{format_count(round(rate))}/s"
+
+
+def format_moment(moment: datetime | str | None) -> str:
+    """`2026-11-21 01:02:03Z`; `…` for an open bound; a text that is no time as it is."""
+    if not moment:
         return "…"
     try:
-        at = datetime.fromisoformat(text).astimezone(UTC)
+        at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     except ValueError:
-        return text
+        return str(moment)
+    at = at.astimezone(UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}Z"

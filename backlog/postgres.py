@@ -1,4 +1,4 @@
-"""PostgreSQL connections that fail when nobody is at the other end.
+"""PostgreSQL connections that fail soon when the server has vanished.
 
 Without these settings a statement to a machine that has vanished waits for the kernel: for a
 quarter of an hour when it was being sent, for two hours when the answer was awaited.

@@ -1,14 +1,18 @@
-"""A part of a recovery that can be started, completed and rolled back."""
+"""A part of a recovery that can be started again after a crash, and completed."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 ContextT_contra = TypeVar("ContextT_contra", contravariant=True)
 
 
-class Step(Protocol[ContextT_contra]):
-    """One reversible step: four verbs side by side, each safe to call again after a crash."""
+class Step(Generic[ContextT_contra]):
+    """One step: three verbs side by side, each safe to call again after a crash.
+
+    A verb that a step does not define does nothing. What takes back what the steps did is the
+    kind's own `close`, which `cancel` drives.
+    """
 
     name: str
 
@@ -20,6 +24,3 @@ class Step(Protocol[ContextT_contra]):
 
     def complete(self, context: ContextT_contra) -> None:
         """Closes the step: checks its result and records it."""
-
-    def rollback(self, context: ContextT_contra) -> None:
-        """Takes back what start did, as far as it can be taken back, and never loses a message."""

@@ -190,6 +190,8 @@ class Recovery:
     injected: int = 0
     skipped: int = 0
     detail: Mapping[str, Any] = field(default_factory=dict)
+    stops_consumers: bool = False  # the group's own consumers are stopped while it is worked on
+    holds_when_failed: bool = False  # failed, it is active until it is run again or cancelled
 
 
 @dataclass(frozen=True, slots=True)

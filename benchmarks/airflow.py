@@ -22,11 +22,11 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from backlog.embedded import EmbeddedKafka
 from backlogctl_airflow.local import demo
 from backlogctl_airflow.local.standalone import AirflowStandalone
-from replay.demo.expand_shop import await_commits, make_backlog
+from replay.demo.expand.shop import await_commits, make_backlog
 from replay.demo.stage import SHORT_LIVED_JVM
+from sandbox.embedded import EmbeddedKafka
 
 RESULTS = Path(__file__).parent / "results" / "airflow.json"
 _API = "/api/v2/dags/recover_backlog/dagRuns"
@@ -34,7 +34,6 @@ _WITHIN = 600.0
 
 
 def main() -> None:
-    """Measures once."""
     console, figures = Console(), dict[str, float]()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         place = Path(scratch)
@@ -92,7 +91,6 @@ def measure(client: httpx.Client, stream: str, kind: str, figures: dict[str, flo
 
 
 def await_value(client: httpx.Client, path: str, state: str) -> None:
-    """Until it is in this state."""
     limit = time.monotonic() + _WITHIN
     while (found := read_state(client, path)) != state:
         if found == "failed" or time.monotonic() > limit:
@@ -101,7 +99,6 @@ def await_value(client: httpx.Client, path: str, state: str) -> None:
 
 
 def read_state(client: httpx.Client, path: str) -> Any:
-    """The state of a run or a task."""
     return client.get(path).raise_for_status().json()["state"]
 
 

@@ -1,11 +1,11 @@
-"""Peak resident memory of a process and of what it started, from the kernel's own record."""
+"""Peak resident memory of a process and of its descendants."""
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import psutil
 
 MIB = 1024 * 1024
 
@@ -34,49 +34,25 @@ class MemoryWatch:
 
     def _follow(self) -> None:
         while not self._stop.wait(0.2):
-            for kind, size in _measure(os.getpid()).items():
+            for kind, size in _measure().items():
                 self.peaks[kind] = max(self.peaks.get(kind, 0.0), round(size / MIB, 1))
 
 
-def _measure(root: int) -> dict[str, float]:
-    parents: dict[int, int] = {}
+def _measure() -> dict[str, float]:
+    this = psutil.Process()
     jvms: set[int] = set()
-    sizes: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    found: dict[str, float] = {"driver_python": this.memory_info().rss}
+    # Parents come before their children.
+    for process in this.children(recursive=True):
         try:
-            stat = (entry / "stat").read_text()
-            pages = int((entry / "statm").read_text().split()[1])
-        except (OSError, IndexError):
+            size, is_jvm = process.memory_info().rss, process.name() == "java"
+            under_jvm = any(parent.pid in jvms for parent in process.parents())
+        except psutil.Error:
             continue
-        pid = int(entry.name)
-        name, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :]
-        parents[pid] = int(rest.split()[1])
-        sizes[pid] = pages * os.sysconf("SC_PAGE_SIZE")
-        if name == "java":
-            jvms.add(pid)
-    found: dict[str, float] = {"driver_python": sizes.get(root, 0)}
-    for pid in parents:
-        above = _list_ancestors(pid, parents)
-        if root not in above:
-            continue
-        under_jvm = any(parent in jvms for parent in above)
-        if pid in jvms:
+        if is_jvm:
+            jvms.add(process.pid)
             kind = "executor_jvm" if under_jvm else "driver_jvm"
+            found[kind] = max(found.get(kind, 0.0), size)
         elif under_jvm:
-            kind = "worker_python"
-        else:
-            continue
-        if kind == "worker_python":
-            found[kind] = found.get(kind, 0.0) + sizes[pid]
-        else:
-            found[kind] = max(found.get(kind, 0.0), sizes[pid])
+            found["worker_python"] = found.get("worker_python", 0.0) + size
     return found
-
-
-def _list_ancestors(pid: int, parents: dict[int, int]) -> list[int]:
-    above = []
-    while (pid := parents.get(pid, 0)) > 1:
-        above.append(pid)
-    return above

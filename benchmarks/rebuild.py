@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
 from benchmarks.shop import COLUMNS, count_lost, expire_messages, fill_table, publish_survivors
+from sandbox.embedded import EmbeddedKafka
 from tests.services import EmbeddedPostgres
 
 RESULTS = Path(__file__).parent / "results" / "rebuild.json"
@@ -60,7 +60,6 @@ streams:
 
 
 def measure(rows: int, *, master: str, sink: bool) -> dict[str, Any]:
-    """One size, on services of its own."""
     survivors = rows // 10
     with tempfile.TemporaryDirectory() as scratch, EmbeddedPostgres() as postgres:
         # psycopg takes the plain URL, SQLAlchemy the one with the driver's name.
@@ -97,7 +96,6 @@ def measure(rows: int, *, master: str, sink: bool) -> dict[str, Any]:
 
 
 def render(results: list[dict[str, Any]]) -> Table:
-    """The results as people read them."""
     table = Table(title="Rebuild from PostgreSQL", show_lines=False)
     table.add_column("")
     for result in results:

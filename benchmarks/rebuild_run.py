@@ -18,19 +18,19 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlog.config import Config
 from backlog.kafka.admin import create_topic, describe_topic
 from backlog.kafka.clients import make_admin, make_producer
-from backlog.kafka.ledger_topic import ensure_ledger_topic, snapshot_ledger
 from backlog.manifest import read_manifest
 from backlog.values import Cause, Certainty, Gap, GapState
 from benchmarks.memory import MemoryWatch
-from spark_backfill.brakes import Progress
-from spark_backfill.job import InjectionJob
+from spark_backfill.injection.brakes import InjectionProgress
+from spark_backfill.injection.job import InjectionJob
+from spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
+from spark_backfill.injection.targets import record_target_ends
+from spark_backfill.injection.verification import verify
+from spark_backfill.injection.waves import inject
+from spark_backfill.messages.staging import CANARY_CHUNKS
 from spark_backfill.rebuild import plan_rebuild
 from spark_backfill.request import RebuildOutcome, RebuildRequest
-from spark_backfill.session import open_session
-from spark_backfill.staging import CANARY_CHUNKS
-from spark_backfill.targets import record_target_ends
-from spark_backfill.verification import verify
-from spark_backfill.waves import inject
+from spark_backfill.spark.session import open_session
 
 RECOVERY = "r-20261121-0001"
 
@@ -102,7 +102,7 @@ def run_rebuild(order: dict[str, Any]) -> dict[str, Any]:
             start_offsets=ends,
         )
         warm_transactions(properties)
-        marks: list[tuple[float, Progress]] = []
+        marks: list[tuple[float, InjectionProgress]] = []
         began = began_inject = time.monotonic()
         result = inject(
             spark, job, on_progress=lambda progress: marks.append((time.monotonic(), progress))
@@ -189,7 +189,6 @@ def run_spark_sink(
 
 
 def main() -> None:
-    """Measures what standard input asks for."""
     order = json.load(sys.stdin)
     json.dump(run_rebuild(order), sys.stdout)
 

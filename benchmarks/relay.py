@@ -28,18 +28,18 @@ from backlog.jars import find_java
 from benchmarks.relay_run import PARTITIONS, TARGETS, make_world, pipe, publish_orders, relay
 
 RESULTS = Path(__file__).parent / "results" / "relay.json"
-WAYS = ("kcat", "key", "round_robin")
+METHODS = ("kcat", "key", "round_robin")
 TITLES = {"kcat": "kcat | kcat", "key": "relay, by key", "round_robin": "relay, round robin"}
 
 
 def measure(messages: int, repeat: int, say: Console) -> dict[str, Any]:
     """Every way `repeat` times, in turns."""
-    results: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    results: dict[str, list[dict[str, Any]]] = {way: [] for way in METHODS}
     with make_world() as (kafka, scratch):
         say.print(f"publishing {messages:,} messages")
         size = publish_orders(kafka, messages)
         for turn in range(repeat + 1):
-            for way in WAYS:
+            for way in METHODS:
                 if way == "kcat":
                     run = pipe(kafka, messages, turn)
                 else:
@@ -70,15 +70,14 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def render(document: dict[str, Any]) -> Table:
-    """The results as people read them."""
     table = Table(
         title=f"{document['messages']:,} messages of {document['bytes_per_message']} B, lz4, "
         f"{PARTITIONS} → {TARGETS} partitions; median (least–most) of {document['repeat']}",
         caption="CPU seconds are for all of the messages. kcat's keys and values are lines of "
-        "text: no tabs or line ends in them, and an empty value is not told from none.",
+        "text: no tabs or line ends in them, and an empty value is the same as none.",
     )
     table.add_column("")
-    for way in WAYS:
+    for way in METHODS:
         table.add_column(TITLES[way], justify="right")
     for label, name, digits in (
         ("messages/s, start-up included", "per_second", 0),
@@ -88,7 +87,7 @@ def render(document: dict[str, Any]) -> Table:
         ("CPU s, broker", "broker_cpu_seconds", 1),
         ("fullest : emptiest partition", "fullest_by_emptiest", 3),
     ):
-        table.add_row(label, *(_tell(document["ways"][way][name], digits) for way in WAYS))
+        table.add_row(label, *(_format(document["ways"][way][name], digits) for way in METHODS))
     table.add_section()
     for label, without in (
         ("each message there once, this time", "yes"),
@@ -101,7 +100,7 @@ def render(document: dict[str, Any]) -> Table:
     return table
 
 
-def _tell(figure: dict[str, float] | None, digits: int) -> str:
+def _format(figure: dict[str, float] | None, digits: int) -> str:
     if figure is None:
         return "–"
     least, middle, most = (f"{figure[name]:,.{digits}f}" for name in ("min", "median", "max"))
@@ -125,7 +124,6 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints the table, keeps the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3)
@@ -138,7 +136,7 @@ def main() -> None:
         "messages": options.messages,
         "repeat": options.repeat,
         "bytes_per_message": found["bytes_per_message"],
-        "ways": {way: summarize(found["runs"][way]) for way in WAYS},
+        "ways": {way: summarize(found["runs"][way]) for way in METHODS},
         "runs": found["runs"],
     }
     Console(width=100).print(render(document))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import subprocess
@@ -15,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from confluent_kafka import TopicPartition
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import create_topic, list_offsets, set_group_offsets
 from backlog.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
+from benchmarks.shop import send
 from fanout.relay.guard import Guard
 from fanout.relay.interface import Order, Position, RelayTask, SourceRange
 from fanout.relay.pool import RelayPool
+from sandbox.embedded import EmbeddedKafka
 
 SOURCE = "orders"
 PARTITIONS = 3
 TARGETS = 30
 USERS = 100_000
 _NUMBER = slice(15, 25)  # where a message's value has its number
-_TICKS = os.sysconf("SC_CLK_TCK")
 _KEEP = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
@@ -60,7 +60,6 @@ class Run:
     exact: bool = False
 
     def to_json(self, messages: int) -> dict[str, Any]:
-        """Figures, rounded."""
         usage, after = self.usage, None
         if self.first_commit is not None:
             after = round((messages - self.committed_first) / (usage.seconds - self.first_commit))
@@ -104,15 +103,10 @@ def publish_orders(kafka: EmbeddedKafka, messages: int) -> float:
             "partitioner": "murmur2_random",
         },
     )
-    size, produce = 0, producer.produce
+    size = 0
     for key, value in _make_messages(messages):
         size += len(key) + len(value)
-        while True:
-            try:
-                produce(SOURCE, value, key)
-                break
-            except BufferError:
-                producer.poll(0.05)
+        send(producer, SOURCE, value, key)
     assert producer.flush(60) == 0
     return size / messages
 
@@ -260,8 +254,8 @@ def _cpu_of_children() -> float:
 
 
 def _cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -44,17 +45,22 @@ def fill_table(url: str, rows: int) -> None:
         connection.execute("VACUUM ANALYZE orders")
 
 
+def send(producer: Producer, *message: Any, **more: Any) -> None:
+    """Produces as soon as the producer's queue has room."""
+    while True:
+        try:
+            producer.produce(*message, **more)
+            return
+        except BufferError:
+            producer.poll(0.05)
+
+
 def expire_messages(bootstrap: str, topic: str, lost: dict[int, int]) -> None:
     """Moves the log starts over as many messages as are lost; their content does not matter."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50})
     for partition, count in lost.items():
         for _ in range(count):
-            while True:
-                try:
-                    producer.produce(topic, b"", b"", partition)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
+            send(producer, topic, b"", b"", partition)
     assert producer.flush(60) == 0
     admin = AdminClient({"bootstrap.servers": bootstrap})
     ends = [TopicPartition(topic, partition, count) for partition, count in lost.items()]
@@ -70,12 +76,7 @@ def publish_survivors(url: str, bootstrap: str, topic: str, *, after: int, parti
     messages = list(_read_messages(url, after))
     placed = place_murmur2(pa.array([key for key, _ in messages], pa.binary()), partitions)
     for (key, value), partition in zip(messages, placed.tolist(), strict=True):
-        while True:
-            try:
-                producer.produce(topic, value, key, partition, headers=HEADERS)
-                break
-            except BufferError:
-                producer.poll(0.05)
+        send(producer, topic, value, key, partition, headers=HEADERS)
     assert producer.flush(60) == 0
     return len(messages)
 

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import sys
 import tempfile
@@ -25,19 +26,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from backlog.embedded import EmbeddedKafka
-from backlog.kafka.bulk import BulkReader
 from backlog.ledger import open_ledger
 from benchmarks.watch_world import Figures, make_groups, read_no_tails
 from monitoring.board import Board
+from monitoring.groups.bulk import BulkReader
 from monitoring.groups.reading import ClusterReader
-from monitoring.groups.survey import Survey, Surveyed
+from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.catalogue import Family
 from monitoring.metrics.scrape import Exported, Scrape
+from sandbox.embedded import EmbeddedKafka
 
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
 RESULTS = Path(__file__).parent / "results" / "watch.json"
@@ -48,13 +50,11 @@ SECONDS = 30.0  # between two passes, by a clock that only counts
 
 
 def measure_figures(groups: int, partitions: int, busy: bool) -> dict[str, Any]:
-    """A cluster of figures."""
     reader = Figures(groups, partitions, busy)
     return measure(reader, Tails(read_no_tails), reader.step)
 
 
 def measure_real(groups: int, partitions: int) -> dict[str, Any]:
-    """A real broker on this machine."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         EmbeddedKafka.start(Path(scratch)) as kafka,
@@ -67,7 +67,7 @@ def measure_real(groups: int, partitions: int) -> dict[str, Any]:
 def measure(reader: ClusterReader, tails: Tails, step: Callable[[], None]) -> dict[str, Any]:
     """Fills the windows, then measures passes and scrapes."""
     now = [0.0]
-    survey = Survey(reader, Surveyed("main"), tails, clock=lambda: now[0])
+    survey = Survey(reader, SurveyScope("main"), tails, clock=lambda: now[0])
     board = Board()
     with tempfile.TemporaryDirectory() as scratch:
         ledger = open_ledger(f"sqlite:///{scratch}/ledger.db")
@@ -141,7 +141,6 @@ def compare_renderers(partitions: int) -> dict[str, Any]:
 
 
 def draw(document: dict[str, Any]) -> Table:
-    """The table."""
     table = Table(
         "", "a tenth lags", "all busy", "real broker", title="backlogctl watch, all groups"
     )
@@ -164,7 +163,6 @@ def draw(document: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Measures, prints, keeps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=100)
@@ -206,15 +204,11 @@ def _count_plain(body: bytes) -> int:
 
 
 def _read_rss() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.Process().memory_info().rss)
 
 
 def _read_peak() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets, TopicLayout
-from monitoring.groups.reading import Place
+from monitoring.lag import TopicOffset
 
 
 @dataclass
@@ -34,7 +34,6 @@ class Figures:
         }
 
     def step(self) -> None:
-        """Time goes on."""
         self.passed += 1
 
     def list_groups(self) -> Sequence[ListedGroup]:
@@ -71,8 +70,7 @@ class Figures:
         return np.full(self.partitions, 1_000_000 + 1000 * self.passed, np.int64)
 
 
-def read_no_tails(places: Sequence[Place]) -> Mapping[tuple[str, int], bool]:
-    """No tail is empty."""
+def read_no_tails(places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]:
     return dict.fromkeys(((topic, number) for topic, number, _ in places), False)
 
 

@@ -1,4 +1,4 @@
-"""When retention reaches what a group has not read; figures only, nothing here asks Kafka."""
+"""When retention reaches unread messages; pure calculation, nothing here asks Kafka."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Unread:
 
     @property
     def lag(self) -> int:
-        """Unread offsets."""
         return max(0, self.end - self.start)
 
 
@@ -39,7 +38,7 @@ class Unread:
 class TimeToLoss:
     """Until the first unread message may be deleted: at least `seconds`; None where unknown.
 
-    `limited` tells whether retention deletes anything at all.
+    `limited`: whether retention deletes anything at all.
     """
 
     seconds: float | None
@@ -88,8 +87,8 @@ def _reach_by_size(part: Unread, limit: int) -> float | None:
     if part.bytes is None or offsets <= 0:
         return None
     each = part.bytes / offsets
-    room = limit - each * (part.high - part.start)
-    if room <= 0:
+    free = limit - each * (part.high - part.start)
+    if free <= 0:
         return 0.0
     growth = each * (part.produced_per_second or 0.0)
-    return room / growth if growth > 0 else None
+    return free / growth if growth > 0 else None

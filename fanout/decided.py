@@ -1,7 +1,7 @@
-"""Whether every transaction on a topic is decided, so that a committed read sees all of it.
+"""Waits until no transaction is open on a topic, so that a read_committed reader sees all of it.
 
-A commit is answered before its markers are written, and one transaction that hangs on a partition
-hides what others have committed behind it: until then "nothing unread" would be a guess.
+A commit is answered before its markers are written, and a hanging transaction holds back the last
+stable offset of its partition: before that, "nothing unread" would be a guess.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from backlog.errors import HangingTransaction
 from backlog.kafka.admin import list_offsets
 from backlog.kafka.calls import Connection
 
-# Our own relays' time out after 15 s, and the coordinator looks each 10 s by default.
+# Our relays' transactions time out after 15 s; the coordinator checks every 10 s by default.
 DECIDED_SECONDS = 40.0
 _POLL_SECONDS = 0.05
 
@@ -35,10 +35,10 @@ def await_decided(
     *,
     within: float = DECIDED_SECONDS,
 ) -> None:
-    """Waits until no transaction is open on the topic; nobody may be writing to it.
+    """Waits until no transaction is open on the topic, which must have no writer.
 
     Raises:
-        HangingTransaction: one is, for too long.
+        HangingTransaction: one stays open for too long.
     """
     limit = Deadline(within)
     while undecided := find_undecided(connection, topic, partitions):

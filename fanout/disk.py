@@ -1,7 +1,7 @@
-"""Whether the brokers' disks have room: for a copy of the backlog, for what a hold keeps.
+"""Whether the brokers' disks have space for a copy of the backlog and for what a hold keeps.
 
 Figures only. They are estimates: partitions are taken to spread evenly over the brokers, and what
-is needed is multiplied by a safety factor. What is not known is said, never guessed.
+is needed is multiplied by a safety factor. What is not known is reported as unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from backlog.kafka.log_dirs import LogDirs
+from backlog.numbers import format_bytes
 from backlog.values import Sample
 
 SAFETY = 1.2
-_SHORTEST = 30.0  # seconds that samples must span to tell a rate
+_SHORTEST = 30.0  # seconds that samples must span to give a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def estimate_copy(
             continue
         size = log_dirs.partition_bytes(part.partition)
         if size is None:
-            reason = log_dirs.reason or f"no broker tells the bytes of partition {part.partition}"
+            reason = log_dirs.reason or f"no broker reports the size of partition {part.partition}"
             return DiskCheck(None, _find_usable(log_dirs), None, reason)
         needed += size * min(1.0, part.lag / (part.high - part.low))
     return _compare(log_dirs, needed, replication, factor)
@@ -86,11 +87,11 @@ def combine_checks(*checks: DiskCheck) -> DiskCheck:
     known = [check.needed_bytes for check in checks if check.needed_bytes is not None]
     needed = sum(known)
     if usable is not None and needed > usable:  # whatever the unknown ones need besides
-        return DiskCheck(needed, usable, False, _tell(needed, usable))
+        return DiskCheck(needed, usable, False, _describe(needed, usable))
     if reasons or usable is None:
         whole = needed if len(known) == len(checks) else None
-        return DiskCheck(whole, usable, None, reasons or "how much room there is is not known")
-    return DiskCheck(needed, usable, True, _tell(needed, usable))
+        return DiskCheck(whole, usable, None, reasons or "the free disk space is not known")
+    return DiskCheck(needed, usable, True, _describe(needed, usable))
 
 
 def measure_growth(log_dirs: LogDirs, samples: Sequence[Sample]) -> float | None:
@@ -125,25 +126,19 @@ def _compare(log_dirs: LogDirs, bytes_once: float, replication: int, factor: flo
     share = min(1.0, replication / len(log_dirs.brokers))
     needed = math.ceil(bytes_once * share * factor)
     if usable is None:
-        reason = "the brokers do not tell how much room they have (Kafka before 3.3)"
+        reason = "the brokers do not report their free disk space (Kafka before 3.3)"
         return DiskCheck(needed, None, None, reason)
-    return DiskCheck(needed, usable, needed <= usable, _tell(needed, usable))
+    return DiskCheck(needed, usable, needed <= usable, _describe(needed, usable))
 
 
 def _find_usable(log_dirs: LogDirs) -> int | None:
-    rooms = [broker.usable_bytes for broker in log_dirs.brokers or ()]
-    known = [room for room in rooms if room is not None]
-    return min(known) if known and len(known) == len(rooms) else None
+    free = [broker.usable_bytes for broker in log_dirs.brokers or ()]
+    known = [count for count in free if count is not None]
+    return min(known) if known and len(known) == len(free) else None
 
 
-def _tell(needed: int, usable: int) -> str:
+def _describe(needed: int, usable: int) -> str:
     return (
-        f"each broker needs about {_format(needed)}, and the fullest one has {_format(usable)} left"
+        f"each broker needs about {format_bytes(needed)}, and the fullest one has "
+        f"{format_bytes(usable)} left"
     )
-
-
-def _format(count: int) -> str:
-    for size, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -24,12 +24,10 @@ class Lags:
 
     @property
     def source_total(self) -> int:
-        """All partitions together."""
         return sum(self.source.values())
 
     @property
     def temporary_total(self) -> int:
-        """All partitions together."""
         return sum(self.temporary.values())
 
 

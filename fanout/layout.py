@@ -1,6 +1,6 @@
 """How a backlog is spread: partitions, consumers, how long it takes, what the canary reads.
 
-Figures only; nothing here asks Kafka. Rates are messages a second, times are seconds.
+Pure calculation; nothing here asks Kafka. Rates are messages a second, times are seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Load:
 
     @property
     def partitions(self) -> int:
-        """Partitions of the topic."""
         return len(self.lag)
 
 
@@ -53,7 +52,7 @@ class Layout:
     """A spread backlog.
 
     Times are None where the consumers do not keep up with what is written. `wins` is None where
-    no loss is in sight; `smallest_factor` also where no factor wins.
+    no loss is expected; `smallest_factor` also where no factor is enough.
     """
 
     factor: int
@@ -103,7 +102,7 @@ def is_won(seconds_to_drain: float | None, seconds_to_loss: float) -> bool:
 
 
 def find_smallest_factor(load: Load) -> int | None:
-    """The smallest factor that wins the race against retention; None where none does."""
+    """The smallest factor that drains before retention deletes; None where none does."""
     if load.seconds_to_loss is None:
         return None
     for factor in range(1, MAX_FACTOR + 1):

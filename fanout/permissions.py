@@ -26,10 +26,10 @@ def find_missing(
     group_operations: Iterable[str] = GROUP_OPERATIONS,
     limit: Deadline | None = None,
 ) -> list[str]:
-    """Operations that the brokers say are not allowed, such as `READ on group order-service`.
+    """Operations that the brokers report as not allowed, such as `READ on group order-service`.
 
-    A broker that does not tell is not asked further. Of the temporary topic, its group and the
-    transactional ids no broker can tell before they are there.
+    Nothing is missing where a broker reports no operations. Those on the temporary topic, its group
+    and the transactional ids cannot be asked for before these exist.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
@@ -59,7 +59,7 @@ def find_missing(
     try:
         found = futures[group].result(timeout=seconds_left(deadline) + 1.0)
     except KafkaException:
-        return missing  # a group that is not there has no operations to tell
+        return missing  # a group that does not exist has no operations
     return missing + _compare(found.authorized_operations, group_operations, f"group {group}")
 
 

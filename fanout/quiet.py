@@ -13,7 +13,7 @@ from backlog.kafka.errors import GroupActive
 from fanout.relay.guard import CLIENT_ID
 
 # Kafka's clients commit every 5 s by themselves; one that assigns its partitions never shows as a
-# member, so only its commits tell of it.
+# member, so only its commits reveal it.
 QUIET_SECONDS = 5.5
 _POLL_SECONDS = 0.25
 
@@ -64,7 +64,7 @@ def await_quiet(
 
 
 def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: float) -> None:
-    """Waits until the group has no members; a dead guard of ours is waited for longer.
+    """Waits until the group has no members, longer where a dead guard of ours is one.
 
     Raises:
         GroupActive: names the members.

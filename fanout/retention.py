@@ -84,7 +84,7 @@ def raise_retention(
         TopicMissing, ClusterUnreachable, KafkaFailure.
     """
     admin, limit = connect(connection), deadline or Deadline(HOLD_SECONDS)
-    # 1. It is the topic that was meant.
+    # 1. The topic is the one that was meant.
     _refuse_other_topic(admin, topic, topic_id, limit)
     while True:
         # 2. What it has now, unless somebody gives another hold back meanwhile.
@@ -144,7 +144,7 @@ def give_back(
     alter_topic_config(admin, hold.topic, changes, limit)
     # 5. Kafka is as it was.
     ledger.holds.release(hold.id)
-    # 6. Somebody who began to hold it meanwhile must not lose it by that.
+    # 6. A hold that began meanwhile must not be undone by that.
     for other in ledger.holds.list_of_topic(hold.cluster, hold.topic, hold.topic_id):
         _raise_lower(admin, other, limit)
     return warnings
@@ -201,11 +201,12 @@ def _choose_changes(
             changes[name] = old
         else:
             warnings.append(
-                f"{name} of topic {hold.topic} is {_tell(value)} now, not {hold.raised[name]} as "
-                f"we set it: somebody changed it, so it was left; it was {_tell(old)} before"
+                f"{name} of topic {hold.topic} is {_format_value(value)} now, not "
+                f"{hold.raised[name]} as we set it: somebody changed it, so it was left; it was "
+                f"{_format_value(old)} before"
             )
     return changes, tuple(warnings)
 
 
-def _tell(value: str | None) -> str:
+def _format_value(value: str | None) -> str:
     return "unset" if value is None else value

@@ -42,7 +42,7 @@ def name_temporary_topic(topic: str, recovery_id: str) -> str:
     """`<topic>.recovery.<id>`.
 
     Raises:
-        UsageError: Kafka takes no name as long as that, or not with these signs.
+        UsageError: the name is too long for Kafka, or has characters that it does not take.
     """
     name = f"{topic}.recovery.{recovery_id}"
     if not _LEGAL.fullmatch(name):
@@ -93,7 +93,7 @@ def create_temporary_topic(
     """Creates the recovery's temporary topic, or finds the one that it made before.
 
     It is announced in the ledger first. A topic of this name that was announced, and never had a
-    record, is the one of a run that crashed before it wrote the id down.
+    record, is that of a run that crashed before it recorded the id.
 
     Returns:
         The topic, with its id.
@@ -182,7 +182,7 @@ def delete_temporary_topic(
     known = ledger.temporary_topics.get(recovery_id)
     if known is None or known.deleted_at is not None:
         return
-    _refuse_strange_name(known, cluster, source.name, deny_topics)
+    _refuse_wrong_name(known, cluster, source.name, deny_topics)
     # 2. It is ours by its id.
     found = _find_settled_id(admin, known.name, limit)
     if found is None:
@@ -208,7 +208,7 @@ def delete_temporary_topic(
 
 
 def _await_absence(admin: Admin, name: str, limit: Deadline) -> None:
-    """A topic that was deleted a moment ago is still seen by some brokers (fault 17)."""
+    """A topic that was just deleted is still in some brokers' metadata (fault 17)."""
     wait = Deadline(limit.remaining(_TRY_SECONDS))
     while _find_id(admin, name, limit) is not None:
         if wait.expired:
@@ -296,10 +296,10 @@ def _refuse_foreign(
     )
 
 
-def _refuse_strange_name(
+def _refuse_wrong_name(
     known: TemporaryTopic, cluster: str, source: str, deny_topics: Iterable[str]
 ) -> None:
-    """Fault 60: the ledger alone is not believed either."""
+    """Fault 60: the ledger alone is not trusted either."""
     subject = f"topic {known.name}"
     if known.cluster != cluster:
         raise Refused(f"it is on cluster {known.cluster}, not {cluster}", subject=subject)
@@ -327,7 +327,7 @@ def _refuse_id(name: str, found: str | None, topic_id: str | None) -> Refused:
 
 
 def _find_settled_id(admin: Admin, name: str, limit: Deadline) -> str | None:
-    """None only where it is gone for a while: one broker's word is not enough to forget it."""
+    """None only where it stays away for a while: one broker may have stale metadata."""
     wait = Deadline(limit.remaining(_ABSENT_SECONDS))
     while (found := _find_id(admin, name, limit)) is None and not wait.expired:
         time.sleep(wait.remaining(_PAUSE))

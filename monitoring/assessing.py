@@ -1,4 +1,4 @@
-"""A stream's samples as its status: figures only, nothing here asks Kafka or the ledger."""
+"""A stream's status from its samples: pure calculation, nothing here asks Kafka or the ledger."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HORIZON = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is known of a stream beside its samples; empty where it is not known.
+class StreamContext:
+    """What is known of a stream besides its samples; empty where unknown.
 
     Attributes:
         tails: partitions whose lag holds no data (`read_tails`).
@@ -40,7 +40,7 @@ class Surroundings:
     has_source: bool = False
 
 
-NOTHING = Surroundings()
+NOTHING = StreamContext()
 
 
 def assess_stream(
@@ -48,7 +48,7 @@ def assess_stream(
     isolation: str,
     history: Iterable[Sample] = (),
     gaps: Iterable[Gap] = (),
-    around: Surroundings = NOTHING,
+    around: StreamContext = NOTHING,
     *,
     window: timedelta = WINDOW,
     horizon: timedelta = HORIZON,
@@ -64,7 +64,7 @@ def assess_stream(
     earlier = [
         one for one in history if one.topic_id == sample.topic_id and one.taken_at < sample.taken_at
     ]
-    pasts = _turn([*earlier, sample], isolation, 2 * window)
+    pasts = _group_by_partition([*earlier, sample], isolation, 2 * window)
     known = tuple(gaps)
     marks = Marks(empty_tails=around.empty_tails or {})
     parts = [
@@ -77,7 +77,7 @@ def assess_stream(
                 tail_without_data=part.partition in around.tails,
                 empty_tail=marks.empty_tails.get(part.partition),
                 retention=around.retention,
-                oldest_seconds=_find_age(around.oldest, part.partition, sample.taken_at),
+                oldest_seconds=_measure_age(around.oldest, part.partition, sample.taken_at),
                 bytes=(around.sizes or {}).get(part.partition),
                 timeline=pasts[part.partition].ends,
                 window=window.total_seconds(),
@@ -104,22 +104,23 @@ def assess_stream(
 
 
 @dataclass(slots=True)
-class _Past:
+class _PartitionHistory:
     """One partition's points within two windows, and its ends as far back as is known."""
 
     points: list[Point]
     ends: list[tuple[float, int]]
 
 
-def _turn(timeline: Sequence[Sample], isolation: str, reach: timedelta) -> dict[int, _Past]:
-    """Samples of partitions as partitions of samples, oldest first."""
+def _group_by_partition(
+    timeline: Sequence[Sample], isolation: str, reach: timedelta
+) -> dict[int, _PartitionHistory]:
     now = timeline[-1].taken_at
-    pasts: dict[int, _Past] = {}
+    pasts: dict[int, _PartitionHistory] = {}
     for sample in timeline:
         seconds = (sample.taken_at - now).total_seconds()
         near = now - sample.taken_at <= reach
         for part in sample.partitions:
-            past = pasts.setdefault(part.partition, _Past([], []))
+            past = pasts.setdefault(part.partition, _PartitionHistory([], []))
             past.ends.append((seconds, part.high))
             if near:
                 end = find_end(part, isolation)
@@ -133,7 +134,9 @@ def _skip_empty(part: PartitionSample, marks: Marks) -> PartitionSample:
     return replace(part, committed=marks.skip_empty(part.partition, part.committed))
 
 
-def _find_age(oldest: Mapping[int, datetime] | None, partition: int, now: datetime) -> float | None:
+def _measure_age(
+    oldest: Mapping[int, datetime] | None, partition: int, now: datetime
+) -> float | None:
     at = (oldest or {}).get(partition)
     return None if at is None else max(0.0, (now - at).total_seconds())
 

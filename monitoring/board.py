@@ -1,4 +1,4 @@
-"""The newest of everything that is watched: samplers write, /metrics and the page read."""
+"""The latest status of everything that is watched: samplers write, /metrics and the page read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ClusterPass:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class BoardState:
     """What the board shows at one moment: frozen, so that a reader sees one state."""
 
     streams: Mapping[str, GroupStatus] = field(default_factory=dict)
@@ -57,10 +57,10 @@ class Seen:
 
 
 class Board:
-    """Thread-safe; each write makes a new `Seen`.
+    """Thread-safe; each write makes a new `BoardState`.
 
-    Samples carry the ledger's time, which may be another host's: how old something is, only the
-    board's own clock says.
+    Samples carry the ledger's time, which may be another host's, so the board's own clock
+    measures ages.
 
     Args:
         clock: seconds that only count up.
@@ -69,39 +69,36 @@ class Board:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = Lock()
-        self._seen = Seen()
+        self._seen = BoardState()
         self.started_at = clock()
         self._round_at = self.started_at
 
     @property
-    def seen(self) -> Seen:
-        """The newest state."""
+    def seen(self) -> BoardState:
         return self._seen
 
     @property
     def round_at(self) -> float:
-        """When the loop over the streams last showed that it goes on."""
+        """When the loop over the streams last made progress."""
         return self._round_at
 
     def put_stream(self, status: GroupStatus) -> None:
-        """A stream was looked at."""
         with self._lock:
             streams = {**self._seen.streams, status.stream: status}
             self._put((status.cluster, status.stream), streams=streams)
             self._round_at = self.clock()
 
     def put_cluster(self, done: ClusterPass) -> None:
-        """All groups of a cluster were looked at."""
         with self._lock:
             self._put((done.cluster, ""), clusters={**self._seen.clusters, done.cluster: done})
 
-    def note_failure(self, cluster: str, stream: str, told: str) -> None:
+    def note_failure(self, cluster: str, stream: str, reason: str) -> None:
         """A look failed; `stream` is empty for a pass over all groups."""
         key = (cluster, stream)
         with self._lock:
             old = self._seen
             failures = {**old.failures, key: old.failures.get(key, 0) + 1}
-            failing = {**old.failing, key: told}
+            failing = {**old.failing, key: reason}
             self._seen = replace(old, failures=failures, failing=failing, version=old.version + 1)
             if stream:
                 self._round_at = self.clock()

@@ -1,4 +1,4 @@
-"""What of an event's detail is worth a place in a table: never what a message holds."""
+"""The parts of an event's detail that a table shows; never the content of a message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from backlog.numbers import format_count, format_duration, format_moment
 
-# With the words before them; nothing else is told.
+# The keys shown, and the words before them.
 _WORDS: Mapping[str, str] = {
     "by": "by ",
     "why": "",
@@ -26,22 +26,24 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def tell_detail(detail: Mapping[str, Any], tell_time: Callable[[str], str] = format_moment) -> str:
+def format_detail(
+    detail: Mapping[str, Any], format_time: Callable[[str], str] = format_moment
+) -> str:
     """The detail in words.
 
     Args:
         tell_time: how an ISO time is written.
     """
-    told: list[str] = []
+    parts: list[str] = []
     for name, words in _WORDS.items():
         value = detail.get(name)
         if value in (None, "") or isinstance(value, Mapping | list):
             continue
         if name.endswith("_at"):
-            value = tell_time(str(value))
+            value = format_time(str(value))
         elif isinstance(value, int):
             value = format_count(value)
-        told.append(f"{words}{value}")
+        parts.append(f"{words}{value}")
     if isinstance(seconds := detail.get("seconds"), int | float):
-        told.append(format_duration(seconds))
-    return " ".join(told) if "matched" in detail else ", ".join(told)
+        parts.append(format_duration(seconds))
+    return " ".join(parts) if "matched" in detail else ", ".join(parts)

@@ -1,9 +1,9 @@
-"""Who comes first, the group or retention: pure figures, nothing here asks Kafka.
+"""Whether retention deletes messages before the group reads them: pure calculation.
 
 Retention by time deletes a closed segment when its newest message is older than `retention.ms`, by
 size when what follows it is at least `retention.bytes` (Kafka's UnifiedLog, `deleteOldSegments`).
-A message is never deleted before its own time or before enough bytes follow it, so what is told
-here is the earliest moment; the true one is later by up to a segment and a check interval.
+A message is never deleted before its own time or before enough bytes follow it, so this is
+the earliest moment; the real one is later by up to a segment and a check interval.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Expiry = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
-    """How the race ends at an even pace.
+class LossForecast:
+    """What is lost if the group reads at an even pace.
 
     Attributes:
-        seconds: until retention passes the group; None where it does not within the horizon.
+        seconds: until retention passes the committed offset; None if not within the horizon.
         lost: offsets of what is unread now that are deleted first.
-        needed_per_second: the pace at which none of them is.
+        needed_per_second: the pace at which nothing is lost.
     """
 
     seconds: float | None
@@ -31,7 +31,7 @@ class Race:
     needed_per_second: float
 
 
-NO_RACE = Race(None, 0, 0.0)
+NO_LOSS = LossForecast(None, 0, 0.0)
 
 
 def date_by_time(
@@ -44,12 +44,12 @@ def date_by_time(
     produced_per_second: float | None = None,
     horizon: float,
 ) -> Expiry:
-    """When retention by time reaches each offset from `start` on; empty where nothing tells.
+    """When retention by time reaches each offset from `start` on; empty where unknown.
 
     Args:
         timeline: (seconds from now, at most 0; high watermark then), oldest first.
         oldest_seconds: age of the message at `start` by its own timestamp, which retention goes
-            by; None takes the timeline's word.
+            by; None takes the timeline.
         retention: `retention.ms` in seconds. horizon: how far beyond the end it goes on.
     """
     seen = [(at, end) for at, end in timeline if end <= high]
@@ -93,8 +93,8 @@ def date_by_size(
     return tuple(points)
 
 
-def run_race(expiry: Expiry, end: int, pace: float, horizon: float) -> Race:
-    """Who comes first, if the group goes on at `pace` offsets a second from the first point on.
+def forecast_loss(expiry: Expiry, end: int, pace: float, horizon: float) -> LossForecast:
+    """The losses if the group reads `pace` offsets a second from the first point on.
 
     What is deleted before the group gets there is skipped, as a consumer does.
 
@@ -116,13 +116,13 @@ def run_race(expiry: Expiry, end: int, pace: float, horizon: float) -> Race:
         if clock > horizon:
             break
     if first is None or first > horizon:
-        return Race(None, 0, _find_needed(expiry, end))
-    return Race(max(0.0, first), round(lost), _find_needed(expiry, end))
+        return LossForecast(None, 0, _find_needed(expiry, end))
+    return LossForecast(max(0.0, first), round(lost), _find_needed(expiry, end))
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The race over one piece: when it is left, what was lost in it, and when that began."""
+    """One linear piece: when the group leaves it, what it lost in it, and when that began."""
 
     clock: float
     lost: float = 0.0
@@ -142,7 +142,7 @@ def _run_piece(begin_at: float, stop_at: float, length: float, pace: float, cloc
     ahead = 0.0 if pace <= 0 else (length if slower <= 0 else min(length, slack / slower))
     if ahead >= length:
         return _Piece(clock + length / pace, skipped, first)
-    # From here on the group reads right in front of retention, and loses the difference.
+    # From here on retention is as far as the group, which loses the difference.
     caught_at = begin_at + ahead * each
     rest = length - ahead
     gone = max(0.0, rest - pace * (stop_at - caught_at))

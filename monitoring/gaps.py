@@ -1,7 +1,7 @@
 """Which messages a group will never read: pure functions over samples (protocol P1).
 
-A gap is certain to be one; everything less is a finding. When a jump of a commit is a skip is
-decided in docs/decisions/0002-when-a-jump-is-a-skip.md.
+A gap is certain to be one; everything less is a finding. When a jump of the committed
+offset counts as a skip: docs/decisions/0002-when-a-jump-is-a-skip.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTLE_ACTIVE = timedelta(seconds=6)
 
 
 class Suspicion(StrEnum):
-    """What a finding that is not a gap says."""
+    """Why a finding is reported that is not a gap."""
 
     SUSPECTED_EXPIRED = "suspected_expired"  # committed < low, but a reader may have read further
     POSSIBLE_EXPIRED = "possible_expired"  # passed over by the log start between two samples
@@ -56,7 +56,7 @@ class Judgement:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether another sample soon would tell more."""
+        """Whether another sample soon would decide more."""
         return any(finding.undecided for finding in self.findings)
 
 
@@ -121,7 +121,7 @@ def _judge_no_commit(
             f"the group had committed {old.committed} and has no offset now",
         )
     elif part.high == 0 or marks.earlier_topic_id:
-        # Never written: nothing can be lost. Recreated: told by that cause already.
+        # Never written: nothing can be lost. Recreated: reported with that cause already.
         return
     elif is_memberless(current):
         yield _make_gap(
@@ -174,7 +174,7 @@ def _judge_below(
             f"the group was rewound to {committed}, and {start - committed} offsets that it had "
             "committed before are gone",
         )
-    # Control records that expire were no messages.
+    # Expired control records were no messages.
     start = max(start, min(marks.skip_empty(part.partition, committed), part.low))
     if start >= part.low:
         return

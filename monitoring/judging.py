@@ -1,8 +1,8 @@
-"""How one partition of one group is doing: a pure function over its window.
+"""The verdict on one partition of one group: a pure function over its window.
 
-The verdicts are Burrow's evaluation rules (its wiki, "Consumer Lag Evaluation Rules"), told from
-samples of offsets instead of the commits themselves, and two of ours: LOSING and LOST. Where they
-differ from Burrow's is in docs/decisions/0011-verdicts-from-samples.md.
+The verdicts are Burrow's evaluation rules (its wiki, "Consumer Lag Evaluation Rules"), applied
+to samples of offsets instead of single commits, and two of ours: LOSING and LOST. The differences
+from Burrow are in docs/decisions/0011-verdicts-from-samples.md.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from itertools import pairwise
 from statistics import linear_regression
 
 from monitoring.forecasts import (
-    NO_RACE,
+    NO_LOSS,
     Expiry,
-    Race,
+    LossForecast,
     date_by_size,
     date_by_time,
-    run_race,
+    forecast_loss,
 )
 from monitoring.lag import TAIL_AT_MOST
 from monitoring.status import UNLIMITED, LossBy, PartitionStatus, Retention
 from monitoring.verdicts import Verdict
 
-# Trends are told from at least so many samples that reach back over so much of the window.
+# A trend needs this many samples, reaching back over this share of the window.
 TREND_POINTS = 3
 COVERED = 0.9
 
@@ -103,9 +103,9 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     produced = _measure_rate([(p.seconds, p.high) for p in points])
     consumed = _measure_consumed(points)
     pace = _find_pace(view, points)
-    by, race, retained = _find_loss(view, now, lag, pace, produced)
+    by, forecast, retained = _find_loss(view, now, lag, pace, produced)
     trend = _judge_trend(view, points) if lag else Verdict.OK
-    losing = _is_losing(view, points, race, trend)
+    losing = _is_losing(view, points, forecast, trend)
     course = Verdict.LOSING if losing else _choose_course(points, lag, trend)
     return PartitionStatus(
         partition=view.partition,
@@ -118,29 +118,31 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
         verdict=Verdict.LOST if view.lost else course,
         course=course,
         seconds_to_drain=_estimate_drain(points, lag),
-        seconds_to_loss=race.seconds if losing else None,
+        seconds_to_loss=forecast.seconds if losing else None,
         loss_by=by if losing else None,
-        expected_loss=race.lost if losing and race.lost else None,
+        expected_loss=forecast.lost if losing and forecast.lost else None,
         seconds_retained=retained,
-        needed_per_second=max(race.needed_per_second, produced or 0.0) if losing else None,
+        needed_per_second=max(forecast.needed_per_second, produced or 0.0) if losing else None,
         consumed_per_second=consumed,
         produced_per_second=produced,
     )
 
 
-def _is_losing(view: PartitionView, points: Sequence[Point], race: Race, trend: Verdict) -> bool:
-    """Of what exists now something is lost, or later, and the trend says so as well.
+def _is_losing(
+    view: PartitionView, points: Sequence[Point], forecast: LossForecast, trend: Verdict
+) -> bool:
+    """Whether unread messages will be lost: some of now, or later ones if the trend confirms it.
 
     A group that keeps up commits in batches: its pace may look a little slower than the producers'
-    for a window, and would lose for ever after. One with members that had read everything within
+    for a window, and would be LOSING from then on. One with members that had read everything within
     the window has not failed yet.
     """
     now = points[-1]
-    if race.seconds is None or now.committed is None or now.committed > now.high:
+    if forecast.seconds is None or now.committed is None or now.committed > now.high:
         return False
     if view.members is not False and any(point.lag == 0 for point in points):
         return False
-    return race.lost > 0 or trend in (Verdict.WARN, Verdict.STALL, Verdict.STOP)
+    return forecast.lost > 0 or trend in (Verdict.WARN, Verdict.STALL, Verdict.STOP)
 
 
 def _choose_course(points: Sequence[Point], lag: int | None, trend: Verdict) -> Verdict:
@@ -179,7 +181,7 @@ def _is_rewound(points: Sequence[Point]) -> bool:
 
 
 def _cut_window(view: PartitionView) -> Sequence[Point]:
-    """The points of the window, and the one before it: it tells how the window began."""
+    """The points of the window, and the one before it, which shows how the window began."""
     inside = [point for point in view.points if point.seconds >= -view.window]
     before = len(view.points) - len(inside) - 1
     if before >= 0 and view.points[before].seconds >= -2 * view.window:
@@ -207,8 +209,8 @@ def _measure_consumed(points: Sequence[Point]) -> float | None:
 def _find_pace(view: PartitionView, points: Sequence[Point]) -> float | None:
     """How fast it goes on; None where that is not known yet.
 
-    A commit that has not moved for a part of the window says nothing: it may come. Where nobody is
-    in the group it does, until one is seen to move: a reader that never joins.
+    A commit that has not moved for a part of the window is no evidence: the next may come. Without
+    members it is, until one is seen to move: a reader that never joins.
     """
     if view.members is False and len({point.committed for point in points}) == 1:
         return 0.0
@@ -253,28 +255,28 @@ def _measure_age(view: PartitionView, now: Point, lag: int | None) -> float | No
 
 def _find_loss(
     view: PartitionView, now: Point, lag: int | None, pace: float | None, produced: float | None
-) -> tuple[LossBy, Race, float | None]:
+) -> tuple[LossBy, LossForecast, float | None]:
     """Which retention comes first, how that race ends, and how long what is unread is kept."""
     if not lag or now.committed is None:
-        return "time", NO_RACE, None
+        return "time", NO_LOSS, None
     found: list[tuple[LossBy, Expiry]] = [
         ("time", _date_by_time(view, now, produced)),
         ("size", _date_by_size(view, now, produced)),
     ]
     dated = [(by, expiry) for by, expiry in found if expiry]
     if not dated:
-        return "time", NO_RACE, None
+        return "time", NO_LOSS, None
     retained = max(0.0, min(expiry[0][1] for _, expiry in dated))
     if pace is None:
-        return "time", NO_RACE, retained
-    races = [(by, run_race(expiry, now.end, pace, view.horizon)) for by, expiry in dated]
-    by, first = min(races, key=_order_race)
-    most = max(race.lost for _, race in races)
-    needed = max(race.needed_per_second for _, race in races)
-    return by, Race(first.seconds, most, needed), retained
+        return "time", NO_LOSS, retained
+    forecasts = [(by, forecast_loss(expiry, now.end, pace, view.horizon)) for by, expiry in dated]
+    by, first = min(forecasts, key=_order_by_time)
+    most = max(forecast.lost for _, forecast in forecasts)
+    needed = max(forecast.needed_per_second for _, forecast in forecasts)
+    return by, LossForecast(first.seconds, most, needed), retained
 
 
-def _order_race(entry: tuple[LossBy, Race]) -> float:
+def _order_by_time(entry: tuple[LossBy, LossForecast]) -> float:
     return float("inf") if entry[1].seconds is None else entry[1].seconds
 
 

@@ -1,21 +1,22 @@
-"""What is unread, what is lost, and what of it holds data."""
+"""Lag, loss, and whether the last unread offsets hold data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable
-from backlog.kafka.clients import Properties, find_addresses, make_consumer
-from backlog.kafka.errors import translate, unwrap
+from backlog.kafka.clients import Properties, make_consumer
+from backlog.kafka.errors import is_retriable, translate, unwrap
 from backlog.values import Gap, GapState, PartitionSample, Sample
 
 # A reader that commits after each message stays at most this far behind by control records.
 TAIL_AT_MOST = 2
-# How fast a group is, for the plan of an expansion, is told from the samples of this window.
+# (topic, partition, offset)
+TopicOffset = tuple[str, int, int]
+# The plan of an expansion measures the group's speed over the samples of this window.
 RATE_WINDOW = timedelta(minutes=15)
 
 
@@ -42,14 +43,36 @@ def read_tails(
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
-    limit = deadline or Deadline(10.0)
-    starts: dict[int, int] = {}
-    for part in sample.partitions:
-        lag = count_lag(part, isolation)
-        if part.committed is not None and lag and lag <= TAIL_AT_MOST:
-            starts[part.partition] = max(part.committed, part.low)
+    places = [
+        (sample.topic, part.partition, max(part.committed, part.low))
+        for part in sample.partitions
+        if part.committed is not None and 0 < (count_lag(part, isolation) or 0) <= TAIL_AT_MOST
+    ]
+    subject = f"topic {sample.topic}"
+    found = read_empty(properties, places, deadline or Deadline(10.0), subject, isolation)
+    return frozenset(partition for (_, partition), empty in found.items() if empty)
+
+
+def read_empty(
+    properties: Properties,
+    places: Sequence[TopicOffset],
+    limit: Deadline,
+    subject: str,
+    isolation: str = "read_committed",
+) -> dict[tuple[str, int], bool]:
+    """By topic and partition whether no data lies at the offset or above.
+
+    What is not found out within the limit, or may not be read, is left out. Of each partition only
+    one place is read.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    starts = {(topic, partition): offset for topic, partition, offset in places}
     if not starts:
-        return frozenset()
+        return {}
+    found: dict[tuple[str, int], bool] = {}
+    undecided = set(starts)
     consumer = make_consumer(
         properties,
         {
@@ -57,41 +80,30 @@ def read_tails(
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 100,
+            "fetch.message.max.bytes": 65536,
         },
     )
-    subject = f"topic {sample.topic}"
     try:
-        consumer.assign([TopicPartition(sample.topic, p, at) for p, at in starts.items()])
-        undecided: set[int | None] = set(starts)
-        without_data: set[int] = set()
-        while undecided:
-            if limit.expired:
-                raise ClusterUnreachable(
-                    f"could not read the tail within {limit.seconds:g} s",
-                    subject=subject,
-                    hint=f"check the brokers at {find_addresses(properties)}",
-                )
+        consumer.assign([TopicPartition(*place, at) for place, at in starts.items()])
+        while undecided and not limit.expired:
             message = consumer.poll(limit.remaining(0.5))
             if message is None:
                 continue
-            error = message.error()
-            if error is None:
-                undecided.discard(message.partition())
-            elif error.code() == KafkaError._PARTITION_EOF:
-                partition = message.partition()
-                if partition is not None and partition in undecided:
-                    undecided.discard(partition)
-                    without_data.add(partition)
-            elif error.fatal() or error.code() not in (
-                KafkaError._ALL_BROKERS_DOWN,
-                KafkaError._TRANSPORT,
-            ):
+            topic, partition, error = message.topic(), message.partition(), message.error()
+            if error is not None and error.fatal():
                 raise translate(error, subject, "read the tail")
-        return frozenset(without_data)
+            if topic is None or partition is None or (topic, partition) not in undecided:
+                continue
+            if error is None or error.code() == KafkaError._PARTITION_EOF:
+                found[topic, partition] = error is not None
+            elif error.code() == KafkaError._TRANSPORT or is_retriable(error):
+                continue
+            undecided.discard((topic, partition))
     except KafkaException as error:
         raise translate(unwrap(error) or error, subject, "read the tail") from error
     finally:
         consumer.close()
+    return found
 
 
 def read_size_limit(config: Mapping[str, str]) -> int | None:
@@ -114,14 +126,14 @@ def read_retention(config: Mapping[str, str]) -> timedelta | None:
 def count_lost(part: PartitionSample, sample: Sample, gaps: Iterable[Gap]) -> int | None:
     """Offsets in gaps that are neither verified nor waived, and what expired since.
 
-    None where nobody knows: there is no commit, and no gap.
+    None where unknown: there is no commit, and no gap.
     """
     place = (sample.group, sample.topic_id, part.partition)
     ours = [gap for gap in gaps if (gap.group, gap.topic_id, gap.partition) == place]
     settled = (GapState.VERIFIED, GapState.WAIVED)
     recorded = sum(gap.count or 0 for gap in ours if gap.state not in settled)
     if part.committed is None:
-        # Without a commit nobody knows; what the ledger has is known to be lost at least.
+        # Without a commit the ledger's gaps are what is known to be lost at least.
         return recorded or None
     # What expired below the commit and is in no gap yet.
     cursor, fresh = part.committed, 0

@@ -18,7 +18,7 @@ from backlog.kafka.log_dirs import read_log_dirs
 from backlog.kafka.peek import peek_at
 from backlog.ledger import Ledger
 from backlog.values import Sample
-from monitoring.assessing import Surroundings, assess_stream, list_behind
+from monitoring.assessing import StreamContext, assess_stream, list_behind
 from monitoring.lag import find_end, read_retention, read_size_limit, read_tails
 from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
@@ -38,9 +38,7 @@ class WatchLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a stream showed."""
-
+class StreamLook:
     observation: Observation
     status: GroupStatus
 
@@ -54,7 +52,7 @@ def look_at_stream(
     *,
     admin: Admin | None = None,
     marks: Marks | None = None,
-) -> Look:
+) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
     Args:
@@ -66,7 +64,9 @@ def look_at_stream(
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
     seen = observe_stream(ledger, stream, connection, limit, marks=marks)
-    return Look(seen, assess_now(ledger, stream, properties, watch, seen.sample, limit, connection))
+    return StreamLook(
+        seen, assess_now(ledger, stream, properties, watch, seen.sample, limit, connection)
+    )
 
 
 def assess_now(
@@ -80,7 +80,7 @@ def assess_now(
     history: Sequence[Sample] | None = None,
     empty_tails: dict[int, tuple[int, int]] | None = None,
 ) -> GroupStatus:
-    """The status at a sample that was just taken, with what only the brokers tell.
+    """The status at a sample that was just taken, with what only the brokers know.
 
     Args:
         history: the stream's samples; None reads the ledger.
@@ -127,7 +127,7 @@ def judge_stored(
 ) -> GroupStatus | None:
     """The status at the newest stored sample, without asking a broker; None without a sample.
 
-    Retention is not in the ledger: nothing is said about losses to come.
+    Retention is not in the ledger, so no losses are forecast.
 
     Args:
         now: samples younger than this are left out.
@@ -160,7 +160,7 @@ def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
 
 
 def _read_retention(admin: Admin, topic: str, limit: Deadline) -> Retention:
-    """Unknown where its settings may not be read: the rest can be told all the same."""
+    """Unlimited where the settings may not be read: the rest of the status needs none."""
     try:
         config = describe_topic(admin, topic, limit).config
     except KafkaFailure as error:
@@ -170,10 +170,10 @@ def _read_retention(admin: Admin, topic: str, limit: Deadline) -> Retention:
     return Retention(read_retention(config), read_size_limit(config))
 
 
-def _describe_stream(stream: StreamLike, retention: Retention) -> Surroundings:
+def _describe_stream(stream: StreamLike, retention: Retention) -> StreamContext:
     # Not every stream can be repaired: one of `--bootstrap` has no such sections.
     consumers: Any = getattr(stream, "consumers", None)
-    return Surroundings(
+    return StreamContext(
         retention=retention,
         consumers=None if consumers is None else consumers.replicas,
         has_consumers=consumers is not None,

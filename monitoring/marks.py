@@ -1,4 +1,4 @@
-"""What of all earlier samples matters for the next one, in constant space.
+"""What must be kept of all earlier samples to judge the next one, in constant space.
 
 Judging a sample needs the highest commit ever seen, the last one, and what was suspected; not the
 samples themselves.
@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from backlog.values import PartitionSample, Sample
 
 MEMBERLESS = ("empty", "dead")
-# A commit set from outside stays where it is; a reader without membership goes on.
+# A commit set from outside stays where it is; a reader that never joins goes on committing.
 SETTLE_JUMP = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class CommitJump:
     """A commit that moved from `start` to `committed` while nobody was in the group."""
 
     start: int
@@ -38,7 +38,7 @@ class PartitionMarks:
     highest: int
     committed: int
     stuck_since: datetime | None = None
-    jump: Jump | None = None
+    jump: CommitJump | None = None
     moved: bool = False  # it moved between the last two samples
     moved_at: datetime | None = None
 
@@ -59,7 +59,7 @@ class Marks:
     empty_tails: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def skip_empty(self, partition: int, committed: int) -> int:
-        """How far a group has read that is in front of control records: behind them."""
+        """The committed offset, moved past control records that follow it."""
         first, end = self.empty_tails.get(partition, (0, 0))
         return end if first <= committed < end else committed
 
@@ -93,7 +93,6 @@ def raise_marks(marks: Marks, topic_id: str, commits: Mapping[int, tuple[int, in
 
 
 def advance_marks(marks: Marks, sample: Sample) -> Marks:
-    """The marks after one more sample."""
     if marks.topic_id and marks.topic_id != sample.topic_id:
         marks = Marks(earlier_topic_id=marks.topic_id)
     memberless = is_memberless(sample)
@@ -158,9 +157,9 @@ def _advance(
     since = (old.stuck_since if same and old.stuck_since else sample.taken_at) if below else None
     jump = old.jump if same and alone else None
     if jump is not None and sample.taken_at - jump.seen_at >= SETTLE_JUMP:
-        jump = None  # decided by this sample: a log start that moves later must not say it again
+        jump = None  # decided by this sample: a log start that moves later must not repeat it
     elif jumped:
-        jump = Jump(old.highest, committed, sample.taken_at)
+        jump = CommitJump(old.highest, committed, sample.taken_at)
     moved_at = old.moved_at if same else None
     return replace(
         old,

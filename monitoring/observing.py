@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Protocol
 
 from backlog.clock import Deadline, utc_now
 from backlog.kafka.calls import Connection, connect
+from backlog.ledger import Ledger
 from backlog.values import Cause, DatePiece, Gap, PartitionSample, Sample, TimeBounds
 from monitoring.gaps import Finding, Suspicion, find_gaps
 from monitoring.marks import Marks, advance_marks, make_marks, raise_marks
@@ -25,48 +25,6 @@ OBSERVE_SECONDS = 30.0
 CLOCK_NOISE = timedelta(seconds=1)
 
 
-class MarkLike(Protocol):
-    """What the ledger keeps of commits after their samples are gone."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def topic_id(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def max_committed(self) -> int: ...
-    @property
-    def last_committed(self) -> int: ...
-
-
-class SamplesLike(Protocol):
-    """The ledger's verbs on samples that are used here."""
-
-    def add(self, sample: Sample) -> None: ...
-    def latest(self, stream: str) -> Sample | None: ...
-    def history(self, stream: str, since: datetime | None = None) -> tuple[Sample, ...]: ...
-    def committed_marks(self, stream: str) -> Sequence[MarkLike]: ...
-    def thin(self, now: datetime, horizon: timedelta) -> int: ...
-
-
-class GapsLike(Protocol):
-    """The ledger's verbs on gaps that are used here."""
-
-    def record(self, gap: Gap, date: DatePiece | None = None) -> Gap: ...
-    def close_answered(self, sample: Sample) -> int: ...
-
-
-class LedgerLike(Protocol):
-    """The part of the ledger that monitoring writes."""
-
-    @property
-    def samples(self) -> SamplesLike: ...
-    @property
-    def gaps(self) -> GapsLike: ...
-    def now(self) -> datetime: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
@@ -79,8 +37,8 @@ class Observation:
     marks: Marks
 
 
-def load_marks(ledger: LedgerLike, stream: StreamLike) -> Marks:
-    """The past of a stream, as its samples and commit marks in the ledger tell it."""
+def load_marks(ledger: Ledger, stream: StreamLike) -> Marks:
+    """The past of a stream, from its samples and commit marks in the ledger."""
     samples = ledger.samples.history(stream.name, utc_now() - RECENT)
     if not samples:
         latest = ledger.samples.latest(stream.name)
@@ -95,7 +53,7 @@ def load_marks(ledger: LedgerLike, stream: StreamLike) -> Marks:
 
 
 def observe_stream(
-    ledger: LedgerLike,
+    ledger: Ledger,
     stream: StreamLike,
     connection: Connection,
     deadline: Deadline | None = None,
@@ -142,12 +100,12 @@ def observe_stream(
     return Observation(sample, tuple(recorded.values()), findings, past)
 
 
-def measure_skew(ledger: LedgerLike) -> timedelta:
+def measure_skew(ledger: Ledger) -> timedelta:
     """How far the ledger's clock is ahead of this host's.
 
     Hosts whose clocks differ write samples of one stream: in the ledger's time they stay in order,
-    and a commit does not seem to go back. What the noise or the time of asking explains is none: a
-    ledger that answers late is not one whose clock is ahead.
+    and a commit does not seem to go back. A difference within the noise or the
+    time of the call counts as none: a late answer is not a clock that is ahead.
     """
     before = utc_now()
     there = ledger.now()
@@ -168,7 +126,7 @@ def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, .
 
 
 def _date_gaps(
-    ledger: LedgerLike, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
+    ledger: Ledger, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
 ) -> Iterator[tuple[Gap, DatePiece | None]]:
     """The gaps with their times, and what dates the pieces that the ledger makes of them."""
     if not any(gap.end is not None for gap in gaps):

@@ -12,7 +12,7 @@ from monitoring.lag import RATE_WINDOW
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Offsets a second over the newest samples; None where the samples do not tell.
+    """Offsets a second over the newest samples; None where the samples do not show it.
 
     `consumed` was measured over `seconds`, all partitions together; `produced` is of each partition
     that has two samples.
@@ -24,7 +24,6 @@ class Pace:
 
     @property
     def produced_per_second(self) -> float | None:
-        """All partitions together."""
         return sum(self.produced.values()) if self.produced else None
 
 
@@ -33,7 +32,7 @@ def measure_pace(samples: Sequence[Sample], running: bool) -> Pace:
 
     Args:
         running: whether the group has members now. Where not, the time after its last commit
-            says nothing about its speed, and is left out.
+            is no measure of its speed, and is left out.
     """
     if not samples:
         return Pace(None, 0.0, {})

@@ -7,7 +7,7 @@ from monitoring.status import PartitionStatus
 from monitoring.verdicts import Verdict
 
 
-def tell_verdict(
+def describe_verdict(
     name: str,
     verdict: Verdict,
     worst: PartitionStatus | None,
@@ -23,22 +23,22 @@ def tell_verdict(
 
     Args:
         name: of the stream, or the topic. worst: the partition that made the verdict.
-        lag, lost, seconds_to_drain: of all partitions. window: seconds that trends are told from.
+        lag, lost, seconds_to_drain: of all partitions. window: seconds that trends are judged over.
     """
     place = name if worst is None or verdict is Verdict.OK else f"{name}/{worst.partition}"
     if worst is None or verdict is Verdict.OK:
         if not lag:
             return f"{place}: nothing unread" if lag == 0 else f"{place}: nothing known"
-        return f"{place}: {format_count(lag)} behind{_tell_drain(seconds_to_drain)}"
-    behind = _tell_behind(worst)
-    loss = _tell_loss(worst, consumers_to_win)
+        return f"{place}: {format_count(lag)} behind{_describe_drain(seconds_to_drain)}"
+    behind = _describe_lag(worst)
+    loss = _describe_loss(worst, consumers_to_win)
     over = format_duration(window)
     match verdict:
         case Verdict.LOST:
-            told = f"{format_plural(lost or 0, 'message')} lost at most"
+            text = f"{format_plural(lost or 0, 'message')} lost at most"
             if worst.lost != lost:
-                told += f", {format_count(worst.lost)} of them here"
-            return f"{place}: {told}{f'; {behind}{loss}' if worst.lag else ''}"
+                text += f", {format_count(worst.lost)} of them here"
+            return f"{place}: {text}{f'; {behind}{loss}' if worst.lag else ''}"
         case Verdict.BEYOND_END:
             return f"{place}: the committed offset {worst.committed:,} is beyond the end of the log"
         case Verdict.REWIND:
@@ -56,38 +56,38 @@ def tell_verdict(
         case Verdict.UNKNOWN:
             return f"{place}: the group has no committed offset: what it read, or lost, is unknown"
         case Verdict.LAGGING:
-            return f"{place}: {behind}{_tell_retained(worst)}; too few samples to say more"
+            return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
     return f"{place}: {behind}{loss}"
 
 
-def _tell_behind(part: PartitionStatus) -> str:
-    return f"{format_count(part.lag)} behind{_tell_drain(part.seconds_to_drain)}"
+def _describe_lag(part: PartitionStatus) -> str:
+    return f"{format_count(part.lag)} behind{_describe_drain(part.seconds_to_drain)}"
 
 
-def _tell_drain(seconds: float | None) -> str:
+def _describe_drain(seconds: float | None) -> str:
     return f", drained in {format_duration(seconds)}" if seconds else ""
 
 
-def _tell_retained(part: PartitionStatus) -> str:
+def _describe_retained(part: PartitionStatus) -> str:
     if part.seconds_retained is None:
         return ""
     return f", retention reaches it in {format_duration(part.seconds_retained)} at the earliest"
 
 
-def _tell_loss(part: PartitionStatus, consumers: int | None) -> str:
+def _describe_loss(part: PartitionStatus, consumers: int | None) -> str:
     if part.seconds_to_loss is None:
         return ""
     when = format_duration(part.seconds_to_loss)
-    told = (
+    text = (
         f", retention reaches it in {when} at the earliest"
         if part.seconds_to_loss > 0
         else ", retention may take it with its next check"
     )
     if part.expected_loss:
-        told += f": about {format_count(_round(part.expected_loss))} will be lost"
+        text += f": about {format_count(_round(part.expected_loss))} will be lost"
     if consumers:
-        told += f"; {format_plural(consumers, 'consumer')} would win"
-    return told
+        text += f"; {format_plural(consumers, 'consumer')} would win"
+    return text
 
 
 def _round(count: int) -> int:

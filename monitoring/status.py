@@ -1,4 +1,4 @@
-"""How one group stands on one topic: the values that `status`, /metrics and the page show."""
+"""The status of one group on one topic: the values that `status`, /metrics and the page show."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PartitionStatus:
         seconds_to_loss: until retention passes the group, at the earliest, if it goes on as in the
             window; None where none is in sight.
         loss_by: which retention comes first.
-        expected_loss: of what is unread now, how much will be lost if it goes on like this.
+        expected_loss: how many of the unread offsets will be lost if it goes on like this.
         seconds_retained: until the oldest unread message may be deleted, at the earliest: what is
             left if the group stops reading now.
         needed_per_second: how fast this partition must be read so that nothing is lost.
@@ -66,7 +66,6 @@ class PartitionStatus:
     produced_per_second: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The partition as `status --json` prints it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "verdict": str(self.verdict), "course": str(self.course)}
 
@@ -108,7 +107,6 @@ class GroupStatus:
     next_commands: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The stream's entry in `status --json`."""
         skipped = {"taken_at", "partitions", "retention", "verdict", "course", "next_commands"}
         values: Mapping[str, Any] = {
             field.name: getattr(self, field.name)

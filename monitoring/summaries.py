@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from monitoring.advice import suggest_commands
-from monitoring.sentences import tell_verdict
+from monitoring.sentences import describe_verdict
 from monitoring.status import UNLIMITED, GroupStatus, PartitionStatus, Retention
 from monitoring.verdicts import Verdict, find_worst
 
@@ -31,12 +31,12 @@ def summarize_group(
     has_consumers: bool = False,
     has_source: bool = False,
 ) -> GroupStatus:
-    """The totals, the worst verdict, and what it says.
+    """The totals, the worst verdict, and its sentence.
 
     Args:
         written: by partition, whether it was ever written: one that was not needs no commit.
         consumers: how many read now; None where that is not known.
-        window: seconds that trends are told from.
+        window: seconds that trends are judged over.
         has_consumers, has_source: what the stream's configuration lets the tool do.
     """
     verdict = find_worst(part.verdict for part in parts)
@@ -69,7 +69,7 @@ def summarize_group(
         expected_loss=sum(part.expected_loss or 0 for part in parts) or None,
         consumed_per_second=_sum_known([part.consumed_per_second for part in parts]),
         produced_per_second=_sum_known([part.produced_per_second for part in parts]),
-        sentence=tell_verdict(
+        sentence=describe_verdict(
             stream or topic,
             verdict,
             worst,
@@ -82,7 +82,7 @@ def summarize_group(
         consumers_to_win=winners,
         retention=retention,
         course=course,
-        # What is lost can wait; what goes on cannot.
+        # What is lost already can wait; an ongoing loss cannot.
         next_commands=tuple(
             dict.fromkeys(
                 command

@@ -10,7 +10,7 @@ class Verdict(StrEnum):
     """Best first; `severity` is the place in this list."""
 
     OK = "ok"  # nothing unread, or what is unread gets less at times
-    LAGGING = "lagging"  # something unread, and too few samples yet to tell more
+    LAGGING = "lagging"  # something unread, and too few samples yet for a trend
     UNKNOWN = "unknown"  # written, and the group has no committed offset
     WARN = "warn"  # lag never fell in the window
     STALL = "stall"  # members, lag, and the committed offset did not move in the window

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
-from typing import Protocol
 
 from backlog.clock import Deadline, utc_now
+from backlog.config import Config
 from backlog.errors import BacklogError, ClusterUnreachable
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import Admin
@@ -28,23 +28,8 @@ LOG = logging.getLogger("backlog.monitoring")
 THIN_EVERY = timedelta(minutes=10)
 
 
-class ClusterLike(Protocol):
-    """A configured cluster."""
-
-    def client_properties(self) -> dict[str, str]: ...
-
-
-class ConfigLike(Protocol):
-    """The sections of the configuration that the loop reads."""
-
-    @property
-    def clusters(self) -> Mapping[str, ClusterLike]: ...
-    @property
-    def streams(self) -> Mapping[str, StreamLike]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchResult:
     """What a loop of observations did; `error` is the last failure, None without one."""
 
     rounds: int
@@ -52,12 +37,12 @@ class Watched:
     error: BacklogError | None
 
 
-# Told what cannot be seen and why, once when that begins, and with None once when it ends.
+# Called with what cannot be read and why when an outage begins, and with None when it ends.
 OnOutage = Callable[[str, BacklogError | None], None]
 
 
 def watch_streams(
-    config: ConfigLike,
+    config: Config,
     ledger: Ledger,
     interval: timedelta,
     stop_event: Event,
@@ -70,21 +55,23 @@ def watch_streams(
     on_outage: OnOutage | None = None,
     on_round: Callable[[], None] | None = None,
     rounds: int | None = None,
-) -> Watched:
+) -> WatchResult:
     """Observes every stream each `interval` until `stop_event` is set, or for so many rounds.
 
-    A failure, of a cluster or one stream, is told when it begins and when it ends; the others
-    go on.
+    A failure, of a cluster or one stream, is reported when it begins and when it ends; the
+    others go on.
 
     Args:
         on_status: is given the status of each stream that was looked at; without it nobody asks
             the brokers for what only the status needs.
         horizon, window: what is judged by, and how long samples are kept.
         on_error: called for every look that failed.
-        on_outage: is told of failures; None writes them to the log.
+        on_outage: called with failures; None writes them to the log.
         on_round: called at the end of each round, whatever could be seen in it.
     """
-    watch = _Watch(config, ledger, interval, Judging(window, horizon), on_observation, on_status)
+    watch = _StreamWatcher(
+        config, ledger, interval, _Judging(window, horizon), on_observation, on_status
+    )
     outages = _Outages(on_outage or _log_outage)
     done = looks = 0
     failure: BacklogError | None = None
@@ -95,7 +82,7 @@ def watch_streams(
         away: dict[str, BacklogError] = {}
         for name, stream in config.streams.items():
             if stop_event.is_set():
-                return Watched(done, looks, failure)
+                return WatchResult(done, looks, failure)
             # One time-out a round is enough for a cluster.
             error = away.get(stream.cluster) or watch.look(stream)
             if error is None:
@@ -124,26 +111,22 @@ def watch_streams(
         if rounds is not None and done >= rounds:
             break
         stop_event.wait(max(0.0, round_end - time.monotonic()))
-    return Watched(done, looks, failure)
+    return WatchResult(done, looks, failure)
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
-    """What streams are judged by."""
-
+class _Judging:
     window: timedelta
     horizon: timedelta
 
 
-class _Watch:
-    """What is kept from look to look."""
-
+class _StreamWatcher:
     def __init__(
         self,
-        config: ConfigLike,
+        config: Config,
         ledger: Ledger,
         interval: timedelta,
-        judging: Judging,
+        judging: _Judging,
         on_observation: Callable[[Observation], None] | None,
         on_status: Callable[[GroupStatus], None] | None,
     ) -> None:
@@ -219,24 +202,24 @@ class _Timelines:
 
 
 class _Outages:
-    """What fails now; each outage is told when it begins and when it ends."""
+    """What fails now; each outage is reported when it begins and when it ends."""
 
-    def __init__(self, tell: OnOutage) -> None:
-        self._tell = tell
+    def __init__(self, report: OnOutage) -> None:
+        self._report = report
         self._failing: set[str] = set()
 
     def begin(self, what: str, error: BacklogError) -> None:
         """It failed, perhaps again."""
         if what not in self._failing:
             self._failing.add(what)
-            self._tell(what, error)
+            self._report(what, error)
 
     def end(self, *names: str) -> None:
         """These answer."""
         for name in names:
             if name in self._failing:
                 self._failing.discard(name)
-                self._tell(name, None)
+                self._report(name, None)
 
 
 def _log_outage(what: str, error: BacklogError | None) -> None:

@@ -39,7 +39,6 @@ def main(address: str, password: str) -> None:
 
 
 def take(visit: object, name: str) -> None:
-    """One picture, with few colours."""
     with tempfile.TemporaryDirectory() as directory:
         raw = Path(directory) / "raw.png"
         visit.page.screenshot(path=raw)  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import sync_playwright
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import create_topic
+from sandbox.embedded import EmbeddedKafka
 from tests.monitoring.slow_shop import SlowShop, make_settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +37,6 @@ def main() -> None:
 
 
 def run_story(directory: Path, bootstrap: str, pictures: Path) -> None:
-    """Shop, exporter, browser."""
     properties = {"bootstrap.servers": bootstrap}
     create_topic(properties, "orders", partitions=1, config=make_settings(RETENTION))
     write_config(directory, bootstrap)
@@ -62,10 +61,10 @@ def run_story(directory: Path, bootstrap: str, pictures: Path) -> None:
         while shop.overtaken_at is None:
             time.sleep(0.1)
         after = shop.overtaken_at - told_at
-        told = (
+        text = (
             f"announced for {status['seconds_to_loss']:.1f} s later; it came after {after:.1f} s\n"
         )
-        sys.stdout.write(told)
+        sys.stdout.write(text)
         await_verdict(url, "lost", environment, directory)
         picture(url, pictures / "lost.png", environment, directory)
     finally:
@@ -92,32 +91,30 @@ def write_config(directory: Path, bootstrap: str) -> None:
 
 
 def find_url(watch: subprocess.Popen[str]) -> str:
-    """Where it serves, as it says itself."""
     assert watch.stderr is not None
     for line in watch.stderr:
         if found := re.search(r"http://[^/ ]+", line):
             return found[0]
-    raise SystemExit("it did not say where it serves")
+    raise SystemExit("it printed no address")
 
 
 def await_verdict(
     url: str, verdict: str, environment: dict[str, str], at: Path
 ) -> dict[str, float]:
-    """Waits until the metrics say so; the stream's entry of `status`."""
+    """Waits until the metrics show the verdict; returns the stream's entry of `status`."""
     while (
         f'verdict="{verdict}"'
         not in httpx.get(f"{url}/metrics", headers={"Accept-Encoding": "identity"}).text
     ):
         time.sleep(0.5)
-    said = subprocess.run(
+    printed = subprocess.run(
         [COMMAND, "status", "--json"], env=environment, cwd=at, capture_output=True, check=True
     )
-    entry: dict[str, float] = json.loads(said.stdout)["streams"][0]
+    entry: dict[str, float] = json.loads(printed.stdout)["streams"][0]
     return entry
 
 
 def picture(url: str, file: Path, environment: dict[str, str], at: Path) -> None:
-    """The stream's page, and the command's own words."""
     subprocess.run([COMMAND, "status"], env=environment, cwd=at, check=True)
     file.parent.mkdir(exist_ok=True)
     with sync_playwright() as tools:

@@ -52,20 +52,13 @@ def serve_night() -> Iterator[tuple[str, dict[str, str]]]:
     """The page on a free port, and the newest recovery of each stream."""
     import uvicorn
 
-    from monitoring.page.app import make_page
-    from replay.views import list_next_commands
-    from tests.monitoring.page.night import NOW
-    from tests.monitoring.page.story import tell_night
+    from replay.console.page.app import make_page
+    from tests.replay.console.page.night import NOW
+    from tests.replay.console.page.story import tell_night
 
     with tempfile.TemporaryDirectory() as directory:
         night = tell_night(Path(directory))
-        app = make_page(
-            night.ledger,
-            night.config,
-            board=night.board,
-            next_commands=list_next_commands,
-            clock=lambda: NOW,
-        )
+        app = make_page(night.workspace, board=night.board, clock=lambda: NOW)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
         thread = threading.Thread(target=server.run)
         thread.start()

@@ -64,7 +64,6 @@ def choose_scenes(text: Text) -> Text:
 
 
 def main() -> None:
-    """Writes the picture."""
     with Path(os.devnull).open("w") as nowhere:
         console = Console(
             record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor"

@@ -53,9 +53,9 @@ fi
 extras=()
 [ "${1:-}" != airflow ] || extras=(--extra airflow)
 "$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog monitoring fanout spark_backfill replay dags
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog sandbox monitoring fanout spark_backfill replay dags
 # Airflow and the tests start Spark often. Everything works without it, only slower.
 if [ "${1:-}" = airflow ]; then
-    .venv/bin/python -m spark_backfill.class_archive || true
+    .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
 fi
 echo "setup: ready, the command is .venv/bin/backlogctl"

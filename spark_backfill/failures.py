@@ -1,4 +1,4 @@
-"""Errors of Spark, JDBC and SQLAlchemy, said once in our words: first cause, no secrets."""
+"""Translates errors of Spark, JDBC and SQLAlchemy: their first cause, without secrets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def translating(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
             hint=hint,
-            # Without a state nobody knows; the kind of error says.
+            # Without a state the kind of error decides.
             retryable=state[:2] in _TRANSIENT if state else None,
         )
         # The originals hold URLs, statements and whole stack traces.
@@ -63,12 +63,11 @@ def find_first_cause(error: BaseException) -> tuple[str, str]:
 
 
 def list_secrets(properties: Mapping[str, str]) -> list[str]:
-    """The values of client properties that must not be told; a topic's or a user's name may."""
+    """The values of client properties that must not be shown; a topic's or a user's name may."""
     return [value for name, value in properties.items() if name in SECRET_PROPERTIES]
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without passwords."""
     for secret in sorted((s for s in secrets if s), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _URL_PASSWORD.sub(r"\1***@", text)

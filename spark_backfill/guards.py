@@ -1,18 +1,18 @@
-"""Guards and warnings of a plan, and the ground that its verdict stands on."""
+"""Guards and warnings of a plan, and the basis of its verdict."""
 
 from __future__ import annotations
 
 from backlog.errors import ConfigurationError, Refused
 from backlog.values import Certainty, OffsetRange
-from spark_backfill.candidates import Bounds, SourceAccess
 from spark_backfill.evidence import CONSUMED, INJECTED, LOST, QUARANTINED, SURVIVING
 from spark_backfill.evidence.offsets import LogOffsets
 from spark_backfill.evidence.survivors import LogSpan
-from spark_backfill.messages import RESTATED, MessageRules
+from spark_backfill.messages.candidates import Bounds, SourceAccess
+from spark_backfill.messages.rules import RESTATED, MessageRules
 from spark_backfill.proof import describe_unproved, require_proof
 from spark_backfill.request import PriorChunk, Proof, RebuildRequest
 from spark_backfill.tally import LabelCounts
-from spark_backfill.verdict import Ground, Verdict
+from spark_backfill.verdict import RebuildVerdict, VerdictBasis
 
 
 def check_policy(request: RebuildRequest) -> None:
@@ -29,10 +29,10 @@ def check_policy(request: RebuildRequest) -> None:
     compacted = "compact" in request.topic_config.get("cleanup.policy", "")
     if source.stale == "refuse" and (source.message.key is not None or compacted):
         raise Refused(
-            f"its topic is {'compacted' if compacted else 'keyed'}, and nothing says what an old "
-            "message after a newer one means",
+            f"its topic is {'compacted' if compacted else 'keyed'}, and it is not configured "
+            "what an old message after a newer one means",
             subject=subject,
-            hint="say `stale: restate` (the newest state of a row) or `stale: events`",
+            hint="set `stale: restate` (the newest state of a row) or `stale: events`",
         )
     if source.stale == "events" and source.identity.message == "key":
         raise Refused(
@@ -43,20 +43,20 @@ def check_policy(request: RebuildRequest) -> None:
         )
 
 
-def find_ground(
+def find_basis(
     request: RebuildRequest,
     rules: MessageRules,
     ranges: tuple[OffsetRange, ...],
     spans: tuple[LogSpan, ...],
     counts: LabelCounts,
     proof: Proof,
-) -> Ground:
-    """What the verdict stands on: sharpness, holes, collapsing, the proof."""
+) -> VerdictBasis:
+    """The basis of the verdict: sharpness, holes, collapsing, the proof."""
     spread = request.start_spread
     restated = rules.fidelity == RESTATED
-    # A consumed row may have changed since: its name says nothing about the later message.
+    # A consumed row may have changed since: that it was consumed is no evidence on later messages.
     named = rules.source.consumed is not None and not restated
-    return Ground(
+    return VerdictBasis(
         sharp=named or (spread is not None and spread < rules.source.margin),
         bounded=any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
         holes=_find_holes(request, ranges, spans, request.prior),
@@ -72,7 +72,7 @@ def _find_holes(
     spans: tuple[LogSpan, ...],
     prior: tuple[PriorChunk, ...],
 ) -> str:
-    """Why offsets need not be messages. What is lost cannot be looked at; what survives can."""
+    """Why offsets need not be messages, judged by the survivors: what is lost cannot be read."""
     if "compact" in request.topic_config.get("cleanup.policy", ""):
         return "the topic is compacted"
     missing = sum(span.span_before_ours - span.records_before_ours for span in spans)
@@ -85,7 +85,7 @@ def _find_holes(
         if item.partition in injected and (first is None or item.end > first):
             return "an earlier recovery wrote control records there"
     if not any(span.records for span in spans):
-        return "nothing survives to tell of control records or holes"
+        return "no message survives that would show control records or holes"
     return ""
 
 
@@ -93,7 +93,7 @@ def require_messages(
     request: RebuildRequest,
     rules: MessageRules,
     counts: LabelCounts,
-    verdict: Verdict,
+    verdict: RebuildVerdict,
     proof: Proof,
     spans: tuple[LogSpan, ...],
 ) -> None:
@@ -164,7 +164,6 @@ def warn_about_rows(
     rules: MessageRules,
     warnings: list[str],
 ) -> None:
-    """Warns of what the counts and the proof tell."""
     if counts.without_key:
         warnings.append(
             f"{counts.without_key} lost messages have no key: their old partition is unknown, "

@@ -12,11 +12,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from backlog.errors import Refused
-from spark_backfill.candidates import SourceAccess, drop_duplicates, read_rows
 from spark_backfill.evidence.survivors import SurvivorEvidence
-from spark_backfill.messages import MessageRules, build_messages
-from spark_backfill.reflection import POSTGRESQL, SQLITE, Kind, quote_name, quote_text
+from spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
+from spark_backfill.messages.rules import MessageRules, build_messages
 from spark_backfill.request import ALLOW_PROOF, Difference, Proof
+from spark_backfill.sources.reflection import POSTGRESQL, SQLITE, ColumnKind, quote_name, quote_text
 
 SAMPLE = 200
 MIN_RATE = 0.99
@@ -90,7 +90,7 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
                 f"the rules are not proved: {survivors} messages survive, {proof.sampled} of them "
                 "were looked up by their identity, and none belongs to a row",
                 subject=subject,
-                hint="check `identity` (the header's name, the row's column), or say --allow proof",
+                hint="check `identity` (the header's name, the row's column), or use --allow proof",
             )
         return
     if proof.rate >= MIN_RATE:
@@ -102,7 +102,7 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
         f"the rules rebuild only {proof.matched} of {proof.compared} surviving messages as they "
         f"are in the log ({proof.rate:.1%}): {shown}",
         subject=subject,
-        hint="correct `message` (docs/messages.md) or `partitioner`, or say --allow proof",
+        hint="correct `message` (docs/messages.md) or `partitioner`, or use --allow proof",
     )
 
 
@@ -149,11 +149,11 @@ def compare_messages(
 ) -> Proof:
     """Compares bytes; pure.
 
-    For a mutable table values and headers are told but not judged: the row may have changed.
+    For a mutable table values and headers are reported but not judged: the row may have changed.
     """
     matched = values = headers = 0
     judged: list[Difference] = []
-    told: list[Difference] = []
+    reported: list[Difference] = []
     for log, made in pairs:
         found = list(_find_differences(log, made, keyed))
         kinds = {item.what for item in found}
@@ -161,7 +161,7 @@ def compare_messages(
         headers += not kinds & {"headers", "row"}
         serious = kinds - {"value", "headers"} if mutable else kinds
         matched += not serious
-        (judged if serious else told).extend(found)
+        (judged if serious else reported).extend(found)
     return Proof(
         sampled=sampled,
         compared=len(pairs),
@@ -169,25 +169,25 @@ def compare_messages(
         equal_values=values,
         equal_headers=headers,
         mutable=mutable,
-        differences=tuple([*judged, *told][:_SHOWN]),
+        differences=tuple([*judged, *reported][:_SHOWN]),
     )
 
 
 def _find_differences(log: LogMessage, made: RebuiltMessage, keyed: bool) -> Iterable[Difference]:
-    def say(what: str, detail: str) -> Difference:
+    def differ(what: str, detail: str) -> Difference:
         return Difference(_show(log.identity), log.partition, log.offset, what, detail)
 
     if made.reason is not None:
-        yield say("row", f"cannot be built: {made.reason}")
+        yield differ("row", f"cannot be built: {made.reason}")
         return
     if made.key != log.key:
-        yield say("key", f"is {_show(log.key)} in the log, {_show(made.key)} rebuilt")
+        yield differ("key", f"is {_show(log.key)} in the log, {_show(made.key)} rebuilt")
     if keyed and made.key is not None and made.partition != log.partition:
-        yield say("partition", f"is {log.partition} in the log, {made.partition} rebuilt")
+        yield differ("partition", f"is {log.partition} in the log, {made.partition} rebuilt")
     if made.value != log.value:
-        yield say("value", describe_values(log.value, made.value))
+        yield differ("value", describe_values(log.value, made.value))
     if made.headers != log.headers:
-        yield say("headers", _describe_headers(log.headers, made.headers))
+        yield differ("headers", _describe_headers(log.headers, made.headers))
 
 
 def describe_values(log: bytes | None, made: bytes | None) -> str:
@@ -355,9 +355,9 @@ def _render_text(dialect: str) -> Callable[[bytes], str | None]:
     return render
 
 
-_RENDER: Mapping[tuple[str, Kind], Callable[[bytes], str | None]] = {
-    (POSTGRESQL, Kind.INTEGER): _render_integer,
-    (SQLITE, Kind.INTEGER): _render_integer,
-    (POSTGRESQL, Kind.TEXT): _render_text(POSTGRESQL),
-    (SQLITE, Kind.TEXT): _render_text(SQLITE),
+_RENDER: Mapping[tuple[str, ColumnKind], Callable[[bytes], str | None]] = {
+    (POSTGRESQL, ColumnKind.INTEGER): _render_integer,
+    (SQLITE, ColumnKind.INTEGER): _render_integer,
+    (POSTGRESQL, ColumnKind.TEXT): _render_text(POSTGRESQL),
+    (SQLITE, ColumnKind.TEXT): _render_text(SQLITE),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +17,8 @@ from sqlalchemy.engine import Engine
 from backlog.clock import format_time, utc_now
 from backlog.errors import KafkaFailure, StagingError, UsageError
 from backlog.manifest import MANIFEST_NAME, Manifest, write_manifest
+from backlog.progress import Say
 from backlog.values import Chunk, OffsetRange
-from spark_backfill.candidates import (
-    Bounds,
-    SourceAccess,
-    build_candidates,
-    count_rows,
-    drop_duplicates,
-    filter_times,
-    find_bounds,
-    read_rows,
-)
 from spark_backfill.evidence import (
     CONSUMED,
     INJECTED,
@@ -44,16 +35,25 @@ from spark_backfill.evidence.offsets import LogOffsets, describe_moves, read_off
 from spark_backfill.failures import translating
 from spark_backfill.guards import (
     check_policy,
-    find_ground,
+    find_basis,
     require_messages,
     warn_about_index,
     warn_about_rows,
     warn_about_rules,
 )
-from spark_backfill.jdbc import make_access
-from spark_backfill.messages import DEFAULT_MAX_BYTES, RESTATED, MessageRules, check_rules
+from spark_backfill.messages.candidates import (
+    Bounds,
+    SourceAccess,
+    build_candidates,
+    count_rows,
+    drop_duplicates,
+    filter_times,
+    find_bounds,
+    read_rows,
+)
+from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, RESTATED, MessageRules, check_rules
+from spark_backfill.messages.staging import ChunkLimits, stage_lost
 from spark_backfill.proof import prove_rules
-from spark_backfill.reflection import check_columns, open_engine, reflect_table
 from spark_backfill.request import (
     Counts,
     Proof,
@@ -61,25 +61,24 @@ from spark_backfill.request import (
     RebuildOutcome,
     RebuildRequest,
 )
-from spark_backfill.staging import ChunkLimits, stage_lost
+from spark_backfill.sources.jdbc import make_access
+from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
 from spark_backfill.tally import (
     LabelCounts,
     check_identity_unique,
     count_labels,
     write_quarantine,
 )
-from spark_backfill.verdict import Verdict, count_expected, judge_plan
+from spark_backfill.verdict import RebuildVerdict, count_expected, judge_plan
 
 _SURVIVOR_TRIES = 3
 
-Progress = Callable[[str], None]
-
 
 @dataclass(slots=True)
-class _Journal:
-    """What is said while planning."""
+class _PlanLog:
+    """Progress, warnings and times of one planning."""
 
-    progress: Progress
+    progress: Say
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -95,11 +94,11 @@ def plan_rebuild(
     spark: SparkSession,
     request: RebuildRequest,
     *,
-    progress: Progress | None = None,
+    progress: Say | None = None,
     limits: ChunkLimits | None = None,
 ) -> RebuildOutcome:
     """Finds the lost rows, rebuilds their messages and stages them. Changes neither Kafka nor
-    the source. A `surplus` verdict is told, not refused: that is for whoever runs the plan.
+    the source. A `surplus` verdict is returned, not refused: that is for whoever runs the plan.
 
     Args:
         progress: gets a line before each long part.
@@ -107,11 +106,11 @@ def plan_rebuild(
 
     Raises:
         ConfigurationError: a table, column or expression is wrong; nothing was read.
-        UsageError: nothing says when the loss begins.
+        UsageError: the beginning of the loss is not known.
         Refused: `stale: refuse`, an ambiguous identity, a failed proof, no or too many messages.
         SourceError, KafkaFailure, StagingError: something could not be read or written.
     """
-    journal = _Journal(progress or (lambda line: None))
+    log = _PlanLog(progress or (lambda line: None))
     check_policy(request)
     ranges = _find_ranges(request)
     with _open_source(spark, request, ranges) as (access, rules, consumed):
@@ -123,34 +122,34 @@ def plan_rebuild(
             mutable=rules.source.mutable,
             has_consumed=consumed is not None,
         )
-        warn_about_index(access, rules, bounds, journal.warnings)
-        warn_about_rules(request, access, rules, journal.warnings)
+        warn_about_index(access, rules, bounds, log.warnings)
+        warn_about_rules(request, access, rules, log.warnings)
         work = _prepare_directory(request)
-        with journal.timed("candidates", f"reading candidates from {access.table.label}"):
-            candidates = _freeze_candidates(access, rules, bounds, work, journal)
+        with log.timed("candidates", f"reading candidates from {access.table.label}"):
+            candidates = _freeze_candidates(access, rules, bounds, work, log)
         read_at = utc_now()
-        with journal.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
-            survivors, offsets = _freeze_survivors(spark, request, rules, ranges, work, journal)
+        with log.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
+            survivors, offsets = _freeze_survivors(spark, request, rules, ranges, work, log)
             known = tuple(chunk for chunk in request.prior if not chunk.lost)
             injected = InjectedEvidence(spark, request.staging_root, known)
-            # What we put back is in the log as well: the more telling label wins.
+            # What we put back is in the log as well: the more specific label wins.
             evidence: list[Evidence] = [injected, survivors, *([consumed] if consumed else [])]
             for item in evidence:
                 item.freeze()
         labelled = label_candidates(candidates, evidence)
-        with journal.timed("labels", "telling lost rows from others"):
+        with log.timed("labels", "finding the lost rows"):
             if not access.table.is_unique(_identity_columns(rules)):
                 check_identity_unique(candidates, rules.stream.name)
             counts = count_labels(labelled, format_time(read_at - rules.source.margin))
-        with journal.timed("proof", "proving the rules on survivors"):
+        with log.timed("proof", "proving the rules on survivors"):
             proof = prove_rules(survivors, rules, access, candidates)
-        warn_about_rows(counts, proof, offsets, rules, journal.warnings)
+        warn_about_rows(counts, proof, offsets, rules, log.warnings)
         expected = count_expected(ranges)
         spans = survivors.measure_spans()
-        ground = find_ground(request, rules, ranges, spans, counts, proof)
-        verdict = judge_plan(expected, counts.to_tally(), ground)
+        basis = find_basis(request, rules, ranges, spans, counts, proof)
+        verdict = judge_plan(expected, counts.to_tally(), basis)
         require_messages(request, rules, counts, verdict, proof, spans)
-        with journal.timed("staging", f"staging {counts.total(LOST)} messages"):
+        with log.timed("staging", f"staging {counts.total(LOST)} messages"):
             chunks = stage_lost(
                 labelled.where(F.col("label") == LOST),
                 rules,
@@ -163,7 +162,7 @@ def plan_rebuild(
                 labelled, rules.key_names(), request.directory, counts.total(QUARANTINED)
             )
         result = _Result(request, rules, bounds, offsets, counts, proof, quarantine, verdict)
-        return _finish(result, chunks, journal, work)
+        return _finish(result, chunks, log, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class _Result:
     labels: LabelCounts
     proof: Proof
     quarantine: Quarantine
-    verdict: Verdict
+    verdict: RebuildVerdict
 
     def counts(self) -> Counts:
         partitions = self.verdict.partitions
@@ -195,7 +194,7 @@ class _Result:
 
 
 def _finish(
-    result: _Result, chunks: tuple[Chunk, ...], journal: _Journal, work: Path
+    result: _Result, chunks: tuple[Chunk, ...], log: _PlanLog, work: Path
 ) -> RebuildOutcome:
     """Writes the manifest, the last file of a plan, and throws the working files away."""
     request, verdict, counts = result.request, result.verdict, result.counts()
@@ -225,7 +224,7 @@ def _finish(
         partitions=verdict.partitions,
         proof=result.proof,
         quarantine=result.quarantine,
-        warnings=tuple(journal.warnings),
+        warnings=tuple(log.warnings),
         manifest_sha256=sha256,
         chunks=len(chunks),
         bytes=sum(chunk.bytes for chunk in chunks),
@@ -233,7 +232,7 @@ def _finish(
         bounds=result.bounds.to_text(),
         log_start=dict(result.offsets.starts),
         log_end=dict(result.offsets.ends),
-        seconds=journal.seconds,
+        seconds=log.seconds,
     )
 
 
@@ -314,7 +313,7 @@ def _prepare_directory(request: RebuildRequest) -> Path:
 
 
 def _freeze_candidates(
-    access: SourceAccess, rules: MessageRules, bounds: Bounds, work: Path, journal: _Journal
+    access: SourceAccess, rules: MessageRules, bounds: Bounds, work: Path, log: _PlanLog
 ) -> DataFrame:
     """Reads the table once; all that follows comes from this copy (fault 30)."""
     where = filter_times(access.table, rules.source.time_column, bounds, access.timezone)
@@ -330,7 +329,7 @@ def _freeze_candidates(
         frozen.write.option("parquet.enable.dictionary", "false").mode("overwrite").parquet(path)
     after = count_rows(access, where)
     if before != after:
-        journal.warnings.append(
+        log.warnings.append(
             f"rows changed while they were read: {before} before, {after} after; "
             "what was read is frozen"
         )
@@ -343,7 +342,7 @@ def _freeze_survivors(
     rules: MessageRules,
     ranges: tuple[OffsetRange, ...],
     work: Path,
-    journal: _Journal,
+    log: _PlanLog,
 ) -> tuple[SurvivorEvidence, LogOffsets]:
     """Reads the log after the table, so that a row's message is there if it was ever sent."""
     topic, properties = rules.stream.topic, request.client_properties
@@ -367,13 +366,13 @@ def _freeze_survivors(
             if not left or not describe_moves(offsets.starts, again.starts):
                 raise
             moved = describe_moves(offsets.starts, again.starts)
-            journal.warnings.append(f"retention moved while the log was read, {moved}: read again")
+            log.warnings.append(f"retention moved while the log was read, {moved}: read again")
             offsets = again
             continue
         break
     now = read_offsets(properties, topic, request.partitions)
     if moved := describe_moves(offsets.starts, now.starts):
-        journal.warnings.append(f"retention moved on meanwhile, {moved}: a new gap may be there")
+        log.warnings.append(f"retention moved on meanwhile, {moved}: a new gap may be there")
     return evidence, offsets
 
 

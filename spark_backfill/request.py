@@ -11,11 +11,7 @@ from typing import Any
 from backlog.config import Source, Stream
 from backlog.values import Gap
 
-ALLOW_SURPLUS = "surplus"
 ALLOW_PROOF = "proof"
-
-MURMUR2 = "murmur2"
-CRC32 = "crc32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,6 @@ class RebuildRequest:
 
     @property
     def directory(self) -> Path:
-        """This recovery's staging directory."""
         return self.staging_root / self.recovery_id
 
 
@@ -122,7 +117,7 @@ class Proof:
     """The proof on survivors: `rate` is None where there was nothing to compare.
 
     `matched` are those that agree in all that is judged: everything, or for a mutable table key
-    and partition only. `equal_values` and `equal_headers` are told in both cases.
+    and partition only. `equal_values` and `equal_headers` are counted in both cases.
     """
 
     sampled: int

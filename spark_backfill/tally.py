@@ -20,7 +20,7 @@ LISTED = 100
 
 @dataclass(frozen=True, slots=True)
 class LabelCounts:
-    """Candidates by label and slot (None where unknown), and what else one pass can tell."""
+    """Candidates by label and slot (None where unknown), and what else one pass can count."""
 
     by_label: Mapping[str, Mapping[int | None, int]]
     duplicates: int
@@ -38,11 +38,9 @@ class LabelCounts:
 
     @property
     def candidates(self) -> int:
-        """All of them."""
         return sum(self.total(label) for label in self.by_label)
 
     def to_tally(self) -> Tally:
-        """What the verdict compares."""
         return Tally(
             rebuilt=self.placed(LOST),
             surviving=self.placed(SURVIVING),

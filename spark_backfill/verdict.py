@@ -28,13 +28,13 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the comparison stands on.
+class VerdictBasis:
+    """What is known about the inputs of the comparison.
 
     Attributes:
         sharp: the evidence at the lower bound is sharp (P2.10).
         bounded: some gap's range is itself only an upper bound.
-        holes: why offsets in the ranges need not be messages; empty where nothing says so.
+        holes: why offsets in the ranges need not be messages; empty where they are.
         collapsible: rows are mutable and restated, so one may stand for several messages.
         spread: messages without a key were spread, their partition is a guess.
         unproved: why the rules are not proved on survivors; empty where they are.
@@ -49,8 +49,8 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`kind` is exact, short or surplus; `reasons` say what stands against exact."""
+class RebuildVerdict:
+    """`kind` is exact, short or surplus; `reasons` say why it is not exact."""
 
     kind: str
     partitions: tuple[PartitionOutcome, ...]
@@ -68,14 +68,14 @@ def count_expected(ranges: Sequence[OffsetRange]) -> dict[int, int]:
     return expected
 
 
-def judge_plan(expected: Mapping[int, int], tally: Tally, ground: Ground) -> Verdict:
+def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -> RebuildVerdict:
     """Compares per partition: equal totals prove nothing, since errors cancel out.
 
     Args:
         expected: offsets of the gaps by partition; a partition without a gap is not in it.
     """
     numbers = sorted({*expected, *tally.rebuilt, *tally.quarantined})
-    partitions = tuple(_judge_partition(number, expected, tally, ground) for number in numbers)
+    partitions = tuple(_judge_partition(number, expected, tally, basis) for number in numbers)
     surplus = sum(item.surplus for item in partitions)
     shortfall = sum(item.shortfall for item in partitions)
     quarantined = sum(item.quarantined for item in partitions) + tally.unplaced
@@ -89,27 +89,27 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, ground: Ground) -> Ver
         )
     if shortfall:
         before = sum(min(p.shortfall, tally.injected.get(p.partition, 0)) for p in partitions)
-        reasons.append(_explain_shortfall(shortfall, before, collapsed, quarantined, ground))
-    elif ground.holes:
-        reasons.append(f"offsets are at most that many messages: {ground.holes}")
+        reasons.append(_explain_shortfall(shortfall, before, collapsed, quarantined, basis))
+    elif basis.holes:
+        reasons.append(f"offsets are at most that many messages: {basis.holes}")
     if quarantined:
         reasons.append(f"{quarantined} rows cannot be built and are in quarantine")
-    if ground.bounded:
+    if basis.bounded:
         reasons.append("a gap's range is an upper bound: the group may have read some of it")
-    if ground.spread:
+    if basis.spread:
         reasons.append("messages without a key were spread: their old partition is unknown")
-    if not ground.sharp:
+    if not basis.sharp:
         # A consumed row may have changed since, so that evidence is sharp for fixed rows only.
-        more = "let `backlogctl watch` run" if ground.collapsible else "add `consumed` evidence"
+        more = "let `backlogctl watch` run" if basis.collapsible else "add `consumed` evidence"
         reasons.append(f"where the loss begins is known no better than the margin: {more}")
-    if ground.unproved:
-        reasons.append(f"the rules are not proved: {ground.unproved}")
+    if basis.unproved:
+        reasons.append(f"the rules are not proved: {basis.unproved}")
     kind = SURPLUS if surplus else SHORT if reasons else EXACT
-    return Verdict(kind, partitions, tuple(reasons))
+    return RebuildVerdict(kind, partitions, tuple(reasons))
 
 
 def _judge_partition(
-    number: int, expected: Mapping[int, int], tally: Tally, ground: Ground
+    number: int, expected: Mapping[int, int], tally: Tally, basis: VerdictBasis
 ) -> PartitionOutcome:
     lost = expected.get(number, 0)
     rebuilt = tally.rebuilt.get(number, 0)
@@ -118,7 +118,7 @@ def _judge_partition(
     shortfall = max(0, lost - rebuilt)
     # A lost message whose row has a newer one, rebuilt or in the log, is covered by that one.
     injected = tally.injected.get(number, 0)
-    may_collapse = ground.collapsible and rebuilt + surviving + injected > 0
+    may_collapse = basis.collapsible and rebuilt + surviving + injected > 0
     return PartitionOutcome(
         partition=number,
         expected=lost,
@@ -132,7 +132,7 @@ def _judge_partition(
 
 
 def _explain_shortfall(
-    shortfall: int, before: int, collapsed: int, quarantined: int, ground: Ground
+    shortfall: int, before: int, collapsed: int, quarantined: int, basis: VerdictBasis
 ) -> str:
     may = []
     if before:
@@ -141,8 +141,8 @@ def _explain_shortfall(
         may.append(f"up to {collapsed} collapsed (one row stands for several messages)")
     if quarantined:
         may.append(f"{quarantined} in quarantine")
-    if ground.holes:
-        may.append(f"at most {shortfall}, control records included ({ground.holes})")
+    if basis.holes:
+        may.append(f"at most {shortfall}, control records included ({basis.holes})")
     may.append("rows that are gone from the table are unrecoverable")
     return f"{shortfall} lost offsets have no rebuilt message: {'; '.join(may)}"
 

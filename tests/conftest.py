@@ -16,10 +16,13 @@ from hypothesis import HealthCheck, settings
 
 from backlog.clock import Deadline
 from backlog.config import root
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import Admin, make_admin
-from tests.services import EmbeddedPostgres
+from sandbox.embedded import EmbeddedKafka
+from tests.borrowing import Lender, borrow, start_kafka
+from tests.durations import Durations
+from tests.quick import Quick
+from tests.services import BorrowedKafka, EmbeddedPostgres, Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,9 +44,37 @@ _JUDGES = "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JUDGES else "quick"))
 
 
-def pytest_configure() -> None:
+_LENDER = pytest.StashKey[Lender]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make test ARGS=...` takes beside pytest's own options."""
+    parser.addoption("--quick", action="store_true", help="leave out whole stories and big tools")
+    parser.addoption(
+        "--record-durations", action="store_true", help="write tests/durations.json anew"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM ends the run as Ctrl-C does, so that no service stays."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if config.getoption("record_durations") and not _is_led(config):
+        config.pluginmanager.register(Durations())
+    if config.getoption("quick"):
+        config.pluginmanager.register(Quick())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """All processes of the run have ended."""
+    if lender := config.stash.get(_LENDER, None):
+        lender.close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Called by the process that leads several, before each of them starts."""
+    if _LENDER not in node.config.stash:
+        node.config.stash[_LENDER] = Lender(_find_place(node.config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,7 +82,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shares | Non
     """Several processes share the files as `tests.sharing` tells, if they share by file."""
     from tests.sharing import Shares
 
-    return Shares(config, log) if config.getoption("dist") == "loadfile" else None
+    is_by_file = config.getoption("dist") == "loadfile"
+    return Shares(config, log, _find_place(config)) if is_by_file else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The process that leads several collects no tests itself."""
+    if _is_led(session.config):
+        from tests.sharing import write_needs
+
+        process = session.config.workerinput["workerid"]  # type: ignore[attr-defined]
+        write_needs(_find_place(session.config), process, session.items)
+
+
+def _is_led(config: pytest.Config) -> bool:
+    """Whether this is one of several processes, and another one leads."""
+    return hasattr(config, "workerinput")
+
+
+def _find_place(config: Any) -> Path:
+    """Where the processes of this run talk: the leader's folder holds those of all."""
+    folder: Path = config._tmp_path_factory.getbasetemp()
+    return (folder.parent if _is_led(config) else folder) / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,13 +122,17 @@ def own_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+def kafka(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedKafka]:
     """One broker for the whole run. A test that stops brokers starts its own instead.
 
-    As it never comes back, its session may be long: a pause of the machine does not end it.
+    Tests of other processes use it too: names are a test's own, and lists hold those of others.
     """
-    properties = {"broker.session.timeout.ms": "60000"}
-    with EmbeddedKafka.start(tmp_path_factory.mktemp("kafka"), properties=properties) as running:
+    if _is_led(request.config):
+        yield BorrowedKafka(borrow(_find_place(request.config), "kafka"))
+        return
+    with start_kafka(tmp_path_factory.mktemp("kafka")) as running:
         yield running
 
 
@@ -149,14 +206,17 @@ def group(unique: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[EmbeddedPostgres]:
+def postgres(request: pytest.FixtureRequest) -> Iterator[Postgres]:
     """One PostgreSQL server for the whole run."""
+    if _is_led(request.config):
+        yield Postgres(int(borrow(_find_place(request.config), "postgres")))
+        return
     with EmbeddedPostgres() as running:
         yield running
 
 
 @pytest.fixture
-def pg_url(postgres: EmbeddedPostgres, unique: str) -> Iterator[str]:
+def pg_url(postgres: Postgres, unique: str) -> Iterator[str]:
     """The SQLAlchemy URL of an empty database of the test's own."""
     database = f"test_{unique}"
     postgres.execute(f"CREATE DATABASE {database}")
@@ -178,7 +238,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from backlog.config import SparkSection
-    from spark_backfill.session import open_session
+    from spark_backfill.spark.session import open_session
 
     session = open_session(SparkSection(master="local[2]", conf=conf), "backlogctl tests")
     yield session

@@ -16,8 +16,9 @@ from typing import Self
 
 import psycopg
 
-from backlog import watchdog
-from backlog.ports import HOST, free_port
+from sandbox import watchdog
+from sandbox.embedded import EmbeddedKafka
+from sandbox.ports import HOST, free_port
 
 
 def find_postgres() -> Path | None:
@@ -28,14 +29,43 @@ def find_postgres() -> Path | None:
     return next((place for place in places if (place / "initdb").exists()), None)
 
 
-class EmbeddedPostgres:
+class BorrowedKafka(EmbeddedKafka):
+    """A broker of another process: its address is all that is known of it here."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+
+    @property
+    def bootstrap(self) -> str:
+        return self._bootstrap
+
+
+class Postgres:
+    """A PostgreSQL server on this machine, whoever started it."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+
+    def url(self, database: str = "postgres") -> str:
+        """A SQLAlchemy URL of one database."""
+        return f"postgresql+psycopg://postgres@{HOST}:{self.port}/{database}"
+
+    def execute(self, statement: str) -> None:
+        """Run one statement outside of a transaction, as CREATE DATABASE wants it."""
+        with psycopg.connect(
+            host=HOST, port=self.port, user="postgres", dbname="postgres", autocommit=True
+        ) as connection:
+            connection.execute(statement.encode())
+
+
+class EmbeddedPostgres(Postgres):
     """A PostgreSQL server with a data directory of its own; nothing of it outlives the tests."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._bin = find_postgres()
         self._data = Path(tempfile.mkdtemp(prefix="backlog-pg-"))
         self._as_user: list[str] = []
-        self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
@@ -85,17 +115,6 @@ class EmbeddedPostgres:
             )
         self._wait()
         return self
-
-    def url(self, database: str = "postgres") -> str:
-        """A SQLAlchemy URL of one database."""
-        return f"postgresql+psycopg://postgres@{HOST}:{self.port}/{database}"
-
-    def execute(self, statement: str) -> None:
-        """Run one statement outside of a transaction, as CREATE DATABASE wants it."""
-        with psycopg.connect(
-            host=HOST, port=self.port, user="postgres", dbname="postgres", autocommit=True
-        ) as connection:
-            connection.execute(statement.encode())
 
     def stop(self) -> None:
         """Stop the server at once and remove its data."""

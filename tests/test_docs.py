@@ -1,4 +1,4 @@
-"""What the pages point to is there: files, anchors, commands, options, make's targets."""
+"""What the pages point to is there, and what code and tests refer to is on the pages."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
+import typer
 
 from replay.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _COMMAND = re.compile(r"(?:^\$ |`)(?:\.venv/bin/)?(backlogctl [^`\n]+)", re.MULTILINE)
 # What programs say: the page's templates, and the sentences beside them.
 SPOKEN = sorted(
     [
         ROOT / "monitoring/advice.py",
-        *ROOT.glob("monitoring/page/*.py"),
-        *ROOT.glob("monitoring/page/templates/*.html"),
+        *ROOT.glob("replay/console/page/*.py"),
+        *ROOT.glob("replay/console/page/templates/*.html"),
     ]
 )
 _SPOKEN_COMMAND = re.compile(r"(backlogctl [a-z][^`\"<{\n]*)")
+# `test_fault_14_18_and_34_...`, "fault 7", "Faults 15, 16, 64", "faults 1, 2 and 38".
+_FAULTS = re.compile(r"(?:\b|_)[Ff]aults?[ _](\d+(?:(?:, | and |_and_|_)\d+)*)")
+# "P4.9", and the crash point "p4.9.fenced".
+_STEPS = re.compile(r"\b[Pp](\d+\.\d+)")
+# Generated, or not ours.
+_NOT_SOURCES = {".venv", ".uv", ".tools", "build", "dist"}
 _MAKE = re.compile(r"(?:^\$ |`)make ([a-z-]+)", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -63,9 +69,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_and_their_options_exist(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command: Any = typer.main.get_command(app)
-    while words and not words[0].startswith("-") and hasattr(command, "commands"):
-        assert words[0] in command.commands, line
-        command = command.commands[words.pop(0)]
+    while words and not words[0].startswith("-") and hasattr(command, "get_command"):
+        # The kinds of `plan` are not in the group before they are asked for.
+        command = command.get_command(typer.Context(command), words.pop(0))
+        assert command is not None, line
     known = {"--config", "--json", "--help"} | {o for p in command.params for o in p.opts}
     for word in words:
         if word.startswith("--"):
@@ -76,3 +83,43 @@ def test_commands_and_their_options_exist(line: str) -> None:
 def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(_MAKE.findall(page.read_text())) <= targets
+
+
+def read_sources() -> Iterator[tuple[Path, str]]:
+    """All Python code and tests but this file, whose examples are none."""
+    for path in sorted(ROOT.glob("**/*.py")):
+        if path != Path(__file__) and path.relative_to(ROOT).parts[0] not in _NOT_SOURCES:
+            yield path, path.read_text()
+
+
+def find_faults(text: str) -> set[int]:
+    return {int(n) for found in _FAULTS.findall(text) for n in re.findall(r"\d+", found)}
+
+
+def test_numbers_are_found_however_they_are_written() -> None:
+    assert find_faults("def test_fault_01_13_relays_killed") == {1, 13}
+    assert find_faults("def test_faults_14_18_and_34_bad_rows") == {14, 18, 34}
+    assert find_faults("(faults 1, 2 and 38). Fault 60: it. F401 default 5") == {1, 2, 38, 60}
+    assert _STEPS.findall("(protocol P4.9) reach('p4.10.verified') p4.json") == ["4.9", "4.10"]
+
+
+def test_each_fault_that_code_or_tests_name_is_explained_and_no_other() -> None:
+    named = {number for _, text in read_sources() for number in find_faults(text)}
+    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/faults.md").read_text(), re.MULTILINE)
+    assert sorted(map(int, rows)) == sorted(named)
+
+
+def test_each_fault_is_shown_by_tests_that_name_it() -> None:
+    page = ROOT / "docs/faults.md"
+    for number, row in re.findall(r"^\| (\d+) \|(.*)$", page.read_text(), re.MULTILINE):
+        shown = [link for link in _LINK.findall(row) if link.startswith("../tests/")]
+        assert shown, number
+        for link in shown:
+            assert int(number) in find_faults((page.parent / link).read_text()), (number, link)
+
+
+def test_each_step_of_a_protocol_that_code_names_is_explained() -> None:
+    explained = set(re.findall(r"\*\*P(\d+\.\d+)", (ROOT / "docs/protocols.md").read_text()))
+    for path, text in read_sources():
+        for step in _STEPS.findall(text):
+            assert step in explained, f"{path.relative_to(ROOT)}: P{step}"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from backlog.config import Consumers
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_producer
 from fanout.launchers import Fleet, ProcessLauncher, Role
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, wait_until
 

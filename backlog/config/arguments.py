@@ -1,21 +1,21 @@
-"""Words such as `{topic}` in the arguments of a command: checked when read, filled in when run."""
+"""Placeholders such as `{topic}` in the arguments of a command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from string import Formatter
 
-FLEET_WORDS = ("topic", "group", "bootstrap_servers", "role", "stream", "recovery")
+FLEET_PLACEHOLDERS = ("topic", "group", "bootstrap_servers", "role", "stream", "recovery")
 
 
-def check_words(arguments: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses words that nothing fills in.
+def check_placeholders(arguments: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses placeholders that nothing fills in.
 
     Raises:
-        ValueError: names the word and the known ones.
+        ValueError: names the placeholder and the known ones.
     """
-    words = tuple(known)
-    named = ", ".join(f"`{{{word}}}`" for word in words)
+    known_names = tuple(known)
+    named = ", ".join(f"`{{{name}}}`" for name in known_names)
     for argument in arguments:
         try:
             pieces = list(Formatter().parse(argument))
@@ -23,16 +23,16 @@ def check_words(arguments: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(
                 "has a brace without its partner; a brace of your own is written `{{` or `}}`"
             ) from None
-        for _, word, form, conversion in pieces:
-            if word is not None and (word not in words or form or conversion):
-                whole = word + (f"!{conversion}" if conversion else "")
+        for _, name, form, conversion in pieces:
+            if name is not None and (name not in known_names or form or conversion):
+                whole = name + (f"!{conversion}" if conversion else "")
                 whole += f":{form}" if form else ""
                 raise ValueError(
-                    f"`{{{whole}}}` is not a word that is filled in; known are {named}; "
+                    f"`{{{whole}}}` is not a placeholder; known are {named}; "
                     "a brace of your own is written `{{` or `}}`"
                 )
 
 
-def fill_in(arguments: Iterable[str], words: Mapping[str, str]) -> list[str]:
-    """The arguments with their words filled in; `check_words` has seen them."""
-    return [argument.format_map(words) for argument in arguments]
+def fill_in(arguments: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    """The arguments with their placeholders filled in; checked by `check_placeholders`."""
+    return [argument.format_map(values) for argument in arguments]

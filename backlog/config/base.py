@@ -50,7 +50,7 @@ def find_nearest(word: str, known: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
-def say_unknown(kind: str, word: str, known: Iterable[str]) -> str:
+def describe_unknown(kind: str, word: str, known: Iterable[str]) -> str:
     """`unknown key; the nearest known key is `topic``."""
     nearest = find_nearest(word, known)
     return (
@@ -61,7 +61,6 @@ def say_unknown(kind: str, word: str, known: Iterable[str]) -> str:
 
 
 def yaml_key(model: type[BaseModel], field: str) -> str:
-    """The key of a field in the file."""
     alias = model.model_fields[field].validation_alias
     return alias if isinstance(alias, str) else field
 
@@ -95,7 +94,7 @@ def check_keys(model: type[BaseModel], data: Any, path: Path = ()) -> list[Probl
         if _matches_any(here, LATER_KEYS):
             problems.append(Problem(here, LATER))
         elif key not in known:
-            problems.append(Problem(here, say_unknown("key", key, known)))
+            problems.append(Problem(here, describe_unknown("key", key, known)))
         elif isinstance(value, str) and _is_later_value(here, value):
             problems.append(Problem(here, f"`{value}` {LATER}"))
         else:
@@ -169,7 +168,6 @@ def _check_positive(value: timedelta) -> timedelta:
 
 
 def check_zone(value: str) -> str:
-    """Refuses what is not an IANA time zone."""
     try:
         ZoneInfo(value)
     except (KeyError, ValueError, OSError):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_serializer, field_validator, model_validator
 
-from backlog.config.arguments import FLEET_WORDS, check_words
+from backlog.config.arguments import FLEET_PLACEHOLDERS, check_placeholders
 from backlog.config.base import Duration, Section, Text, fail_at
 from backlog.config.sections import Positive
 
@@ -18,7 +18,10 @@ Arguments = Annotated[tuple[Text, ...], Field(min_length=1)]
 # The commands of each launcher: those it needs, and those it takes.
 _NEEDED = {"process": ("command",), "command": ("scale", "stop"), "manual": ()}
 _TAKEN = {"process": ("command",), "command": ("scale", "stop", "status"), "manual": ()}
-_WORDS = {"command": (*FLEET_WORDS, "index"), "scale": (*FLEET_WORDS, "replicas")}
+_PLACEHOLDERS = {
+    "command": (*FLEET_PLACEHOLDERS, "index"),
+    "scale": (*FLEET_PLACEHOLDERS, "replicas"),
+}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -58,7 +61,7 @@ class Consumers(Section):
     scale: Arguments | None = Field(
         default=None,
         description="`command`: makes `{replicas}` consumers run, also found in "
-        "`BACKLOG_REPLICAS`; the words of `command` but `{index}` are filled in.",
+        "`BACKLOG_REPLICAS`; the placeholders of `command` but `{index}` are filled in.",
     )
     stop: Arguments | None = Field(default=None, description="`command`: ends all of them.")
     status: Arguments | None = Field(
@@ -104,7 +107,7 @@ class Consumers(Section):
             if name not in _TAKEN[self.launcher]:
                 raise ValueError(f"`{name}` does not go with `launcher: {self.launcher}`")
             try:
-                check_words(arguments, _WORDS.get(name, FLEET_WORDS))
+                check_placeholders(arguments, _PLACEHOLDERS.get(name, FLEET_PLACEHOLDERS))
             except ValueError as error:
                 raise fail_at((name,), str(error)) from None
         return self

@@ -135,5 +135,4 @@ class _Inspection:
 
 
 def dotted(path: Path) -> str:
-    """`streams.orders.topic`."""
     return ".".join(path) or "the file"

@@ -1,6 +1,6 @@
-"""What of backlog.yaml a scheduler shows before anything runs: no secret is looked up.
+"""The part of backlog.yaml that a scheduler shows before anything runs; no secret is resolved.
 
-The file may be missing or wrong: then the outline says so, and the first task says it again.
+A missing or wrong file becomes the outline's `problem`; the first task reports it again.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Config(Section):
         """
         if cluster not in self.clusters:
             raise UsageError(
-                base.say_unknown("cluster", cluster, self.clusters), subject="--cluster"
+                base.describe_unknown("cluster", cluster, self.clusters), subject="--cluster"
             )
         problems: list[Problem] = []
         streams: dict[str, Stream] = {}
@@ -302,7 +302,7 @@ def mask_secrets(text: str) -> str:
 
 def _check_known(path: documents.Path, kind: str, name: str, known: Mapping[str, object]) -> None:
     if name not in known:
-        raise base.fail_at(path, base.say_unknown(kind, name, known))
+        raise base.fail_at(path, base.describe_unknown(kind, name, known))
 
 
 def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
@@ -363,16 +363,16 @@ def _describe(
     lines: Mapping[tuple[str, ...], int],
     file: str,
 ) -> ConfigurationError:
-    said: list[str] = []
+    texts: list[str] = []
     for problem in problems:
         depth = next((n for n in range(len(problem.path), 0, -1) if problem.path[:n] in lines), 0)
         line = f" (line {lines[problem.path[:depth]]})" if depth else ""
         # What a check says is ours, but a name in it may have come by reference.
         text = references.mask(problem.text, resolved.values)
         path = ".".join(part for part in problem.path if part != "[key]")
-        said.append(f"{path}{line}: {text}" if path else text)
-    if len(said) > 1:
-        message = f"{len(said)} problems:\n" + "\n".join(f"  - {item}" for item in said)
+        texts.append(f"{path}{line}: {text}" if path else text)
+    if len(texts) > 1:
+        message = f"{len(texts)} problems:\n" + "\n".join(f"  - {item}" for item in texts)
     else:
-        message = said[0]
+        message = texts[0]
     return ConfigurationError(message, subject=file, hint=_HINT)

@@ -24,8 +24,8 @@ from backlog.config.base import (
     Text,
     TopicName,
     Zone,
+    describe_unknown,
     fail_at,
-    say_unknown,
 )
 from backlog.config.kafka_properties import (
     ALLOWED_PROPERTIES,
@@ -87,8 +87,8 @@ class KafkaLedger(Section):
     )
     replication: Positive | None = Field(
         default=None,
-        description="Replication factor of the ledger topic when we create it; without it the "
-        "broker's default.",
+        description="Replication factor of the ledger topic when we create it; without it three, "
+        "or as many as there are brokers.",
     )
 
 
@@ -275,7 +275,7 @@ class Cluster(RootModel[dict[str, str | SecretStr]]):
                 raise fail_at((name,), reason)
             if name not in ALLOWED_PROPERTIES | SECRET_PROPERTIES:
                 known = ALLOWED_PROPERTIES | SECRET_PROPERTIES
-                raise fail_at((name,), say_unknown("client property", name, known))
+                raise fail_at((name,), describe_unknown("client property", name, known))
         if not properties.get("bootstrap.servers", "").strip():
             raise fail_at(("bootstrap.servers",), "is required")
         uses_sasl = properties.get("security.protocol", "").casefold().startswith("sasl")
@@ -295,7 +295,6 @@ class Cluster(RootModel[dict[str, str | SecretStr]]):
 
     @property
     def bootstrap(self) -> str:
-        """The addresses, for messages."""
         return self.client_properties()["bootstrap.servers"]
 
     def reveal_secrets(self) -> tuple[str, ...]:

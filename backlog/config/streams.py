@@ -196,7 +196,6 @@ class OffPeak(Section):
         return self
 
     def window(self) -> OffPeakWindow:
-        """The window as the clock reads it."""
         return OffPeakWindow(self.start, self.end, ZoneInfo(self.timezone))
 
 

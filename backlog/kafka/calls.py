@@ -1,4 +1,4 @@
-"""How an admin call is made: one Deadline, errors translated, passing errors tried again."""
+"""How an admin call is made: one Deadline, errors translated, transient errors retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Connection = Admin | Properties
 Result = TypeVar("Result")
 
 _PAUSE = 0.05
-_HARDLY_ANY = 1.0  # seconds in which brokers that are there may not answer
+_TOO_SHORT = 1.0  # seconds that are too few for an answer
 _ABSENCE_PAUSE = 0.5
 
 
@@ -58,22 +58,22 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
         BacklogError: what the cluster answered, or that it did not answer in time.
     """
     try:
-        # librdkafka ends the call by itself; the second is for its own thread to say so.
+        # librdkafka ends the call itself; one second more for its thread to deliver that.
         return future.result(timeout=seconds_left(limit) + 1.0)
     except (KafkaException, TimeoutError) as error:
         raise admin.translate(error, subject, doing, limit.seconds) from error
 
 
-def retry_passing(
+def retry_transient(
     admin: Admin,
     limit: Deadline,
     call: Callable[[], Result],
-    passes: Callable[[KafkaFailure], bool] | None = None,
+    is_transient: Callable[[KafkaFailure], bool] | None = None,
 ) -> Result:
     """Calls again while a leader or coordinator moves, until the deadline.
 
-    `passes` names more errors that pass by themselves here.
-    An unreachable cluster is not tried again here: that call has used up the deadline already.
+    `is_transient` names more errors that are transient here. An unreachable cluster is not
+    retried: that call has used up the deadline already.
     """
     known: KafkaFailure | None = None
     while True:
@@ -81,12 +81,14 @@ def retry_passing(
         try:
             return call()
         except ClusterUnreachable:
-            # The last try had no time for an answer; the one before was answered.
-            if known is not None and left < _HARDLY_ANY:
+            # The last try had no time for an answer; the error before it says more.
+            if known is not None and left < _TOO_SHORT:
                 raise known from None
             raise
         except KafkaFailure as error:
-            if limit.expired or not (error.retryable or (passes is not None and passes(error))):
+            if limit.expired or not (
+                error.retryable or (is_transient is not None and is_transient(error))
+            ):
                 raise
             known = error
             admin.poll(min(_PAUSE, limit.remaining()))
@@ -95,7 +97,7 @@ def retry_passing(
 def outlast(limit: Deadline, call: Callable[[], Result]) -> Result:
     """Calls again while brokers are away, until the deadline; for work that is under way.
 
-    The call's own time limits are its own affair.
+    The call keeps its own time limits.
     """
     while True:
         try:

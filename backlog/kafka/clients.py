@@ -32,7 +32,7 @@ COMMON: Mapping[str, Any] = {
     "log_level": 4,
 }
 CONSUMER: Mapping[str, Any] = {
-    # A reader that is not told where to start must fail, not jump.
+    # A consumer without a start offset must fail, not jump.
     "auto.offset.reset": "error",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,

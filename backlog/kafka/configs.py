@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
-from backlog.kafka.calls import Connection, ask, connect, retry_passing, wait_for
+from backlog.kafka.calls import Connection, ask, connect, retry_transient, wait_for
 from backlog.kafka.clients import Admin
 from backlog.kafka.topics import DEFAULT_SECONDS
 
@@ -48,7 +48,7 @@ def read_topic_settings(
         futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
         return wait_for(admin, futures[resource], subject, doing, limit)
 
-    entries = retry_passing(admin, limit, call)
+    entries = retry_transient(admin, limit, call)
     wanted = list(names)
     unknown = sorted(set(wanted) - set(entries))
     if unknown:
@@ -94,7 +94,7 @@ def alter_topic_config(
         for future in futures.values():
             wait_for(admin, future, subject, doing, limit)
 
-    retry_passing(admin, limit, call)
+    retry_transient(admin, limit, call)
     _await_changes(admin, topic, changes, limit)
 
 

@@ -6,7 +6,7 @@ import time
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure, Refused
-from backlog.kafka.calls import Connection, ask, connect, retry_passing, wait_for
+from backlog.kafka.calls import Connection, ask, connect, retry_transient, wait_for
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import TopicMissing
 from backlog.kafka.topics import DEFAULT_SECONDS, read_topic_id
@@ -45,7 +45,7 @@ def delete_topic(
         except TopicMissing:
             return
 
-    retry_passing(admin, limit, call)
+    retry_transient(admin, limit, call)
     while _find_id(admin, topic, limit) == topic_id:
         if limit.expired:
             raise KafkaFailure(

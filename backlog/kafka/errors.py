@@ -69,9 +69,9 @@ _DENIED = frozenset(
 _LOGIN = frozenset(
     {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
 )
-# librdkafka sets its own "retriable" mark on producer errors only; a broker's answers that pass by
-# themselves (a leader or coordinator moves, a new topic spreads) are named here.
-_PASSING = frozenset(
+# librdkafka sets its own "retriable" mark on producer errors only; a broker's transient
+# errors (a leader or coordinator moves, metadata of a new topic spreads) are listed here.
+_TRANSIENT = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -127,28 +127,16 @@ def is_abortable(error: KafkaError | BaseException) -> bool:
     return inner is not None and bool(inner.txn_requires_abort())
 
 
-def is_fatal(error: KafkaError | BaseException) -> bool:
-    """Whether the client instance is unusable from here on."""
-    inner = unwrap(error)
-    return inner is not None and bool(inner.fatal())
-
-
 def is_retriable(error: KafkaError | BaseException) -> bool:
     """Whether the same call may be made again as it is."""
     inner = unwrap(error)
-    return inner is not None and (bool(inner.retriable()) or inner.code() in _PASSING)
+    return inner is not None and (bool(inner.retriable()) or inner.code() in _TRANSIENT)
 
 
 def is_fenced(error: KafkaError | BaseException) -> bool:
     """Whether a newer producer took the transactional id over."""
     inner = unwrap(error)
     return inner is not None and inner.code() in _FENCED
-
-
-def is_group_active(error: KafkaError | BaseException) -> bool:
-    """Whether offsets were refused because the group has members."""
-    inner = unwrap(error)
-    return inner is not None and inner.code() in GROUP_ACTIVE_CODES
 
 
 def translate(

@@ -17,7 +17,7 @@ from confluent_kafka import (
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
-from backlog.kafka.calls import Connection, ask, connect, retry_passing, seconds_left, wait_for
+from backlog.kafka.calls import Connection, ask, connect, retry_transient, seconds_left, wait_for
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing
 from backlog.kafka.topics import DEFAULT_SECONDS, read_topic_id
@@ -36,8 +36,6 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a group."""
-
     client_id: str
     host: str
     member_id: str
@@ -91,7 +89,7 @@ def read_commits(
             reader.poll(0)  # delivers its log lines
         return _check_commits(admin, answer, subject, doing)
 
-    return retry_passing(admin, limit, call)
+    return retry_transient(admin, limit, call)
 
 
 def committed_offsets(
@@ -173,7 +171,7 @@ def describe_group_state(
         return wait_for(admin, futures[group], subject, doing, limit)
 
     try:
-        answer = retry_passing(admin, limit, call)
+        answer = retry_transient(admin, limit, call)
     except GroupMissing:
         return GroupState("dead", ())
     state: ConsumerGroupState = answer.state
@@ -211,7 +209,7 @@ def set_group_offsets(
     wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
 
     def call() -> None:
-        _refuse_strange(admin, topic, offsets, f"could not {doing}", limit)
+        _refuse_unknown(admin, topic, offsets, f"could not {doing}", limit)
         verb = admin.alter_consumer_group_offsets
         request = [ConsumerGroupTopicPartitions(group, wanted)]
         futures = ask(admin, verb, subject, doing, limit, request)
@@ -221,7 +219,7 @@ def set_group_offsets(
                 raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
 
     try:
-        retry_passing(admin, limit, call, partial(_is_spreading, new_topic))
+        retry_transient(admin, limit, call, partial(_is_spreading, new_topic))
     except GroupActive as error:
         raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
     back = committed_offsets(admin, group, topic, offsets, limit)
@@ -235,10 +233,10 @@ def set_group_offsets(
         )
 
 
-def _refuse_strange(
+def _refuse_unknown(
     admin: Admin, topic: str, partitions: Iterable[int], failed: str, limit: Deadline
 ) -> None:
-    # The broker takes offsets for partitions that do not exist, and says nothing.
+    # The broker accepts offsets of partitions that do not exist without an error.
     known = read_topic_id(admin, topic, limit)[1]
     strange = sorted(p for p in partitions if not 0 <= p < known)
     if strange:
@@ -252,7 +250,7 @@ def _is_spreading(new_topic: bool, error: KafkaFailure) -> bool:
     return new_topic and isinstance(error, TopicMissing)
 
 
-def forget_group(connection: Connection, group: str, deadline: Deadline | None = None) -> bool:
+def delete_group(connection: Connection, group: str, deadline: Deadline | None = None) -> bool:
     """Deletes a group without members and its offsets; False where it has some, or is gone."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     futures = admin.delete_consumer_groups([group], request_timeout=seconds_left(limit))
@@ -271,7 +269,7 @@ def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> lis
             raise admin.translate(error, subject, doing, limit.seconds) from error
         return list(listing.valid)
 
-    return retry_passing(admin, limit, call)
+    return retry_transient(admin, limit, call)
 
 
 def _check_commits(

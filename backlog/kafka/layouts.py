@@ -15,7 +15,7 @@ NONE = -1  # no offset: not committed, or not known
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A group as its coordinator lists it; `state` is in lower case, "" where it is not told."""
+    """A group as its coordinator lists it; `state` is in lower case, "" where unknown."""
 
     name: str
     state: str

@@ -1,4 +1,4 @@
-"""How much room the brokers have: DescribeLogDirs, which confluent-kafka lacks.
+"""Sizes and free disk space of the brokers: DescribeLogDirs, which confluent-kafka lacks.
 
 Asked through kafka-python, whose properties have other names. What cannot be asked is unknown with
 a reason, never an error: a disk that cannot be seen must not stop an emergency by itself.
@@ -42,7 +42,7 @@ _SAME_VOLUME = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BrokerLogDirs:
-    """One broker's disks: bytes, None where its version does not tell (before Kafka 3.3).
+    """One broker's disks: bytes, None where its version does not report them (before Kafka 3.3).
 
     `partitions` are the bytes of the topic's replicas on this broker.
     """
@@ -167,7 +167,7 @@ def _to_broker(broker: int, directories: list[dict[str, Any]], topic: str) -> Br
     for directory in directories:
         total, usable = directory.get("total_bytes", -1), directory.get("usable_bytes", -1)
         known = known and total >= 0 and usable >= 0
-        # Two directories on one disk show the same figures; its room counts once.
+        # Two directories on one disk show the same figures; its space counts once.
         if not any(t == total and abs(u - usable) < _SAME_VOLUME for t, u in volumes):
             volumes.append((total, usable))
         for found in directory["topics"]:
@@ -207,7 +207,7 @@ _SILENCE = _Silence()
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Keeps kafka-python's log quiet: it repeats what the answer says, and prints properties."""
+    """Keeps kafka-python's log quiet: it repeats the errors, and prints properties."""
     logger = logging.getLogger("kafka")
     with _SILENCE.lock:
         if not _SILENCE.asking:

@@ -12,7 +12,7 @@ from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, assign_partitions, make_consumer
 from backlog.kafka.errors import translate, unwrap
 
-# The partition answers nothing more: its end, or what was to be read expired meanwhile.
+# Nothing more comes from the partition: its end, or the offset has expired meanwhile.
 _ENDS = (KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
@@ -34,7 +34,7 @@ def peek_at(
 ) -> dict[int, tuple[Peeked, ...]]:
     """At most `each` committed messages of each partition, from its offset on.
 
-    A partition that does not answer in time has none: what is read here is only told.
+    A partition that does not answer in time has none: what is read here is for information only.
 
     Raises:
         ClusterUnreachable, KafkaFailure.

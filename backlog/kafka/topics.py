@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
-from backlog.kafka.calls import Connection, ask, connect, retry_passing, seconds_left, wait_for
+from backlog.kafka.calls import Connection, ask, connect, retry_transient, seconds_left, wait_for
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import TopicMissing, unwrap
 
@@ -133,7 +133,7 @@ def list_offsets(
             for key, future in futures.items()
         }
 
-    return retry_passing(admin, limit, call)
+    return retry_transient(admin, limit, call)
 
 
 def create_topic(
@@ -195,4 +195,4 @@ def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
         futures = ask(admin, admin.describe_topics, subject, doing, limit, what)
         return wait_for(admin, futures[topic], subject, doing, limit)
 
-    return retry_passing(admin, limit, call)
+    return retry_transient(admin, limit, call)

@@ -31,13 +31,10 @@ class BurndownSample:
 
 
 class Burndown:
-    """Verbs on the burn-down."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, sample: BurndownSample) -> None:
-        """Stores a sample."""
         with self._database.write() as connection:
             connection.execute(insert(burndown).values(**asdict(sample)))
 
@@ -51,7 +48,6 @@ class Burndown:
             return tuple(_to_sample(row) for row in rows)
 
     def latest(self, recovery_id: str) -> BurndownSample | None:
-        """The newest sample of a recovery."""
         query = select(burndown).where(burndown.c.recovery_id == recovery_id)
         query = query.order_by(burndown.c.at.desc(), burndown.c.id.desc()).limit(1)
         with self._database.read() as connection:

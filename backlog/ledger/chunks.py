@@ -28,8 +28,6 @@ class ChunkRecord:
 
 
 class Chunks:
-    """Verbs on chunks."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

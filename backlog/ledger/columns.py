@@ -64,9 +64,7 @@ class JsonText(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """The canonical text."""
         return None if value is None else encode_json(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """The parsed value."""
         return None if value is None else json.loads(value)

@@ -95,7 +95,6 @@ class Database:
             )
 
     def close(self) -> None:
-        """Closes what the pool holds."""
         self._engine.dispose()
 
     def _leave_parent(self) -> None:

@@ -21,8 +21,6 @@ GENESIS = "0" * 64
 
 
 class Events:
-    """Verbs on events."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

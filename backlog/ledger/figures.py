@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, exists, func, or_, select
 
 from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Database
-from backlog.ledger.models import events, gaps, recoveries
+from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
+from backlog.ledger.recovery_rows import read_recovery
 from backlog.values import Cause, GapState, RecoveryState
 
 _ENDS = tuple(
@@ -34,7 +36,10 @@ class GapFigure:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFigure:
-    """A recovery without its plan; `since` is when it came into its state."""
+    """A recovery without its plan; `since` is when it came into its state.
+
+    `has_gaps` says whether it was planned for gaps, so that it puts messages back.
+    """
 
     id: str
     kind: str
@@ -43,11 +48,11 @@ class RecoveryFigure:
     since: datetime
     injected: int
     lease_until: datetime | None
+    stops_consumers: bool
+    has_gaps: bool
 
 
 class Figures:
-    """Verbs on figures."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -80,6 +85,16 @@ class Figures:
                 )
             )
 
+    def planned_counts(self, recovery_id: str) -> Mapping[str, int]:
+        """How many messages a stored plan has of each sort, by name; empty where it does not say.
+
+        Raises:
+            UsageError: there is no such recovery.
+        """
+        with self._database.read() as connection:
+            plan = read_recovery(connection, recovery_id)["plan"]
+        return dict((plan.get("outcome") or {}).get("counts") or {})
+
     def recoveries(self) -> tuple[RecoveryFigure, ...]:
         """Those that are not at an end, and the last of each stream; oldest first."""
         last = (
@@ -96,12 +111,14 @@ class Figures:
             recoveries.c.created_at,
             recoveries.c.injected,
             recoveries.c.lease_until,
+            recoveries.c.stops_consumers,
         )
+        has_gaps = exists().where(recovery_gaps.c.recovery_id == recoveries.c.id)
         changed = and_(
             events.c.recovery_id == recoveries.c.id, events.c.action == recoveries.c.state
         )
         query = (
-            select(*columns, since.label("since"))
+            select(*columns, since.label("since"), has_gaps.label("has_gaps"))
             .select_from(
                 recoveries.outerjoin(last, last.c.id == recoveries.c.id).outerjoin(events, changed)
             )
@@ -119,6 +136,8 @@ class Figures:
                     since=row.since or row.created_at,
                     injected=row.injected,
                     lease_until=row.lease_until,
+                    stops_consumers=row.stops_consumers,
+                    has_gaps=row.has_gaps,
                 )
                 for row in connection.execute(query)
             )

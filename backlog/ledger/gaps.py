@@ -21,8 +21,6 @@ ITSELF = "backlogctl"
 
 
 class Gaps:
-    """Verbs on gaps."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -143,12 +141,6 @@ class Gaps:
             now = self._database.now(connection)
             return move_gaps(connection, tuple(ids), to, now, recovery_id, reason, actor)
 
-    def recovery_of(self, gap_id: str) -> str | None:
-        """The id of the recovery that has the gap now."""
-        with self._database.read() as connection:
-            found: str | None = _read_rows(connection, [gap_id], lock=False)[0]["recovery_id"]
-        return found
-
 
 def move_gaps(
     connection: Connection,
@@ -199,7 +191,6 @@ def release_gaps(connection: Connection, recovery_id: str, now: datetime, actor:
 
 
 def to_gap(row: RowMapping | dict[str, Any]) -> Gap:
-    """The frozen value of a row."""
     return Gap(
         id=row["id"],
         stream=row["stream"],

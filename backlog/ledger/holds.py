@@ -48,8 +48,6 @@ class Hold:
 
 
 class Holds:
-    """Verbs on holds."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -7,7 +7,6 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, NoReturn
 
 from sqlalchemy import ColumnElement, Connection, Interval, and_, func, literal, or_, update
@@ -197,12 +196,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(timeout=self._ttl.total_seconds())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from types import TracebackType
 
 from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
@@ -48,18 +47,12 @@ class Ledger:
             return self._database.now(connection)
 
     def close(self) -> None:
-        """Closes its connections."""
         self._database.close()
 
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

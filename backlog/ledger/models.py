@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     text,
+    true,
 )
 
 from backlog.ledger.columns import JsonText, UtcTime
@@ -27,8 +28,12 @@ from backlog.ledger.columns import JsonText, UtcTime
 metadata = MetaData()
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
-# A failed rebuild can wait; a failed expansion or drain left the layout changed.
-ACTIVE = "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND kind <> 'rebuild')"
+ACTIVE = "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND holds_when_failed)"
+
+
+def _make_texts(*names: str) -> list[Column[str]]:
+    return [Column(name, Text, nullable=False) for name in names]
+
 
 counters = Table(
     "backlog_counters",
@@ -49,11 +54,7 @@ samples = Table(
     "backlog_samples",
     metadata,
     Column("id", RowId, primary_key=True, autoincrement=True),
-    Column("stream", Text, nullable=False),
-    Column("cluster", Text, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("group_id", Text, nullable=False),
-    Column("topic_id", Text, nullable=False),
+    *_make_texts("stream", "cluster", "topic", "group_id", "topic_id"),
     Column("taken_at", UtcTime, nullable=False),
     # [[partition, low, committed or null, lso, high], ...]
     Column("partitions", JsonText, nullable=False),
@@ -77,10 +78,7 @@ recoveries = Table(
     metadata,
     Column("id", String(32), primary_key=True),
     Column("kind", String(16), nullable=False),
-    Column("stream", Text, nullable=False),
-    Column("cluster", Text, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("group_id", Text, nullable=False),
+    *_make_texts("stream", "cluster", "topic", "group_id"),
     Column("state", String(16), nullable=False),
     Column("plan_hash", Text, nullable=False),
     Column("plan", JsonText, nullable=False),
@@ -102,6 +100,9 @@ recoveries = Table(
     Column("lease_acquired_at", UtcTime),
     Column("lease_renewed_at", UtcTime),
     Column("lease_until", UtcTime),
+    # What is not known is treated as if it left something changed.
+    Column("stops_consumers", Boolean, nullable=False, server_default=true()),
+    Column("holds_when_failed", Boolean, nullable=False, server_default=true()),
     CheckConstraint("requested IN ('pause', 'cancel')", name="backlog_recoveries_requested"),
     CheckConstraint(
         "state IN ('planned', 'rejected') OR (approved_by IS NOT NULL AND approved_hash IS NOT NULL"
@@ -109,21 +110,16 @@ recoveries = Table(
         name="backlog_recoveries_approval",
     ),
     Index("backlog_recoveries_by_stream", "stream", "state"),
-    Index(
-        "backlog_one_active_per_topic",
-        "cluster",
-        "topic",
-        unique=True,
-        sqlite_where=text(ACTIVE),
-        postgresql_where=text(ACTIVE),
-    ),
-    Index(
-        "backlog_one_active_per_group",
-        "cluster",
-        "group_id",
-        unique=True,
-        sqlite_where=text(ACTIVE),
-        postgresql_where=text(ACTIVE),
+    *(
+        Index(
+            f"backlog_one_active_per_{name}",
+            "cluster",
+            column,
+            unique=True,
+            sqlite_where=text(ACTIVE),
+            postgresql_where=text(ACTIVE),
+        )
+        for name, column in (("topic", "topic"), ("group", "group_id"))
     ),
 )
 
@@ -131,11 +127,7 @@ gaps = Table(
     "backlog_gaps",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("stream", Text, nullable=False),
-    Column("cluster", Text, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("group_id", Text, nullable=False),
-    Column("topic_id", Text, nullable=False),
+    *_make_texts("stream", "cluster", "topic", "group_id", "topic_id"),
     Column("partition", Integer, nullable=False),
     Column("start_offset", BigInteger),
     Column("end_offset", BigInteger),
@@ -190,8 +182,7 @@ chunks = Table(
     Column("count", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
-    Column("path", Text, nullable=False),
-    Column("ids_path", Text, nullable=False),
+    *_make_texts("path", "ids_path"),
     Column("canary", Boolean, nullable=False),
     Column("state", String(16), nullable=False),
     Column("first_offset", BigInteger),
@@ -206,8 +197,7 @@ events = Table(
     Column("recovery_id", String(32), primary_key=True),
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
     Column("at", UtcTime, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("action", Text, nullable=False),
+    *_make_texts("actor", "action"),
     Column("detail", JsonText, nullable=False),
     Column("previous_hash", String(64), nullable=False),
     Column("hash", String(64), nullable=False),
@@ -222,7 +212,6 @@ steps = Table(
     Column("first_started_at", UtcTime, nullable=False),
     Column("last_started_at", UtcTime, nullable=False),
     Column("completed_at", UtcTime),
-    Column("rolled_back_at", UtcTime),
     Column("attempts", Integer, nullable=False),
     Column("detail", JsonText, nullable=False),
 )
@@ -231,8 +220,7 @@ temporary_topics = Table(
     "backlog_temporary_topics",
     metadata,
     Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
-    Column("cluster", Text, nullable=False),
-    Column("name", Text, nullable=False),
+    *_make_texts("cluster", "name"),
     Column("topic_id", Text),
     Column("partitions", Integer, nullable=False),
     Column("created_at", UtcTime, nullable=False),
@@ -243,11 +231,7 @@ holds = Table(
     "backlog_holds",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("cluster", Text, nullable=False),
-    Column("topic", Text, nullable=False),
-    Column("topic_id", Text, nullable=False),
-    Column("stream", Text, nullable=False),
-    Column("holder", Text, nullable=False),
+    *_make_texts("cluster", "topic", "topic_id", "stream", "holder"),
     # {setting: value before, null where the topic did not set it}, {setting: value}, and
     # {setting: [values it was raised to before that]}
     Column("old", JsonText, nullable=False),

@@ -36,8 +36,6 @@ _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
 
 
 class Recoveries:
-    """Verbs on recoveries."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -58,11 +56,19 @@ class Recoveries:
         gap_ids: Iterable[str],
         actor: str,
         id: str | None = None,  # noqa: A002 - the word of the callers
+        *,
+        stops_consumers: bool,
+        holds_when_failed: bool,
     ) -> Recovery:
         """Stores a plan and takes its gaps, in one transaction.
 
         Recoveries of the stream that are still `planned` are superseded: rejected, with an event
         that says so, and their gaps are open for this one.
+
+        Args:
+            stops_consumers: whether the group's own consumers are stopped while it is worked on.
+            holds_when_failed: whether a failed one left something changed, so that it is active
+                until it is run again or cancelled.
 
         Raises:
             InvalidTransition: a gap is not open.
@@ -91,6 +97,8 @@ class Recoveries:
                         created_at=now,
                         detail={},
                         events_head=GENESIS,
+                        stops_consumers=stops_consumers,
+                        holds_when_failed=holds_when_failed,
                     )
                 )
                 if wanted:

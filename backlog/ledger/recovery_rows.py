@@ -33,7 +33,6 @@ def read_recovery(connection: Connection, recovery_id: str, *, lock: bool = Fals
 
 
 def to_recovery(row: RowMapping) -> Recovery:
-    """The frozen value of a row."""
     return Recovery(
         id=row["id"],
         kind=row["kind"],
@@ -55,6 +54,8 @@ def to_recovery(row: RowMapping) -> Recovery:
         injected=row["injected"],
         skipped=row["skipped"],
         detail=row["detail"],
+        stops_consumers=row["stops_consumers"],
+        holds_when_failed=row["holds_when_failed"],
     )
 
 

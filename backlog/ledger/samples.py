@@ -38,8 +38,6 @@ class CommitMark:
 
 
 class Samples:
-    """Verbs on samples."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -69,7 +67,6 @@ class Samples:
             _move_marks(connection, sample)
 
     def latest(self, stream: str) -> Sample | None:
-        """The newest sample of a stream."""
         query = (
             select(samples)
             .where(samples.c.stream == stream)

@@ -19,8 +19,7 @@ from backlog.ledger.models import steps
 class StepRecord:
     """One step of a recovery as it stands.
 
-    `completed_at` is None until it was completed, and again once it was rolled back;
-    `rolled_back_at` is None again once it was started anew. `detail` is that of the completion.
+    `completed_at` is None until it was completed; `detail` is that of the completion.
     """
 
     recovery_id: str
@@ -28,13 +27,11 @@ class StepRecord:
     first_started_at: datetime
     last_started_at: datetime
     completed_at: datetime | None
-    rolled_back_at: datetime | None
     attempts: int
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        """Whether it was completed and not rolled back since."""
         return self.completed_at is not None
 
 
@@ -67,9 +64,7 @@ class Steps:
                 connection.execute(
                     update(steps)
                     .where(_is_step(recovery_id, step))
-                    .values(
-                        last_started_at=now, attempts=known["attempts"] + 1, rolled_back_at=None
-                    )
+                    .values(last_started_at=now, attempts=known["attempts"] + 1)
                 )
             return _read(connection, recovery_id, step)
 
@@ -87,23 +82,7 @@ class Steps:
                 connection.execute(
                     update(steps)
                     .where(_is_step(recovery_id, step))
-                    .values(completed_at=now, rolled_back_at=None, detail=detail or {})
-                )
-            return _read(connection, recovery_id, step)
-
-    def roll_back(self, recovery_id: str, step: str) -> StepRecord:
-        """Writes down that a step's effect was taken back; it is no longer complete.
-
-        Raises:
-            UsageError: it was never started.
-        """
-        with self._database.write() as connection:
-            now = self._lock(connection, recovery_id)
-            if _read(connection, recovery_id, step).rolled_back_at is None:
-                connection.execute(
-                    update(steps)
-                    .where(_is_step(recovery_id, step))
-                    .values(completed_at=None, rolled_back_at=now)
+                    .values(completed_at=now, detail=detail or {})
                 )
             return _read(connection, recovery_id, step)
 
@@ -111,14 +90,14 @@ class Steps:
         """One step; None where it was never started."""
         with self._database.read() as connection:
             row = _find(connection, recovery_id, step)
-        return None if row is None else _to_record(row)
+        return None if row is None else StepRecord(**row)
 
     def list(self, recovery_id: str) -> tuple[StepRecord, ...]:
         """The steps that were started, in the order of their first start."""
         query = select(steps).where(steps.c.recovery_id == recovery_id)
         query = query.order_by(steps.c.first_started_at, steps.c.step)
         with self._database.read() as connection:
-            return tuple(_to_record(row) for row in connection.execute(query).mappings())
+            return tuple(StepRecord(**row) for row in connection.execute(query).mappings())
 
     def _lock(self, connection: Connection, recovery_id: str) -> datetime:
         self._database.lock_name(connection, f"steps:{recovery_id}")
@@ -137,8 +116,4 @@ def _read(connection: Connection, recovery_id: str, step: str) -> StepRecord:
     row = _find(connection, recovery_id, step)
     if row is None:
         raise UsageError("it was never started", subject=f"recovery {recovery_id} step {step}")
-    return _to_record(row)
-
-
-def _to_record(row: RowMapping) -> StepRecord:
     return StepRecord(**row)

@@ -27,8 +27,6 @@ class TemporaryTopic:
 
 
 class TemporaryTopics:
-    """Verbs on temporary topics; one for a recovery."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -1,4 +1,4 @@
-"""Who a task works for, and how what went wrong is told to Airflow."""
+"""Who a task works for, and our errors as Airflow's."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from backlog.errors import (
     UsageError,
 )
 from backlogctl_airflow.configuration import load
-from replay.brakes import CANARY, CancelRequested, PausedBecause
-from replay.identity import Identity, acting_as
-from replay.origins import AIRFLOW
-from replay.workspace import Workspace
+from replay.opening import open_workspace
+from replay.recovery.brakes import CANARY, CancelRequested, PausedBecause
+from replay.recovery.identity import Identity, acting_as
+from replay.recovery.origins import AIRFLOW
+from replay.recovery.workspace import Workspace
 
 # A broker or a database may be back for the next try; these say the same again.
 _FINAL = (UsageError, ConfigurationError, ApprovalNeeded, Refused, CancelRequested)
@@ -56,12 +57,12 @@ def opened(context: Context, person: Identity | None = None) -> Iterator[Workspa
     Raises:
         RunbookError, RunbookRefusal: in words for people, without a traceback of ours.
     """
-    with telling_errors(), acting_as(person or find_person(context)):
-        yield Workspace.open(load())
+    with translated_errors(), acting_as(person or find_person(context)):
+        yield open_workspace(load())
 
 
 @contextmanager
-def telling_errors() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Our errors as Airflow's, secrets masked: with a retry only where that may help."""
     failure: AirflowException
     try:
@@ -69,7 +70,7 @@ def telling_errors() -> Iterator[None]:
         return
     except PausedBecause as pause:
         # Interrupted: by a worker that stops, or a task that was marked. The next try goes on.
-        failure = RunbookError(tell(pause))
+        failure = RunbookError(describe_error(pause))
         if pause.why == CANARY:
             # Every try would be as slow, and meanwhile nobody reads the topic.
             failure = RunbookRefusal(
@@ -77,7 +78,7 @@ def telling_errors() -> Iterator[None]:
             )
     except BacklogError as error:
         final = isinstance(error, _FINAL) and not error.retryable
-        failure = (RunbookRefusal if final else RunbookError)(tell(error))
+        failure = (RunbookRefusal if final else RunbookError)(describe_error(error))
     # Raised here: an exception's context would carry what was masked.
     raise failure
 
@@ -87,6 +88,6 @@ def make_console() -> Console:
     return Console(file=sys.stdout, force_terminal=False, width=120)
 
 
-def tell(error: BacklogError) -> str:
+def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
     return mask_secrets(str(error))

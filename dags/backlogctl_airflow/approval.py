@@ -16,7 +16,7 @@ from backlog.values import Recovery, RecoveryState
 from backlogctl_airflow.acting import RunbookError, RunbookRefusal, opened
 from backlogctl_airflow.addresses import find_recovery_page
 from backlogctl_airflow.links import publish_links
-from replay.approval import (
+from replay.recovery.approval import (
     NOBODY,
     SamePerson,
     approve_plan,
@@ -24,11 +24,11 @@ from replay.approval import (
     is_expired,
     reject_plan,
 )
-from replay.cancellation import cancel_work
-from replay.identity import Identity
-from replay.origins import AIRFLOW
+from replay.recovery.cancelling import cancel_work
+from replay.recovery.identity import Identity
+from replay.recovery.origins import AIRFLOW
+from replay.recovery.workspace import Workspace
 from replay.runbooks.describing import describe_body, describe_subject
-from replay.workspace import Workspace
 
 APPROVE, REJECT = "Approve", "Reject"
 TIMED_OUT = "nobody answered in time"
@@ -60,10 +60,9 @@ class ApprovePlan(HITLOperator):
             if not _waits(recovery):
                 return self._go_on(recovery)
             publish_links(context["ti"], recovery.id)
-            self.subject = describe_subject(recovery)
-            self.body = describe_body(
-                recovery, workspace.config, page=find_recovery_page(recovery.id)
-            )
+            self.subject = describe_subject(workspace, recovery)
+            page = find_recovery_page(recovery.id)
+            self.body = describe_body(workspace, recovery, page=page)
             within = self._read_plan().get("answer_within")
             limit = workspace.config.guards.approval_expires
             self.response_timeout = parse_duration(within) if within else limit
@@ -94,10 +93,10 @@ class ApprovePlan(HITLOperator):
             if not again:
                 # Answered elsewhere: that stands, but no run goes on against a person's no.
                 if responder is not None and not yes:
-                    raise AirflowSkipException(_tell_too_late(recovery))
+                    raise AirflowSkipException(_describe_too_late(recovery))
                 if yes and recovery.state in _CLOSED:
                     # Who said yes sees a failed task, and not one that is skipped.
-                    raise RunbookRefusal(f"{_tell_closed(recovery)}; nothing was approved")
+                    raise RunbookRefusal(f"{_describe_closed(recovery)}; nothing was approved")
                 return self._go_on(recovery)
         # Another try asks again, so that a colleague can answer.
         raise RunbookError(f"{told}. It is asked again.")
@@ -107,8 +106,7 @@ class ApprovePlan(HITLOperator):
     ) -> Recovery:
         if yes:
             return approve_plan(
-                workspace.ledger,
-                workspace.config,
+                workspace,
                 recovery,
                 by=who.user,
                 identity=who,
@@ -116,14 +114,17 @@ class ApprovePlan(HITLOperator):
             )
         reason = TIMED_OUT if responder is None else "rejected"
         if recovery.state is RecoveryState.PLANNED:
-            reject_plan(workspace.ledger, recovery, by=who.user, reason=reason)
+            reject_plan(workspace, recovery, by=who.user, reason=reason)
         elif responder is not None:
             # Approved once, and not begun in time; without an answer it stays so.
             cancel_work(workspace, recovery.id, wait=0)
         raise AirflowSkipException(f"{recovery.id}: {reason}; nothing was changed")
 
     def _find(self, workspace: Workspace) -> Recovery:
-        return workspace.ledger.recoveries.get(self._read_plan()["recovery"])
+        """The recovery; refused where this program does not know its kind."""
+        recovery = workspace.ledger.recoveries.get(self._read_plan()["recovery"])
+        workspace.kind_of(recovery)
+        return recovery
 
     def _read_plan(self) -> Mapping[str, Any]:
         if not isinstance(self.plan, Mapping):
@@ -133,7 +134,7 @@ class ApprovePlan(HITLOperator):
     def _go_on(self, recovery: Recovery) -> dict[str, Any]:
         """What later tasks get; a plan that was closed meanwhile ends here."""
         if recovery.state in _CLOSED:
-            raise AirflowSkipException(_tell_closed(recovery))
+            raise AirflowSkipException(_describe_closed(recovery))
         if recovery.state is not RecoveryState.VERIFIED:
             check_approval(recovery)
         return {
@@ -148,13 +149,13 @@ def _waits(recovery: Recovery) -> bool:
     return recovery.state is RecoveryState.PLANNED or is_expired(recovery)
 
 
-def _tell_closed(recovery: Recovery) -> str:
+def _describe_closed(recovery: Recovery) -> str:
     told = f"{recovery.id} was {recovery.state}"
     newer = recovery.detail.get("superseded_by")
     return f"{told}: {newer} took its place" if newer else told
 
 
-def _tell_too_late(recovery: Recovery) -> str:
+def _describe_too_late(recovery: Recovery) -> str:
     told = f"{recovery.id} is {recovery.state}"
     if recovery.approved_by:
         told += f", approved by {recovery.approved_by}"

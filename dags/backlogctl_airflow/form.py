@@ -7,24 +7,26 @@ from typing import Any
 from airflow.sdk import Param
 
 from backlog.config.outline import Outline
-from fanout.layout import MAX_FACTOR
-from replay.expand_plans import ORDERS
-from replay.runbooks.requests import ACTIONS, AUTO, BY_STREAM
+from replay.kinds import KINDS
+from replay.recovery.kind import Kind, Registry
+from replay.recovery.plan import Options
+from replay.runbooks.requests import AUTO, BY_STREAM, list_fields
 
 # Fields without a section come first, and are seen at once.
-_REBUILD, _EXPAND, _RECORD = "Rebuild", "Expand", "Approval and record"
+_RECORD = "Approval and record"
 _NOTHING_TO_CHOOSE = "(no stream: see the note above)"
-_ACTION_WORDS = {
-    "auto": "auto: what the verdict suggests; drain first, then rebuild",
-    "expand": "expand: drain the backlog through a temporary topic",
-    "rebuild": "rebuild: put lost messages back from the source table",
-}
+# What of an option's schema the form checks before a run is made.
+_BOUNDS = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "maxLength", "pattern", "format", "items"),
+)
+_AUTO_WORDS = "auto: what the verdict suggests; drain first, then put back"
 
 
-def make_form(outline: Outline) -> dict[str, Param]:
-    """The fields, from the streams of the configuration."""
+def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
+    """The fields, from the streams of the configuration and the options of the kinds."""
     names = [stream.name for stream in outline.streams]
-    # Without names anything goes, and the first task tells what is wrong with the file.
+    # Without names anything goes, and the first task says what is wrong with the file.
     choice: dict[str, Any] = {"enum": names} if names else {}
     problem = f" **{outline.problem}**" if outline.problem else ""
     return {
@@ -38,38 +40,15 @@ def make_form(outline: Outline) -> dict[str, Param]:
         "action": Param(
             AUTO,
             type="string",
-            enum=list(ACTIONS),
-            values_display=_ACTION_WORDS,
+            enum=[AUTO, *kinds.names()],
+            values_display={AUTO: _AUTO_WORDS, **{kind.name: _say_action(kind) for kind in kinds}},
             title="Action",
             description_md="Every plan is shown before anything is changed.",
         ),
-        "since": _optional_time("Since", "Read source rows from this time on"),
-        "until": _optional_time("Until", "Read source rows up to this time"),
-        "order": Param(
-            BY_STREAM,
-            type="string",
-            enum=[BY_STREAM, *ORDERS],
-            title="Order",
-            description_md="`key` keeps messages of a key in order; `round_robin` spreads evenly.",
-            section=_EXPAND,
-        ),
-        "factor": Param(
-            None,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=MAX_FACTOR,
-            title="Factor",
-            description_md="Temporary partitions and consumers for each one. Empty: as configured.",
-            section=_EXPAND,
-        ),
-        "rate": Param(
-            None,
-            type=["null", "number"],
-            exclusiveMinimum=0,
-            title="Rate",
-            description_md="Messages one consumer handles a second. Empty: as measured.",
-            section=_EXPAND,
-        ),
+        **{
+            name: _make_field(kind.options_model, name, section=kind.name.capitalize())
+            for kind, name, _ in list_fields(kinds)
+        },
         "note": Param(
             "",
             type=["null", "string"],
@@ -98,12 +77,24 @@ def make_form(outline: Outline) -> dict[str, Param]:
     }
 
 
-def _optional_time(title: str, told: str) -> Param:
-    return Param(
-        None,
-        type=["null", "string"],
-        format="date-time",
-        title=title,
-        description_md=f"{told}. Empty: from the samples.",
-        section=_REBUILD,
-    )
+def _make_field(model: type[Options], name: str, section: str) -> Param:
+    """An option of a plan as a field; empty takes what is configured, or measured."""
+    schema = model.model_json_schema()["properties"][name]
+    words = schema.get("words")
+    otherwise = BY_STREAM.capitalize() if words else "Empty"
+    shared = {
+        "title": schema["title"],
+        "description_md": schema.get("description", "").replace("Else ", f"{otherwise}: "),
+        "section": section,
+    }
+    if words:
+        return Param(BY_STREAM, type="string", enum=[BY_STREAM, *words], **shared)
+    # Of `X or nothing`, X.
+    typed = next(part for part in schema.get("anyOf", [schema]) if part["type"] != "null")
+    bounds = {key: value for key, value in typed.items() if key in _BOUNDS}
+    return Param(None, type=["null", typed["type"]], **bounds, **shared)
+
+
+def _say_action(kind: Kind[Any, Any]) -> str:
+    """`expand: drain a backlog through a temporary topic`."""
+    return f"{kind.name}: {kind.summary[:1].lower()}{kind.summary[1:].rstrip('.')}"

@@ -10,9 +10,10 @@ from airflow.sdk.exceptions import AirflowRuntimeError as RuntimeFailure
 
 from backlog.errors import BacklogError, LeaseHeld
 from backlog.values import Recovery
-from backlogctl_airflow.acting import RunbookError, make_console, opened, tell
+from backlogctl_airflow.acting import RunbookError, describe_error, make_console, opened
 from backlogctl_airflow.tasks import LOOK
-from replay.brakes import PausedBecause
+from replay.recovery.brakes import PausedBecause
+from replay.recovery.origins import find_origin
 from replay.runbooks.restoring import list_left_open, restore_layout
 
 LOG = logging.getLogger("backlogctl_airflow")
@@ -40,7 +41,7 @@ def restore_left_open() -> list[str]:
                 raise  # this task is to end
             except BacklogError as error:
                 # It does not keep the others waiting.
-                problems.append(f"{recovery.id}: {tell(error)}")
+                problems.append(f"{recovery.id}: {describe_error(error)}")
             else:
                 restored.append(recovery.id)
     if problems:
@@ -49,9 +50,10 @@ def restore_left_open() -> list[str]:
 
 
 def _find_state(context: Context, recovery: Recovery) -> str:
-    origin = recovery.plan["origin"]
+    origin = find_origin(recovery)
+    assert origin is not None
     try:
-        return str(context["ti"].get_dagrun_state(origin["dag_id"], origin["run_id"]))
+        return str(context["ti"].get_dagrun_state(origin.dag_id, origin.run_id))
     except RuntimeFailure as failure:
         if (failure.error.detail or {}).get("status_code") == HTTPStatus.NOT_FOUND:
             return _DELETED

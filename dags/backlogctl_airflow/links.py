@@ -24,7 +24,6 @@ class RecoveryLink(BaseOperatorLink):
     name = "Recovery"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """The address."""
         if recovery_id := _find_recovery(ti_key):
             return find_recovery_page(recovery_id)
         return _find_published(self, ti_key) or find_run_page(ti_key.dag_id, ti_key.run_id)

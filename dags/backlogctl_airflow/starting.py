@@ -10,7 +10,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from replay.kinds import REBUILD
-from replay.runbooks.nights import Deed
+from replay.runbooks.nights import Tonight, read_action
 
 RECOVER = "recover_backlog"
 
@@ -31,9 +31,9 @@ class AskForApproval(TriggerDagRunOperator):
     def execute(self, context: Context) -> Any:
         """Starts it where tonight's work is a plan that waits."""
         work: Mapping[str, Any] = self.work
-        if work["deed"] != Deed.ASK:
+        if read_action(work) is not Tonight.ASK:
             raise AirflowSkipException(f"{work['stream']}: {work['why']}")
         again = f"__{work['expired']}" if work["expired"] else ""
         self.trigger_run_id = f"nightly__{work['recovery']}{again}"
-        self.conf = {"stream": work["stream"], "action": REBUILD, "recovery": work["recovery"]}
+        self.conf = {"stream": work["stream"], "action": REBUILD.name, "recovery": work["recovery"]}
         return super().execute(context)

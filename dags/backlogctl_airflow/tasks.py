@@ -14,22 +14,22 @@ from backlogctl_airflow.acting import RunbookRefusal, make_console, opened
 from backlogctl_airflow.addresses import find_report
 from backlogctl_airflow.links import publish_links
 from backlogctl_airflow.outline import UTC
-from replay.origins import describe_origin, list_recoveries_of_run
+from replay.recovery.origins import list_recoveries_of_run, name_origin
+from replay.recovery.plan import Origin
 from replay.runbooks.carrying import Carried, carry_on, is_at_end
 from replay.runbooks.describing import describe_outcome
 from replay.runbooks.detecting import detect_backlog, should_plan
-from replay.runbooks.nights import Deed, find_night_work
+from replay.runbooks.nights import Tonight, find_night_work, read_action
 from replay.runbooks.planning import find_or_plan
 from replay.runbooks.requests import AUTO, read_request
 from replay.runbooks.restoring import restore_layout
-from replay.windows import find_window
 
 LOG = logging.getLogger("backlogctl_airflow")
 ALERTS = AssetAlias("backlogctl")
 CHOSEN = "chosen"
 # Variables of Airflow, one a stream.
 TOLD = "backlogctl_told__"
-_TOLD_OF = "The newest gap that an asset event told of. Without it, open ones are told again."
+_TOLD_OF = "The newest gap that an asset event reported. Without it, open ones are reported again."
 # Work that was cut off goes on with the next try, so there are many, and soon.
 WORK: dict[str, Any] = {
     "retries": 10,
@@ -45,9 +45,10 @@ def choose() -> list[str]:
     """Checks the form, and what `auto` means now; what was not chosen is skipped."""
     context = get_current_context()
     with opened(context) as workspace:
-        request = read_request(workspace.config, context["params"])
+        request = read_request(workspace, context["params"])
         if request.recovery:
-            actions: tuple[str, ...] = (workspace.ledger.recoveries.get(request.recovery).kind,)
+            named = workspace.ledger.recoveries.get(request.recovery)
+            actions: tuple[str, ...] = (workspace.kind_of(named).name,)
         elif request.action != AUTO:
             actions = (request.action,)
         else:
@@ -70,7 +71,7 @@ def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
     context = get_current_context()
     form = context["params"]
     with opened(context) as workspace:
-        request = read_request(workspace.config, form)
+        request = read_request(workspace, form)
         recovery = find_or_plan(workspace, request, kind, _origin(context, request.note), LOG.info)
     LOG.info("%s is %s, plan %s", recovery.id, recovery.state, recovery.plan_hash)
     return {
@@ -110,16 +111,18 @@ def report() -> dict[str, Any]:
         )
         if named := context["params"].get("recovery"):
             recoveries.append(workspace.ledger.recoveries.get(named))
-    outcomes = [describe_outcome(recovery) for recovery in recoveries]
+        outcomes = [describe_outcome(workspace, recovery) for recovery in recoveries]
     for outcome in outcomes:
         LOG.info("%(kind)s %(recovery)s of %(stream)s is %(state)s", outcome)
         LOG.info("report: %s", find_report(outcome["recovery"]))
         publish_links(context["ti"], outcome["recovery"])
     left = [recovery.id for recovery in recoveries if not is_at_end(recovery)]
     failed = _list_failed(context)
-    if left or failed:
+    problems = [outcome["problem"] for outcome in outcomes if outcome["problem"]]
+    if left or failed or problems:
         told = [f"failed tasks: {', '.join(failed)}"] if failed else []
         told += [f"not at an end: {', '.join(left)}"] if left else []
+        told += problems
         raise RunbookRefusal("; ".join(told))
     last = recoveries[-1].id if recoveries else None
     return {"recovery": last, "outcomes": outcomes}
@@ -143,7 +146,7 @@ def look(stream: str) -> dict[str, Any]:
     with opened(context) as workspace:
         chosen = workspace.config.stream(stream)
         found = detect_backlog(workspace, chosen, told)
-        starts = should_plan(chosen, found)
+        starts = should_plan(workspace, chosen, found)
     LOG.info("%s: %s", stream, found.sentence)
     if found.alarming:
         asset = Asset(name=f"backlog/{stream}", uri=f"backlogctl://{chosen.cluster}/{stream}")
@@ -192,20 +195,21 @@ def plan_night(stream: str) -> dict[str, Any]:
     with opened(context) as workspace:
         chosen = workspace.config.stream(stream)
         work = find_night_work(workspace, chosen, before, _origin(context), LOG.info)
-    LOG.info("%s: %s %s: %s", stream, work.deed, work.recovery, work.why)
+    LOG.info("%s: %s %s: %s", stream, work.action, work.recovery, work.why)
     return work.to_json()
 
 
 @task(**WORK)
 def put_back(work: dict[str, Any]) -> dict[str, Any]:
     """Injects in waves until it is verified, or the window closes: the next night goes on."""
-    if work["deed"] != Deed.RUN:
+    if read_action(work) is not Tonight.RUN:
         raise AirflowSkipException(f"{work['stream']}: {work['why']}")
     context = get_current_context()
     publish_links(context["ti"], work["recovery"])
     with opened(context) as workspace:
         recovery = workspace.ledger.recoveries.get(work["recovery"])
-        window, now = find_window(recovery), utc_now()
+        planned, now = workspace.plan_of(recovery).off_peak, utc_now()
+        window = None if planned is None else planned.open()
         if window is not None and not window.contains(now) and not is_at_end(recovery):
             opens = window.next_opening(now)
             LOG.info("the window %s opens at %s", window, format_time(opens))
@@ -225,9 +229,9 @@ def _come_again(carried: Carried) -> None:
         raise AirflowRescheduleException(carried.come_again)
 
 
-def _origin(context: Context, note: str = "") -> dict[str, Any]:
+def _origin(context: Context, note: str = "") -> Origin:
     run = context["dag_run"]
-    return describe_origin(run.dag_id, run.run_id, note or None)
+    return name_origin(run.dag_id, run.run_id, note or None)
 
 
 def _list_failed(context: Context) -> list[str]:

@@ -2,8 +2,8 @@
 
 What to read comes from BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS. First the rows,
 then the offsets: what is committed was handled. It is strict: where retention has deleted what it
-has not read it ends with an error, and does not go on behind anybody's back, unless
-SHOP_OFFSET_RESET is `earliest`.
+has not read it ends with an error instead of skipping silently, unless SHOP_OFFSET_RESET is
+`earliest`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from confluent_kafka import Consumer, Message
 from settings import catch_signals, connect, read_rate
 
-_MOST_BEHIND = 0.5  # seconds of waiting for messages that it may make up for
+_MOST_BEHIND = 0.5  # seconds of idle time that it may catch up on
 
 
 def read_key(message: Message) -> str:
@@ -36,7 +36,7 @@ def main() -> None:
             "auto.offset.reset": os.environ.get("SHOP_OFFSET_RESET") or "error",
             "enable.auto.commit": False,
             "session.timeout.ms": 10_000,
-            # It holds little that it has not handled: what is deleted is lost to it.
+            # It prefetches little, so that what retention deletes is really lost.
             "max.partition.fetch.bytes": 2_048,
             "queued.min.messages": 1,
         }

@@ -1,7 +1,7 @@
-"""The shop's consumers, several processes in one container, and how many there are to be.
+"""The shop's consumers, several processes in one container.
 
     fleet.py run              starts and restarts them, for ever
-    fleet.py scale NAME N     there are to be N of them (the environment says what they read)
+    fleet.py scale NAME N     asks for N of them (the environment says what they read)
     fleet.py status NAME      prints how many run
 
 The last two are the commands of `consumers:` in backlog.yaml. They reach the first through files in
@@ -37,10 +37,10 @@ def write(path: Path, text: str) -> None:
 
 def scale(control: Path, name: str, count: int) -> None:
     """Asks for so many."""
-    told = {key: os.environ[key] for key in _READ}
+    settings = {key: os.environ[key] for key in _READ}
     if not name.startswith(ORIGINAL):  # a topic of a recovery: it is read from its beginning
-        told["SHOP_OFFSET_RESET"] = "earliest"
-    write(control / f"{name}.wanted", json.dumps({"count": count, "environment": told}))
+        settings["SHOP_OFFSET_RESET"] = "earliest"
+    write(control / f"{name}.wanted", json.dumps({"count": count, "environment": settings}))
 
 
 def read_status(control: Path, name: str) -> int:
@@ -60,7 +60,7 @@ class Fleet:
         self._start_at = 0.0
 
     def follow(self) -> None:
-        """Starts and ends what the wanted number asks for, and says how many there are."""
+        """Starts and ends processes until the wanted number runs, and writes how many do."""
         wanted = json.loads((self._control / f"{self._name}.wanted").read_text())
         running = [process for process in self._processes if process.poll() is None]
         if len(running) < len(self._processes):  # one has failed, and will do so again at once
@@ -73,7 +73,7 @@ class Fleet:
         write(self._control / f"{self._name}.running", str(len(self._processes)))
 
     def stop(self) -> None:
-        """Ends all of them; how many there are to be is kept."""
+        """Ends all of them; the wanted number is kept."""
         self._end(0)
         write(self._control / f"{self._name}.running", "0")
 
@@ -107,7 +107,6 @@ def run(control: Path) -> None:
 
 
 def main() -> None:
-    """One of the three."""
     control = Path(os.environ.get("SHOP_CONTROL", "/var/lib/shop"))
     match sys.argv[1:]:
         case ["run"]:

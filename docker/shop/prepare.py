@@ -28,7 +28,7 @@ def main() -> None:
         },
         exist_ok=True,
     )
-    # A strict consumer does not begin where nothing says where.
+    # A strict consumer needs a committed offset to begin at.
     commits = committed_offsets(cluster, group, topic, PARTITIONS)
     if set(commits.values()) == {None}:
         set_group_offsets(cluster, group, topic, dict.fromkeys(PARTITIONS, 0), new_topic=True)

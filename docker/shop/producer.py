@@ -12,7 +12,7 @@ import psycopg
 from confluent_kafka import Producer
 from settings import ALIVE, catch_signals, connect, read_rate
 
-from replay.demo.shop import Order
+from replay.demo.rebuild.shop import Order
 
 _TICK = 0.5
 

@@ -1,4 +1,4 @@
-"""What the shop's programs are told by their environment."""
+"""The settings of the shop's programs, from their environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _PATIENCE_SECONDS = 60.0
 
 
 def read_rate(name: str) -> float:
-    """Messages a second."""
     rate = float(os.environ[name])
     if rate <= 0:
         raise SystemExit(f"{name} must be more than 0, and is {rate:g}")

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from backlog.clock import utc_now
-from replay.demo.order_service import handle_orders
-from replay.demo.shop import YOUNG, make_orders, publish_orders, write_table
-from replay.demo.story import UNREAD
-from replay.demo.topic import expire_old, make_topic, read_ends
+from replay.demo.rebuild.order_service import handle_orders
+from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, write_table
+from replay.demo.rebuild.story import UNREAD
+from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
 
 
 def main() -> None:

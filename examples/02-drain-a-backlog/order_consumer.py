@@ -2,9 +2,9 @@
 
     python order_consumer.py [--rate 1000]
 
-backlogctl says what to read by BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS; without
+backlogctl sets what to read by BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS; without
 them it is the shop's usual consumer. Each batch is handled, then committed, so a message may come
-twice and none is lost: handling an order must bear to be done again.
+twice and none is lost: handling an order must be idempotent.
 
 With ORDER_LOG set to a file, a line `key sequence partition topic time_ns` is appended for each
 order that was handled, before its offset is committed.

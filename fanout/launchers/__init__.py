@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backlog.config import Consumers
+from backlog.progress import Say
 from fanout.launchers.command import CommandLauncher
-from fanout.launchers.interface import Fleet, Launcher, Look, Role, Say
+from fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
 from fanout.launchers.manual import ManualLauncher
 from fanout.launchers.process import ConsumerState, ProcessLauncher
 from fanout.launchers.ramp import ramp_up
 
 __all__ = [
+    "CheckStop",
     "CommandLauncher",
     "ConsumerState",
     "Fleet",
     "Launcher",
-    "Look",
     "ManualLauncher",
     "ProcessLauncher",
     "Role",
-    "Say",
     "make_launcher",
     "ramp_up",
 ]

@@ -18,7 +18,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
-from fanout.launchers.interface import Fleet, Look, find_inherited
+from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
 _TICK = 0.02
 _ASK_EVERY = 1.0
@@ -34,62 +34,61 @@ class CommandLauncher:
     def __init__(self, consumers: Consumers) -> None:
         self._consumers = consumers
 
-    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+    def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Runs `scale`, and waits until `status`, where there is one, prints `count`.
 
         Raises:
             BacklogError: a command failed, or it took longer than `command_within`.
         """
         if count == 0:
-            self.stop(fleet, look)
+            self.stop(fleet, check_stop)
             return
         assert self._consumers.scale is not None  # the configuration was checked
         limit = Deadline(self._consumers.command_within.total_seconds())
-        self._run("scale", self._consumers.scale, fleet, limit, look, count)
-        self._wait_for(fleet, count, limit, look)
+        self._run("scale", self._consumers.scale, fleet, limit, check_stop, count)
+        self._wait_for(fleet, count, limit, check_stop)
 
-    def stop(self, fleet: Fleet, look: Look) -> None:
+    def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
         """Runs `stop`, and waits until `status`, where there is one, prints 0."""
         assert self._consumers.stop is not None
         limit = Deadline(self._consumers.command_within.total_seconds())
-        self._run("stop", self._consumers.stop, fleet, limit, look, 0)
+        self._run("stop", self._consumers.stop, fleet, limit, check_stop, 0)
         limit = Deadline(self._consumers.stop_within.total_seconds())
-        self._wait_for(fleet, 0, limit, look)
+        self._wait_for(fleet, 0, limit, check_stop)
 
     def count_running(self, fleet: Fleet) -> int | None:
         """What `status` prints; None without one."""
         return self._ask(fleet, lambda: None)
 
     def describe(self, fleet: Fleet) -> str:
-        """Both command lines, for a plan."""
         assert self._consumers.scale is not None
         assert self._consumers.stop is not None
-        scale = shlex.join(fill_in(self._consumers.scale, {**fleet.words, "replicas": "N"}))
-        stop = shlex.join(fill_in(self._consumers.stop, fleet.words))
+        scale = shlex.join(fill_in(self._consumers.scale, {**fleet.placeholders, "replicas": "N"}))
+        stop = shlex.join(fill_in(self._consumers.stop, fleet.placeholders))
         return f"your commands: `{scale}` starts N of them, `{stop}` ends all"
 
-    def _wait_for(self, fleet: Fleet, count: int, limit: Deadline, look: Look) -> None:
-        while (said := self._ask(fleet, look)) not in (count, None):
+    def _wait_for(self, fleet: Fleet, count: int, limit: Deadline, check_stop: CheckStop) -> None:
+        while (running := self._ask(fleet, check_stop)) not in (count, None):
             if limit.expired:
                 raise BacklogError(
-                    f"its `status` still says {said} after {limit.seconds:g} s, not {count}",
+                    f"its `status` still prints {running} after {limit.seconds:g} s, not {count}",
                     subject=f"stream {fleet.stream}, group {fleet.group}",
                     hint="see why they do not start or end, then run this again",
                 )
             pause = Deadline(limit.remaining(_ASK_EVERY))
             while not pause.expired:
-                look()
+                check_stop()
                 time.sleep(pause.remaining(_TICK))
 
-    def _ask(self, fleet: Fleet, look: Look) -> int | None:
+    def _ask(self, fleet: Fleet, check_stop: CheckStop) -> int | None:
         if self._consumers.status is None:
             return None
         limit = Deadline(self._consumers.command_within.total_seconds())
-        said = self._run("status", self._consumers.status, fleet, limit, look, None)
-        number = re.search(r"\d+", said)
+        output = self._run("status", self._consumers.status, fleet, limit, check_stop, None)
+        number = re.search(r"\d+", output)
         if number is None:
             raise BacklogError(
-                f"its `status` command printed no number but: {_cut(said) or '(nothing)'}",
+                f"its `status` command printed no number but: {_cut(output) or '(nothing)'}",
                 subject=f"stream {fleet.stream}",
                 hint="it must print how many consumers run; see `consumers.status`",
             )
@@ -101,17 +100,17 @@ class CommandLauncher:
         arguments: Sequence[str],
         fleet: Fleet,
         limit: Deadline,
-        look: Look,
+        check_stop: CheckStop,
         replicas: int | None,
     ) -> str:
         """Runs one command to its end; what it printed on stdout."""
-        asked = {} if replicas is None else {"replicas": str(replicas)}
-        command = fill_in(arguments, {**fleet.words, **asked})
+        counts = {} if replicas is None else {"replicas": str(replicas)}
+        command = fill_in(arguments, {**fleet.placeholders, **counts})
         environment = {
             **find_inherited(),
             **self._consumers.reveal_environment(),
             **fleet.variables,
-            **{f"BACKLOG_{word.upper()}": value for word, value in asked.items()},
+            **{f"BACKLOG_{name.upper()}": value for name, value in counts.items()},
         }
         subject = f"stream {fleet.stream}, `consumers.{name}`"
         # Files without a name: what it prints may be secret, and a child of it may stay and hold
@@ -127,16 +126,16 @@ class CommandLauncher:
                 ) from error
             try:
                 while process.poll() is None and not limit.expired:
-                    look()
+                    check_stop()
                     time.sleep(limit.remaining(_TICK))
             finally:
                 ended = process.poll() is not None
                 if not ended:
                     _end(process)
-            told, complaint = _read(out), _read(err)
+            output, complaint = _read(out), _read(err)
         if ended and process.returncode == 0:
-            return told
-        last = _cut(complaint) or _cut(told) or "(nothing)"
+            return output
+        last = _cut(complaint) or _cut(output) or "(nothing)"
         if ended:
             why, hint = f"ended with exit code {process.returncode}", "run it by hand to see more"
         else:

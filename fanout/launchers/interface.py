@@ -9,19 +9,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-Look = Callable[[], None]
-"""Called while a launcher waits; raises what stops the run (pause, cancel, Ctrl-C, lost lease)."""
-
-Say = Callable[[str], None]
-"""Takes a sentence for people."""
+CheckStop = Callable[[], None]
+"""Called while a launcher waits; raises to stop the run (pause, cancel, Ctrl-C, lost lease)."""
 
 
-# What the runner was told, and its scheduler's secrets: no matter of the consumers.
+# Settings of the runner and secrets of its scheduler: not for consumers.
 _NOT_PASSED_ON = ("BACKLOG_", "AIRFLOW_", "_AIRFLOW_")
 
 
 class Role(StrEnum):
-    """Whose place the consumers of a fleet have."""
+    """Which consumers a fleet stands for."""
 
     ORIGINAL = "original"  # the stream's own, on its topic
     RECOVERY = "recovery"  # ten times as many, on the temporary topic
@@ -45,7 +42,7 @@ class Fleet:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What tells a consumer what to read, as environment variables."""
+        """What a consumer should read, as environment variables."""
         return {
             "BACKLOG_TOPIC": self.topic,
             "BACKLOG_GROUP": self.group,
@@ -56,7 +53,7 @@ class Fleet:
         }
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def placeholders(self) -> Mapping[str, str]:
         """The same for templated arguments: `{topic}`, `{group}`, `{bootstrap_servers}`, ..."""
         return {
             "topic": self.topic,
@@ -73,22 +70,22 @@ class Launcher(Protocol):
 
     name: str
 
-    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+    def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Makes `count` consumers of the fleet run; those that run already are kept.
 
         Raises:
             BacklogError: they cannot be started, or ended at once; says where their log is.
         """
 
-    def stop(self, fleet: Fleet, look: Look) -> None:
+    def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
         """Ends every consumer of the fleet that this launcher knows; nothing where none runs.
 
-        Returns when the launcher itself says that they are gone. The group's state is looked at
-        by the caller, since a launcher may not know every member.
+        Returns when the launcher sees none any more. The caller checks the group's state, since a
+        launcher may not know every member.
         """
 
     def count_running(self, fleet: Fleet) -> int | None:
-        """How many run; None where it cannot tell."""
+        """How many run; None where the launcher cannot know."""
 
     def describe(self, fleet: Fleet) -> str:
         """How it starts and stops them, for a plan: one sentence."""

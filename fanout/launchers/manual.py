@@ -15,11 +15,13 @@ from backlog.kafka.admin import (
     read_topic_id,
 )
 from backlog.kafka.clients import Admin, make_admin
-from fanout.launchers.interface import Fleet, Look, Role, Say
+from backlog.numbers import format_plural
+from backlog.progress import Say
+from fanout.launchers.interface import CheckStop, Fleet, Role
 
 Answer = TypeVar("Answer")
 
-_LOOK_EVERY = 0.5
+_POLL_SECONDS = 0.5
 _ASK_WITHIN = 10.0
 # Longer than the five seconds after which Kafka's clients commit by default.
 _STILL = 6.0
@@ -27,7 +29,7 @@ _QUIET = ("empty", "dead")
 
 
 class ManualLauncher:
-    """Asks people, and never gives up by itself: `look` ends the waiting."""
+    """Asks people, and never gives up by itself: `check_stop` ends the waiting."""
 
     name = "manual"
 
@@ -36,51 +38,55 @@ class ManualLauncher:
         self._say = say
         self._admin: Admin | None = None
 
-    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+    def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Waits until the group has at least `count` members.
 
         Consumers that assign partitions to themselves never show as members: there, until the
         group's committed offsets move.
         """
         if count == 0:
-            self.stop(fleet, look)
+            self.stop(fleet, check_stop)
             return
-        running = self._ask(lambda: self._count_members(fleet), look)
+        running = self._ask(lambda: self._count_members(fleet), check_stop)
         if running == count:
             return
-        where = _tell_where(fleet)
+        where = _describe_fleet(fleet)
         if running > count:
             self._say(f"End {running - count} of the {running} consumers {where}: {count} will do.")
             return
-        before = self._ask(lambda: self._read_commits(fleet), look)
-        more = f"{count - running} more consumers" if running else _tell_number(count)
-        self._say(f"Start {more} {where}; waiting until the group has {_tell_members(count)}.")
+        before = self._ask(lambda: self._read_commits(fleet), check_stop)
+        more = f"{count - running} more consumers" if running else format_plural(count, "consumer")
+        self._say(
+            f"Start {more} {where}; waiting until the group has {format_plural(count, 'member')}."
+        )
         while True:
-            members = self._ask(lambda: self._count_members(fleet), look)
+            members = self._ask(lambda: self._count_members(fleet), check_stop)
             if members >= count:
                 return
-            if not members and self._ask(lambda: self._read_commits(fleet), look) != before:
+            if not members and self._ask(lambda: self._read_commits(fleet), check_stop) != before:
                 return
-            _pause(look)
+            _pause(check_stop)
 
-    def stop(self, fleet: Fleet, look: Look) -> None:
+    def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
         """Waits until the group is empty.
 
         Where it had no members to begin with, until its committed offsets have not moved for a
         while too: its consumers may be of those that never show as members.
         """
-        had_members = not self._ask(lambda: self._is_quiet(fleet), look)
-        self._say(f"Stop every consumer {_tell_where(fleet)}; waiting until the group is empty.")
-        while not self._ask(lambda: self._is_quiet(fleet), look):
-            _pause(look)
+        had_members = not self._ask(lambda: self._is_quiet(fleet), check_stop)
+        self._say(
+            f"Stop every consumer {_describe_fleet(fleet)}; waiting until the group is empty."
+        )
+        while not self._ask(lambda: self._is_quiet(fleet), check_stop):
+            _pause(check_stop)
         if had_members:
             return
-        commits = self._ask(lambda: self._read_commits(fleet), look)
+        commits = self._ask(lambda: self._read_commits(fleet), check_stop)
         still = Deadline(_STILL)
         while not still.expired:
-            _pause(look)
-            now = self._ask(lambda: self._read_commits(fleet), look)
-            if now != commits or not self._ask(lambda: self._is_quiet(fleet), look):
+            _pause(check_stop)
+            now = self._ask(lambda: self._read_commits(fleet), check_stop)
+            if now != commits or not self._ask(lambda: self._is_quiet(fleet), check_stop):
                 commits, still = now, Deadline(_STILL)
 
     def count_running(self, fleet: Fleet) -> int | None:
@@ -88,9 +94,10 @@ class ManualLauncher:
         return self._count_members(fleet)
 
     def describe(self, fleet: Fleet) -> str:
-        """For a plan: that somebody must be there."""
+        """For a plan: somebody must start and stop them."""
         return (
-            f"by hand: the run says when consumers {_tell_where(fleet)} start and stop, and waits"
+            f"by hand: the run says when to start and stop consumers {_describe_fleet(fleet)}, "
+            "and waits"
         )
 
     def _connect(self) -> Admin:
@@ -114,32 +121,24 @@ class ManualLauncher:
         partitions = range(read_topic_id(admin, fleet.topic, limit)[1])
         return committed_offsets(admin, fleet.group, fleet.topic, partitions, limit)
 
-    def _ask(self, question: Callable[[], Answer], look: Look) -> Answer:
+    def _ask(self, question: Callable[[], Answer], check_stop: CheckStop) -> Answer:
         """The cluster's answer; brokers may be away for a while, people are slower."""
         while True:
-            look()
+            check_stop()
             try:
                 return question()
             except KafkaFailure as error:
                 if not error.retryable:
                     raise
-            _pause(look)
+            _pause(check_stop)
 
 
-def _pause(look: Look) -> None:
-    look()
-    time.sleep(_LOOK_EVERY)
+def _pause(check_stop: CheckStop) -> None:
+    check_stop()
+    time.sleep(_POLL_SECONDS)
 
 
-def _tell_number(count: int) -> str:
-    return f"{count} consumer{'' if count == 1 else 's'}"
-
-
-def _tell_members(count: int) -> str:
-    return f"{count} member{'' if count == 1 else 's'}"
-
-
-def _tell_where(fleet: Fleet) -> str:
+def _describe_fleet(fleet: Fleet) -> str:
     recovery = f" (recovery {fleet.recovery_id})" if fleet.role is Role.RECOVERY else ""
     return (
         f"of group {fleet.group} on topic {fleet.topic} at {fleet.bootstrap_servers} "

@@ -25,8 +25,8 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
-from fanout.launchers import supervisor as room
-from fanout.launchers.interface import Fleet, Look, find_inherited
+from fanout.launchers import supervisor
+from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
 _TICK = 0.02
 _SETTLED = 0.5  # seconds that a consumer must have run to be counted as started
@@ -38,7 +38,7 @@ _TAIL_LINES, _TAIL_BYTES = 10, 16_384
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """One consumer as its supervisor tells it; `exit_code` is of its last end."""
+    """One consumer as its supervisor reports it; `exit_code` is of its last end."""
 
     index: int
     pid: int | None  # None while it does not run
@@ -48,25 +48,23 @@ class ConsumerState:
 
 
 class ProcessLauncher:
-    """Starts, stops and counts local processes."""
-
     name = "process"
 
     def __init__(self, consumers: Consumers) -> None:
         self._consumers = consumers
         self._stop_within = consumers.stop_within.total_seconds()
 
-    def scale(self, fleet: Fleet, count: int, look: Look) -> None:
+    def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Makes `count` processes run; returns when each has run for half a second.
 
         A running supervisor keeps the environment that it was started with: changed variables are
         taken up by a stop and a start.
 
         Raises:
-            BacklogError: the command cannot be started, or ends at once again and again.
+            BacklogError: the command cannot be started, or keeps ending at once.
         """
         if count == 0:
-            self.stop(fleet, look)
+            self.stop(fleet, check_stop)
             return
         self._check_directory(fleet)
         try:
@@ -76,14 +74,14 @@ class ProcessLauncher:
             raise BacklogError(
                 f"its consumers cannot be started: {error.strerror}",
                 subject=f"directory {fleet.directory}",
-                hint="what its launcher must remember is written there; see `staging.dir`",
+                hint="its launcher keeps its state there; see `staging.dir`",
             ) from error
         limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
         tries = 0
         while True:
             if self._supervise(fleet):
                 tries += 1
-            look()
+            check_stop()
             state = _read_state(fleet)
             request = _follow(fleet, count)
             if state.get("request") == request:
@@ -92,14 +90,14 @@ class ProcessLauncher:
                     return
                 limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
             elif tries > _SUPERVISOR_TRIES:
-                raise self._fail_supervisor(fleet, "it ends again and again")
+                raise self._fail_supervisor(fleet, "it keeps ending")
             elif limit.expired:
                 # It hangs; its consumers end with it, and the next one starts others.
                 self._kill_supervisor(state)
                 limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
             time.sleep(_TICK)
 
-    def stop(self, fleet: Fleet, look: Look) -> None:
+    def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
         """Ends every process of the fleet: SIGTERM, then SIGKILL after `stop_within`."""
         if not fleet.directory.is_dir():
             return
@@ -109,10 +107,10 @@ class ProcessLauncher:
             with _locked(fleet) as lock:
                 if lock is not None:
                     # No supervisor lives; what one of them may have left is ended here.
-                    room.end_leftovers(_real(fleet), self._stop_within, look)
-                    (fleet.directory / room.STATE).unlink(missing_ok=True)
+                    supervisor.end_leftovers(_real(fleet), self._stop_within, check_stop)
+                    (fleet.directory / supervisor.STATE).unlink(missing_ok=True)
                     return
-            look()
+            check_stop()
             _follow(fleet, 0)
             if limit.expired:
                 self._kill_supervisor(_read_state(fleet))
@@ -123,8 +121,7 @@ class ProcessLauncher:
         return sum(consumer.pid is not None for consumer in self.list_consumers(fleet))
 
     def describe(self, fleet: Fleet) -> str:
-        """The command line, for a plan."""
-        command = shlex.join(fill_in(self._command, {**fleet.words, "index": "N"}))
+        command = shlex.join(fill_in(self._command, {**fleet.placeholders, "index": "N"}))
         within = f"{self._stop_within:g} s"
         return f"local processes `{command}`, ended with SIGTERM, with SIGKILL after {within}"
 
@@ -132,13 +129,13 @@ class ProcessLauncher:
         """The fleet's consumers, also those that wait for their next start."""
         return [
             ConsumerState(
-                told["index"],
-                told["pid"] if _lives(told) else None,
-                told["restarts"],
-                told["exit_code"],
-                room.log_of(fleet.directory, told["index"]),
+                consumer["index"],
+                consumer["pid"] if _lives(consumer) else None,
+                consumer["restarts"],
+                consumer["exit_code"],
+                supervisor.log_of(fleet.directory, consumer["index"]),
             )
-            for told in _read_state(fleet).get("consumers", [])
+            for consumer in _read_state(fleet).get("consumers", [])
         ]
 
     @property
@@ -159,16 +156,16 @@ class ProcessLauncher:
             )
 
     def _want(self, fleet: Fleet, count: int) -> None:
-        """Leaves word for the supervisor. No secret is in it: the file stays."""
+        """Writes what should run for the supervisor; without secrets, since the file stays."""
         document = {
             "request": uuid.uuid4().hex,
             "count": count,
             "command": list(self._command),
-            "words": dict(fleet.words),
+            "words": dict(fleet.placeholders),
             "directory": str(self._place),
             "stop_within": self._stop_within,
         }
-        room.write_private(fleet.directory / room.WANTED, document)
+        supervisor.write_private(fleet.directory / supervisor.WANTED, document)
 
     def _supervise(self, fleet: Fleet) -> bool:
         """Starts a supervisor where none lives; whether it did."""
@@ -176,9 +173,9 @@ class ProcessLauncher:
             if lock is None:
                 return False
             environment = {**self._consumers.reveal_environment(), **fleet.variables}
-            program = [sys.executable, "-I", "-S", str(Path(room.__file__).absolute())]
+            program = [sys.executable, "-I", "-S", str(Path(supervisor.__file__).absolute())]
             mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            log = os.open(fleet.directory / room.OWN_LOG, mode, 0o600)
+            log = os.open(fleet.directory / supervisor.OWN_LOG, mode, 0o600)
             try:
                 # The lock goes along with its open file: nobody can take it in between.
                 started = subprocess.run(
@@ -198,7 +195,7 @@ class ProcessLauncher:
             return True
 
     def _fail_supervisor(self, fleet: Fleet, why: str) -> BacklogError:
-        log = fleet.directory / room.OWN_LOG
+        log = fleet.directory / supervisor.OWN_LOG
         return BacklogError(
             f"the supervisor of its consumers could not be started, {why}:\n{_read_tail(log)}",
             subject=f"stream {fleet.stream}",
@@ -206,27 +203,31 @@ class ProcessLauncher:
         )
 
     def _refuse_failing(self, fleet: Fleet, state: dict[str, Any], count: int) -> None:
-        for told in state["consumers"]:
-            if told["index"] >= count or told["quick_ends"] < _QUICK_ENDS:
+        for consumer in state["consumers"]:
+            if consumer["index"] >= count or consumer["quick_ends"] < _QUICK_ENDS:
                 continue
-            log, hint = room.log_of(fleet.directory, told["index"]), "see `consumers.command`"
-            why = f"it could not be started ({told['error']})"
-            if not told["error"]:
-                why = f"{_tell_exit(told['exit_code'])}; its last lines:\n{_read_tail(log)}"
+            log, hint = (
+                supervisor.log_of(fleet.directory, consumer["index"]),
+                "see `consumers.command`",
+            )
+            why = f"it could not be started ({consumer['error']})"
+            if not consumer["error"]:
+                why = f"{_describe_exit(consumer['exit_code'])}; its last lines:\n{_read_tail(log)}"
                 hint = f"its log is {log}"
             raise BacklogError(
                 mask_secrets(
-                    f"consumer {told['index']} ended at once {told['quick_ends']} times: {why}"
+                    f"consumer {consumer['index']} ended at once "
+                    f"{consumer['quick_ends']} times: {why}"
                 ),
                 subject=f"stream {fleet.stream}, group {fleet.group}",
                 hint=hint,
             )
 
     def _kill_supervisor(self, state: dict[str, Any]) -> None:
-        told = state.get("supervisor")
-        if told and room.find_start(told["pid"]) == told["started"]:
+        known = state.get("supervisor")
+        if known and supervisor.find_start(known["pid"]) == known["started"]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(told["pid"], signal.SIGKILL)
+                os.kill(known["pid"], signal.SIGKILL)
 
 
 def _real(fleet: Fleet) -> Path:
@@ -234,16 +235,16 @@ def _real(fleet: Fleet) -> Path:
 
 
 def _read_state(fleet: Fleet) -> dict[str, Any]:
-    return room.read_private(fleet.directory / room.STATE)
+    return supervisor.read_private(fleet.directory / supervisor.STATE)
 
 
 def _follow(fleet: Fleet, count: int) -> str:
-    """The last word on how many shall run; another process may have had it since.
+    """The latest request for consumers, perhaps another process's.
 
     Raises:
-        BacklogError: it wants another number than we do.
+        BacklogError: it asks for another number than we do.
     """
-    wanted = room.read_private(fleet.directory / room.WANTED)
+    wanted = supervisor.read_private(fleet.directory / supervisor.WANTED)
     if wanted.get("count", count) != count:
         raise BacklogError(
             f"another process asked for {wanted['count']} consumers, while this one for {count}",
@@ -253,23 +254,23 @@ def _follow(fleet: Fleet, count: int) -> str:
     return str(wanted.get("request"))
 
 
-def _lives(told: dict[str, Any]) -> bool:
-    return bool(told["pid"]) and room.find_start(told["pid"]) == told["started"]
+def _lives(consumer: dict[str, Any]) -> bool:
+    return bool(consumer["pid"]) and supervisor.find_start(consumer["pid"]) == consumer["started"]
 
 
 def _has_settled(state: dict[str, Any], count: int) -> bool:
     """Whether exactly `count` run, each long enough to have found its own mistakes."""
     now, consumers = time.monotonic(), state["consumers"]
     return len(consumers) == count and all(
-        not told["stopping"] and now - told["born"] >= _SETTLED and _lives(told)
-        for told in consumers
+        not consumer["stopping"] and now - consumer["born"] >= _SETTLED and _lives(consumer)
+        for consumer in consumers
     )
 
 
 @contextmanager
 def _locked(fleet: Fleet) -> Iterator[int | None]:
     """The fleet's lock while nobody has it; None where a supervisor has it."""
-    descriptor = os.open(fleet.directory / room.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(fleet.directory / supervisor.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -282,7 +283,7 @@ def _locked(fleet: Fleet) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _tell_exit(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

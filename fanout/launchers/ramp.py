@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from backlog.clock import Deadline
 from backlog.config import Ramp
-from fanout.launchers.interface import Fleet, Launcher, Look
+from fanout.launchers.interface import CheckStop, Fleet, Launcher
 from fanout.launchers.manual import ManualLauncher
 
 _TICK = 0.05
@@ -18,7 +18,7 @@ def ramp_up(
     fleet: Fleet,
     count: int,
     ramp: Ramp,
-    look: Look,
+    check_stop: CheckStop,
     on_step: Callable[[int], None],
     *,
     max_consumers: int | None = None,
@@ -29,26 +29,26 @@ def ramp_up(
     asked once, for all of them.
 
     Args:
-        on_step: told how many run after each step.
+        on_step: called after each step with how many run.
         max_consumers: never more than this.
 
     Returns:
         How many were asked for: `count`, or `max_consumers`.
 
     Raises:
-        BacklogError: what the launcher or `look` raises.
+        BacklogError: what the launcher or `check_stop` raises.
     """
     wanted = count if max_consumers is None else min(count, max_consumers)
     running = min(launcher.count_running(fleet) or 0, wanted)
     step = wanted if isinstance(launcher, ManualLauncher) else ramp.step
     while True:
-        look()
+        check_stop()
         pause = Deadline(ramp.every.total_seconds())
         running = min(running + step, wanted)
-        launcher.scale(fleet, running, look)
+        launcher.scale(fleet, running, check_stop)
         on_step(running)
         if running == wanted:
             return wanted
         while not pause.expired:
-            look()
+            check_stop()
             time.sleep(pause.remaining(_TICK))

@@ -26,14 +26,14 @@ from typing import Any
 
 LOCK, WANTED, STATE, OWN_LOG = "lock", "wanted.json", "state.json", "supervisor.log"
 MARK = "BACKLOG_FLEET_DIRECTORY"  # in every consumer's environment, and in its children's
-LOOK_EVERY = 0.05
+POLL_SECONDS = 0.05
 QUICK = 10.0  # a consumer that ends sooner than this did not really run
 LOG_LIMIT = 1_000_000
 _BACK_OFF, _MOST_BACK_OFF = 1.0, 30.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _HAS_PROC = Path("/proc/self/stat").exists()
-# Start times are counted from the boot: those of another boot say nothing.
+# Start times count from the boot, so those of another boot do not compare.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT = _BOOT_ID.read_text()[:8] if _BOOT_ID.exists() else ""
 
@@ -56,12 +56,14 @@ def read_private(path: Path) -> dict[str, Any]:
 
 
 def log_of(directory: Path, index: int) -> Path:
-    """The log of one consumer."""
     return directory / f"consumer-{index:03}.log"
 
 
 def find_start(pid: int) -> str | None:
-    """When this process started, as the system tells it; None when it does not run."""
+    """When this process started, as the system reports it; None when it does not run.
+
+    By hand, since only the standard library may be imported here.
+    """
     if _HAS_PROC:
         found = _read_stat(pid)
         return found[1] if found else None
@@ -105,12 +107,12 @@ def _find_marked(directory: Path) -> set[int]:
 
 
 def _find_leftovers(directory: Path) -> set[int]:
-    told = read_private(directory / STATE).get("consumers", [])
-    known = {c["pid"] for c in told if c["pid"] and find_start(c["pid"]) == c["started"]}
+    consumers = read_private(directory / STATE).get("consumers", [])
+    known = {c["pid"] for c in consumers if c["pid"] and find_start(c["pid"]) == c["started"]}
     return known | _find_marked(directory)
 
 
-def end_leftovers(directory: Path, within: float, look: Callable[[], None]) -> None:
+def end_leftovers(directory: Path, within: float, check_stop: Callable[[], None]) -> None:
     """Ends the fleet's processes that no supervisor holds; the caller holds the lock.
 
     SIGTERM first, SIGKILL after `within` seconds. A process is ours by its start time or its mark,
@@ -124,8 +126,8 @@ def end_leftovers(directory: Path, within: float, look: Callable[[], None]) -> N
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
         asked |= left
-        look()
-        time.sleep(LOOK_EVERY)
+        check_stop()
+        time.sleep(POLL_SECONDS)
 
 
 @dataclass
@@ -143,7 +145,7 @@ class _Slot:
     exit_code: int | None = None
     error: str = ""
 
-    def tell(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "index": self.index,
             "pid": self.process.pid if self.process else 0,
@@ -173,7 +175,7 @@ class Supervisor:
     slots: dict[int, _Slot] = field(default_factory=dict)
     ending: bool = False
     _seen: tuple[int, int] = (0, 0)
-    _told: Any = None
+    _written: Any = None
 
     def run(self) -> None:
         """Until nothing is wanted and nothing runs."""
@@ -198,7 +200,7 @@ class Supervisor:
             # at the lock, and starts the next supervisor.
             if self.count == 0 and not self.slots:
                 return
-            select.select([woken], [], [], LOOK_EVERY)
+            select.select([woken], [], [], POLL_SECONDS)
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
 
@@ -313,12 +315,12 @@ class Supervisor:
         document = {
             "request": self.wanted.get("request"),
             "supervisor": {"pid": os.getpid(), "started": find_start(os.getpid())},
-            "consumers": [slot.tell() for _, slot in sorted(self.slots.items())],
+            "consumers": [slot.to_json() for _, slot in sorted(self.slots.items())],
         }
-        if document != self._told:
+        if document != self._written:
             with contextlib.suppress(FileNotFoundError):  # the directory was removed: we end
                 write_private(self.directory / STATE, document)
-            self._told = document
+            self._written = document
 
 
 def _has_ended(pid: int) -> bool:

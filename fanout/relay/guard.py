@@ -39,7 +39,7 @@ class Guard:
     def __init__(
         self, properties: Mapping[str, str], group: str, topic: str, partitions: int, name: str
     ) -> None:
-        """Args: `name` tells this guard from others: the recovery's id."""
+        """Args: `name` distinguishes this guard from others: the recovery's id."""
         self._properties = properties
         self._group = group
         self._topic = topic
@@ -79,8 +79,8 @@ class Guard:
                 self._refuse_others()
                 next_look = time.monotonic() + 2.0
             if self._lost or limit.expired:
-                told = self._lost or f"not every partition became the guard's in {seconds:g} s"
-                raise GuardLost(told, subject=f"group {self._group}")
+                why = self._lost or f"not every partition became the guard's in {seconds:g} s"
+                raise GuardLost(why, subject=f"group {self._group}")
 
     def check(self) -> None:
         """Whether the membership still holds.
@@ -142,7 +142,7 @@ class Guard:
             self._changed.notify_all()
 
     def _refuse_others(self) -> None:
-        """Raises where others are in the group; a coordinator that does not answer says nothing."""
+        """Raises where others are in the group; unknown while the coordinator does not answer."""
         try:
             others = find_others(self._properties, self._group, Deadline(10.0))
         except KafkaFailure:

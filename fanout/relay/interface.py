@@ -1,6 +1,6 @@
-"""The seam between the expansion and an engine that relays; one contract suite tests them all.
+"""What every relay engine does; one contract suite tests them all.
 
-In go source ranges; out go committed positions, counters, and the last data offset in each
+It takes source ranges, and reports committed positions, counters, and the last data offset in each
 temporary partition.
 """
 
@@ -16,7 +16,7 @@ Order = Literal["key", "round_robin"]
 
 
 class GuardLost(KafkaFailure):
-    """The guard's membership is no longer what the relay was given, so its commits are refused."""
+    """The guard's membership changed, so commits with the relay's copy of it are refused."""
 
     code = "guard_lost"
     retryable = True
@@ -40,7 +40,7 @@ class SourceRange:
     """What to relay of one source partition.
 
     It begins at the group's committed offset, but not before `start`; it ends before `end`, or
-    goes on until it is told to stop where `end` is None.
+    goes on until asked to stop where `end` is None.
     """
 
     partition: int

@@ -1,4 +1,4 @@
-"""How long failures without progress in between are put up with."""
+"""How long failures without progress in between are tolerated."""
 
 from __future__ import annotations
 

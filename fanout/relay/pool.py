@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from fanout.relay.worker import read_error, read_position, write_task
 
 DEFAULT_ENGINE = "records"
 STOP_SECONDS = 60.0
-# How long relays are started again while none of them gets on: a broker may be away.
+# How long relays are restarted without any progress: a broker may be away.
 PATIENCE_SECONDS = 300.0
 _BACK_OFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 @dataclass
 class _Process:
-    """One worker and what it has told."""
+    """One worker process and the partitions it still relays."""
 
     parts: list[SourceRange]
     child: subprocess.Popen[str]
@@ -117,7 +117,6 @@ class RelayPool:
         self._again_at = 0.0
 
     def start(self) -> None:
-        """Starts the processes."""
         numbers = sorted(self._ranges)
         self._before_start()
         for index in range(self._count):
@@ -131,7 +130,6 @@ class RelayPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that run."""
         return tuple(p.child.pid for p in self._processes if p.child.poll() is None)
 
     @property
@@ -221,23 +219,23 @@ class RelayPool:
         assert child.stdout is not None
         for line in child.stdout:
             try:
-                told: dict[str, Any] = json.loads(line)
+                document: dict[str, Any] = json.loads(line)
             except ValueError:
                 continue  # it was killed in the middle of a line
             with self._lock:
-                if "position" in told:
-                    position = read_position(told["position"])
+                if "position" in document:
+                    position = read_position(document["position"])
                     self._positions[position.partition] = position
                     self._tries = 0
                     self._patience.note_progress()
-                elif "done" in told:
-                    position = read_position(told["done"])
+                elif "done" in document:
+                    position = read_position(document["done"])
                     self._positions[position.partition] = position
                     self._done.add(position.partition)
                     self._close(position.partition)
                 else:
-                    number = int(told["partition"])
-                    self._failures.append((number, read_error(told["failed"])))
+                    number = int(document["partition"])
+                    self._failures.append((number, read_error(document["failed"])))
                     self._close(number)
 
     def _close(self, partition: int) -> None:
@@ -245,7 +243,7 @@ class RelayPool:
             process.open.discard(partition)
 
     def _collect_dead(self) -> None:
-        """A process that ended without a word about a partition was killed, or crashed."""
+        """A process that ended without a report on a partition was killed, or crashed."""
         for process in [p for p in self._processes if p.ended]:
             self._processes.remove(process)
             self._close_pipe(process)
@@ -268,11 +266,6 @@ class RelayPool:
     def _close_pipe(self, process: _Process) -> None:
         process.listener.join(5.0)
         _close_pipes(process.child)
-
-
-def bound_ranges(ranges: Sequence[SourceRange], ends: dict[int, int]) -> list[SourceRange]:
-    """The ranges, each ending at `ends[partition]`; those without an end there are left out."""
-    return [replace(part, end=ends[part.partition]) for part in ranges if part.partition in ends]
 
 
 def _spawn(log_path: Path) -> subprocess.Popen[str]:

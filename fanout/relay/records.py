@@ -28,12 +28,12 @@ from fanout.relay.interface import (
     GuardLost,
     Notify,
     Position,
-    PositionExpired,
     RelayTask,
     ShouldStop,
     SourceRange,
 )
 from fanout.relay.routing import Router
+from fanout.relay.source_reading import Batch, read_batch
 
 # The same message would be refused again.
 _LASTING = frozenset(
@@ -46,25 +46,21 @@ _LASTING = frozenset(
     }
 )
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
-# What becomes of the messages behind the one that failed says nothing of why.
+# Messages behind a failed one fail with these, which do not show the cause.
 _CONSEQUENCES = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 # A transaction holds back every read_committed reader of the temporary topic, so it is short.
 TRANSACTION_SECONDS = 0.5
 TRANSACTION_MESSAGES = 50_000
-READ_AT_ONCE = 5_000
 _INIT_SECONDS = 60.0
 _CALL_SECONDS = 30.0
 
 
 class RecordEngine:
-    """A RelayEngine on confluent-kafka."""
-
     name = "records"
 
     def relay(
         self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop
     ) -> Position:
-        """See `RelayEngine.relay`."""
         return _Relay(task, part, notify, should_stop).run()
 
 
@@ -119,7 +115,7 @@ class _Relay:
             consumer.close()
         return self._position()
 
-    def _copy(self, producer: Producer, consumer: Consumer, batch: _Batch) -> None:
+    def _copy(self, producer: Producer, consumer: Consumer, batch: Batch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
         opened = self._opened = _Transaction(time.monotonic())
@@ -169,44 +165,10 @@ class _Relay:
         assign_partitions(consumer, [start])
         return consumer
 
-    def _read(self, consumer: Consumer) -> _Batch:
-        """The next messages of the range.
+    def _read(self, consumer: Consumer) -> Batch:
+        return read_batch(consumer, self._next, self._part.end, self._subject)
 
-        Raises:
-            PositionExpired: retention was faster.
-        """
-        end = self._part.end
-        found = _Batch([], self._next, at_end=False)
-        for message in consumer.consume(READ_AT_ONCE, 0.1):
-            error = message.error()
-            if error is None:
-                offset = message.offset()
-                if offset is None or (end is not None and offset >= end):
-                    found.reached, found.at_end = max(found.reached, end or 0), True
-                    break
-                found.messages.append(message)
-                found.reached = offset + 1
-                found.at_end = False
-            elif error.code() == KafkaError._PARTITION_EOF:
-                # What lies before it and was not delivered are control and aborted records.
-                at = message.offset() or 0
-                found.reached = max(found.reached, at if end is None else min(at, end))
-                found.at_end = True
-            else:
-                self._raise_read(error)
-        return found
-
-    def _raise_read(self, error: KafkaError) -> None:
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise PositionExpired(
-                f"the messages at offset {self._next} are gone before they were relayed",
-                subject=self._subject,
-                hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
-            )
-        if error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-            raise translate(error, self._subject, "read the source")
-
-    def _produce(self, producer: Producer, batch: _Batch, opened: _Transaction) -> None:
+    def _produce(self, producer: Producer, batch: Batch, opened: _Transaction) -> None:
         assert self._router is not None
         messages, target = batch.messages, self._task.target
         self._next = batch.reached
@@ -247,11 +209,10 @@ class _Relay:
             opened.counts[place] = opened.counts.get(place, 0) + count
 
     def _raise_write(self, producer: Producer, error: KafkaException) -> None:
-        """Raises why a message could not be written."""
         inner = unwrap(error)
         if inner is not None and inner.code() in (KafkaError._STATE, KafkaError._FATAL):
-            # The transaction has failed before; why, only a call on the transaction tells. This one
-            # changes nothing: either it fails, or what it sends is aborted.
+            # The transaction has failed before; only a transactional call returns the reason. This
+            # one changes nothing: either it fails, or what it sends is aborted.
             self._send_offsets(producer, self._counters)
         raise self._explain(error, "write") from error
 
@@ -337,8 +298,11 @@ class _Relay:
             reason = cause if isinstance(cause, KafkaException) else self._ask_reason()
             if reason is not None:
                 raise self._explain(reason, doing) from error
-            told = f"could not {doing}: the client did not say why"
-            raise KafkaFailure(told, subject=self._subject, retryable=True) from error
+            raise KafkaFailure(
+                f"could not {doing}: the client gave no reason",
+                subject=self._subject,
+                retryable=True,
+            ) from error
 
     def _ask_reason(self) -> KafkaException | None:
         """The fatal error that the client has lost; an abort answers with it."""
@@ -353,7 +317,7 @@ class _Relay:
         return None
 
     def _explain(self, error: KafkaException, doing: str) -> BacklogError:
-        """What a failed call means to whoever decides on another try."""
+        """The error of a failed call, with whether to try again."""
         inner = unwrap(error)
         if is_fenced(error):
             return translate(error, self._subject, doing)
@@ -365,12 +329,12 @@ class _Relay:
             doing, inner = "write a message", self._failed
         if inner is not None and inner.code() in _TOO_LARGE:
             return self._explain_size(inner)
-        told = translate(inner or error, self._subject, doing)
+        failure = translate(inner or error, self._subject, doing)
         lasting = inner is not None and inner.code() in _LASTING
-        if is_abortable(error) and not lasting and isinstance(told, KafkaFailure):
+        if is_abortable(error) and not lasting and isinstance(failure, KafkaFailure):
             # The broker ended this transaction; the messages are sent again in another one.
-            told.retryable = True
-        return told
+            failure.retryable = True
+        return failure
 
     def _explain_size(self, error: KafkaError) -> BacklogError:
         size, offset = self._opened.largest
@@ -389,12 +353,3 @@ class _Relay:
             producer.abort_transaction(5.0)
         except KafkaException:
             return
-
-
-@dataclass
-class _Batch:
-    """Messages in order, the position after them, and whether nothing more is there now."""
-
-    messages: list[Message]
-    reached: int
-    at_end: bool

@@ -20,7 +20,7 @@ from fanout.relay.interface import (
 from fanout.relay.patience import Patience
 from fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
 
-# A relay that is fenced twice within this time has somebody against it.
+# A relay that is fenced twice within this time has a competing relay.
 FENCED_AGAIN_SECONDS = 60.0
 
 MakeRanges = Callable[[], Sequence[SourceRange]]
@@ -32,8 +32,8 @@ class Hooks:
 
     Attributes:
         look: called while it waits; raises what stops the run.
-        before_start: called before a relay is started: it takes the partition's transactional.id
-            from whoever has it, so the caller makes sure that this is his to do.
+        before_start: called before a relay is started: it fences whoever uses the partition's
+            transactional.id, so the caller checks that it still holds the lease.
         on_expired: retention was faster than the relay; called before the relay goes on behind
             what is lost, so that the gap is on record first.
     """
@@ -125,7 +125,6 @@ class RelaySession:
 
     @property
     def has_guard(self) -> bool:
-        """Whether the guard is in the group."""
         return self._guard is not None
 
     @property
@@ -151,7 +150,6 @@ class RelaySession:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The relay processes that run."""
         return () if self._pool is None else self._pool.pids
 
     def stop_relays(self) -> None:
@@ -178,7 +176,7 @@ class RelaySession:
             self._known.update(pool.positions)
 
     def close(self) -> None:
-        """Ends everything, as gently as it goes."""
+        """Ends everything, gently where possible."""
         self._spares.close()
         with contextlib.suppress(BacklogError):
             self.stop_relays()
@@ -226,7 +224,7 @@ class RelaySession:
             self._hooks.on_expired()
         elif isinstance(error, ProducerFenced):
             # The coordinator ended a transaction that stood still for too long (a pause of the
-            # machine). Or another runner relays: then he has the lease, or fences us again.
+            # machine). Or another runner relays: then it has the lease, or fences us again.
             self._hooks.before_start()
             if not self._since_fenced.expired:
                 raise error

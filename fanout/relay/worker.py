@@ -44,31 +44,30 @@ def write_task(engine: str, task: RelayTask, parts: list[SourceRange]) -> str:
 
 
 def read_task(line: str) -> tuple[RelayEngine, RelayTask, list[SourceRange]]:
-    """What `write_task` wrote."""
-    told = json.loads(line)
-    task = told["task"]
+    document = json.loads(line)
+    task = document["task"]
     task["group_metadata"] = base64.b64decode(task["group_metadata"])
-    parts = [SourceRange(**part) for part in told["parts"]]
-    return ENGINES[told["engine"]](), RelayTask(**task), parts
+    parts = [SourceRange(**part) for part in document["parts"]]
+    return ENGINES[document["engine"]](), RelayTask(**task), parts
 
 
-def read_position(told: dict[str, Any]) -> Position:
+def read_position(document: dict[str, Any]) -> Position:
     """A position as it came over the pipe."""
     numbers = {
-        name: {int(place): count for place, count in told[name].items()}
+        name: {int(place): count for place, count in document[name].items()}
         for name in ("counts", "last_offsets")
     }
-    return Position(**{**told, **numbers})
+    return Position(**{**document, **numbers})
 
 
-def read_error(told: dict[str, Any]) -> BacklogError:
+def read_error(document: dict[str, Any]) -> BacklogError:
     """An error as it came over the pipe; one of an unknown kind is a KafkaFailure."""
-    kind = _ERRORS.get(told["code"], KafkaFailure)
+    kind = _ERRORS.get(document["code"], KafkaFailure)
     return kind(
-        told["message"],
-        subject=told["subject"],
-        hint=told["hint"],
-        retryable=bool(told["retryable"]),
+        document["message"],
+        subject=document["subject"],
+        hint=document["hint"],
+        retryable=bool(document["retryable"]),
     )
 
 
@@ -100,17 +99,17 @@ class _Worker:
     def _relay(self, part: SourceRange) -> None:
         try:
             found = self._engine.relay(self._task, part, self._note, self._stop.is_set)
-            self._tell({"done": asdict(found)})
+            self._write({"done": asdict(found)})
         except BacklogError as error:
-            self._tell({"failed": error.to_json(), "partition": part.partition})
-        except Exception as error:  # noqa: BLE001 - the other partitions go on; the runner is told
-            told = KafkaFailure(f"{type(error).__name__}: {error}", subject=self._task.source)
-            self._tell({"failed": told.to_json(), "partition": part.partition})
+            self._write({"failed": error.to_json(), "partition": part.partition})
+        except Exception as error:  # noqa: BLE001 - the other partitions go on; the runner gets it
+            document = KafkaFailure(f"{type(error).__name__}: {error}", subject=self._task.source)
+            self._write({"failed": document.to_json(), "partition": part.partition})
 
     def _note(self, position: Position) -> None:
-        self._tell({"position": asdict(position)})
+        self._write({"position": asdict(position)})
 
-    def _tell(self, document: dict[str, Any]) -> None:
+    def _write(self, document: dict[str, Any]) -> None:
         line = json.dumps(document, separators=(",", ":"))
         with self._writing:
             try:

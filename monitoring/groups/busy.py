@@ -1,7 +1,7 @@
-"""Partitions that are read as they should be, judged all at once.
+"""Partitions that are read normally, judged all at once.
 
 What most partitions of a busy cluster are: something is unread in each sample, it moves, and
-retention is far away. They get what `judge_partition` would say; whatever is not that plain is left
+retention is far away. They get the verdict that `judge_partition` would give; all others are left
 to it.
 """
 
@@ -25,7 +25,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PartitionSeries:
     """Of some partitions of a group: a row a sample, oldest first, and a column a partition.
 
     `ages` are the rows' seconds relative to the newest, `numbers` the columns' partitions.
@@ -40,7 +40,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JudgingTerms:
     """What a group is judged by; times in seconds, None where nothing is deleted by time."""
 
     members: bool | None
@@ -49,7 +49,7 @@ class Terms:
     horizon: float
 
 
-def judge_busy(series: Series, terms: Terms) -> dict[int, PartitionStatus]:
+def judge_busy(series: PartitionSeries, terms: JudgingTerms) -> dict[int, PartitionStatus]:
     """The status of the plain ones, by partition."""
     if len(series.ages) < 2:
         return {}
@@ -73,7 +73,7 @@ def judge_busy(series: Series, terms: Terms) -> dict[int, PartitionStatus]:
     if not len(chosen):
         return {}
     lag, commits, high = lag[:, chosen], commits[:, chosen], series.high[since:, chosen]
-    # Too few samples to tell a trend, and it never was at the end.
+    # Too few samples for a trend, and it never was at the end.
     early = ~_is_small(lag) if not covered else np.zeros(len(chosen), np.bool_)
     verdicts = [Verdict.LAGGING if is_early else Verdict.OK for is_early in early.tolist()]
     span = float(times[-1] - times[0])
@@ -133,7 +133,7 @@ def _find_first(ages: Figures, window: float) -> int:
     return first - 1 if first and ages[first - 1] >= -2 * window else first
 
 
-def _is_sound(series: Series) -> Flags:
+def _is_sound(series: PartitionSeries) -> Flags:
     """Every sample was read, the log only grew, and the group stands within it."""
     known = (series.low >= 0) & (series.high >= 0) & (series.committed >= 0)
     grew = (np.diff(series.high, axis=0) >= 0).all(axis=0)
@@ -143,7 +143,7 @@ def _is_sound(series: Series) -> Flags:
 
 
 def _is_small(lag: Offsets) -> Flags:
-    """Whether it was at the end once, or in front of control records only."""
+    """Whether it was once at the end, or before control records only."""
     few: Offsets = np.where(lag[-1] > TAIL_AT_MOST, TAIL_AT_MOST, 0)
     found: Flags = np.any(lag <= few, axis=0)
     return found
@@ -154,8 +154,8 @@ def _is_growing(lag: Offsets) -> Flags:
     return found
 
 
-def _is_safe(lag: Offsets, moved: Flags, age: Figures, covered: bool, terms: Terms) -> Flags:
-    """Whether retention cannot pass the group within the horizon, or that is not told yet."""
+def _is_safe(lag: Offsets, moved: Flags, age: Figures, covered: bool, terms: JudgingTerms) -> Flags:
+    """Whether retention cannot pass the group within the horizon, or that is not known yet."""
     safe: Flags = np.full(lag.shape[1], terms.retention is None)
     if terms.retention is not None:
         safe |= terms.retention - age > terms.horizon
@@ -175,7 +175,7 @@ class _Dates:
     age: Figures
 
 
-def _date(series: Series, ages: Figures) -> _Dates:
+def _date(series: PartitionSeries, ages: Figures) -> _Dates:
     offset = series.committed[-1]
     hit = (series.high[:-1] <= offset) & (offset < series.high[1:])
     at = hit.argmax(axis=0)

@@ -1,4 +1,4 @@
-"""When the oldest unread messages were written that no pass of ours saw come.
+"""When the oldest unread messages were written, where they are older than our samples.
 
 A topic's messages at a time are found by asking its leader (ListOffsets by timestamp), which needs
 no right to read them. "The first offset that is not older than T" does not change while messages
@@ -23,7 +23,7 @@ from backlog.kafka.layouts import NONE, ClusterLayout
 PLACES_A_PASS = 256
 ROUNDS = 14  # a year, or seven days, take eleven
 SECONDS_A_PASS = 5.0
-# How sharp: a share of the retention, as losses are forecast from it, and of the age.
+# Precision: a share of the retention, as losses are forecast from it, and of the age.
 OF_RETENTION, OF_AGE, SECONDS = 1 / 128, 1 / 16, 10.0
 LONGEST = 366 * 86400.0  # seconds; what is older is not dated
 _MOST_STEPS = 64
@@ -34,7 +34,7 @@ FindOffsets = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Undated:
+class UndatedOffset:
     """The oldest unread offset of a partition, which exists.
 
     `retention` is in seconds, None where time deletes nothing; `high` is the end now.
@@ -59,7 +59,7 @@ class Undated:
 
 
 @dataclass(slots=True)
-class _Ladder:
+class _TimeIndex:
     """Of one partition: at the second `times[i]` the first offset not older was `offsets[i]`."""
 
     steps: list[tuple[float, int]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Ladder:
         return _Bounds(oldest, newest, first, after, known=at > 0)
 
     def add(self, at: float, offset: int) -> None:
-        """One more step; those that contradict it are older: what they told expired meanwhile."""
+        """One more step; those that contradict it are outdated by retention."""
         before = [step for step in self.steps if step[0] < at and step[1] <= offset]
         after = [step for step in self.steps if step[0] > at and step[1] >= offset]
         self.steps = [*before, (at, offset), *after]
@@ -96,7 +96,7 @@ class _Bounds:
 
 
 @dataclass
-class Dates:
+class OffsetDates:
     """Dates offsets; forgets the partitions that nobody asked for in a pass.
 
     Args:
@@ -105,19 +105,19 @@ class Dates:
 
     find: FindOffsets
     clock: Callable[[], float]
-    _ladders: dict[tuple[str, str, int], _Ladder] = field(default_factory=dict)
+    _indexes: dict[tuple[str, str, int], _TimeIndex] = field(default_factory=dict)
     _passes: int = 0
 
-    def look(self, layout: ClusterLayout, wanted: Iterable[Undated]) -> None:
+    def look(self, layout: ClusterLayout, wanted: Iterable[UndatedOffset]) -> None:
         """Asks about offsets that cannot be dated yet, within the bounds."""
         self._passes += 1
         now, every = self.clock(), list(wanted)
-        self._ladders = {one.place: self._ladders.get(one.place, _Ladder()) for one in every}
+        self._indexes = {one.place: self._indexes.get(one.place, _TimeIndex()) for one in every}
         left = [one for one in every if not self._is_settled(one, now)]
-        left.sort(key=lambda one: self._ladders[one.place].tried)
+        left.sort(key=lambda one: self._indexes[one.place].tried)
         left = left[:PLACES_A_PASS]
         for one in left:
-            self._ladders[one.place].tried = self._passes
+            self._indexes[one.place].tried = self._passes
         limit = Deadline(SECONDS_A_PASS)
         with suppress(BacklogError):  # without it they have no time
             for _ in range(ROUNDS):
@@ -128,17 +128,17 @@ class Dates:
                 self._ask(layout, list(asked.values()), now)
                 left = [one for one in left if not self._is_settled(one, now)]
         for one in every:
-            ladder = self._ladders[one.place]
-            if len(ladder.steps) > _MOST_STEPS:
-                ladder.steps = ladder.steps[::2]
+            index = self._indexes[one.place]
+            if len(index.steps) > _MOST_STEPS:
+                index.steps = index.steps[::2]
 
-    def tell_age(self, one: Undated) -> float | None:
+    def measure_age(self, one: UndatedOffset) -> float | None:
         """About how many seconds ago it was written; None where that is not known (yet)."""
-        ladder = self._ladders.get(one.place)
-        if ladder is None:
+        index = self._indexes.get(one.place)
+        if index is None:
             return None
         now = self.clock()
-        bounds = ladder.find(one.offset, one.reach, one.high, now)
+        bounds = index.find(one.offset, one.reach, one.high, now)
         if not bounds.is_sharp(now, one.retention):
             return None
         if not bounds.known and (one.retention is None or one.retention > one.reach):
@@ -147,15 +147,15 @@ class Dates:
         at = bounds.oldest + (bounds.newest - bounds.oldest) * (share if bounds.known else 0.0)
         return max(0.0, now - at)
 
-    def _is_settled(self, one: Undated, now: float) -> bool:
-        bounds = self._ladders[one.place].find(one.offset, one.reach, one.high, now)
+    def _is_settled(self, one: UndatedOffset, now: float) -> bool:
+        bounds = self._indexes[one.place].find(one.offset, one.reach, one.high, now)
         return bounds.is_sharp(now, one.retention)
 
-    def _ask(self, layout: ClusterLayout, some: Sequence[Undated], now: float) -> None:
+    def _ask(self, layout: ClusterLayout, some: Sequence[UndatedOffset], now: float) -> None:
         times: dict[tuple[str, int], int] = {}
         for one in some:
-            bounds = self._ladders[one.place].find(one.offset, one.reach, one.high, now)
-            # Halves the age by its order: a year and an hour are both told in few steps.
+            bounds = self._indexes[one.place].find(one.offset, one.reach, one.high, now)
+            # The geometric mean: finds an age of a year or of an hour in few steps.
             young = max(SECONDS / 2, now - bounds.newest)
             age = math.sqrt(young * max(young, now - bounds.oldest))
             times[one.topic, one.partition] = max(0, int((now - age) * 1000))
@@ -165,4 +165,4 @@ class Dates:
             place = (one.topic, one.partition)
             if place in found:
                 offset = one.high if found[place] == NONE else found[place]
-                self._ladders[one.place].add(times[place] / 1000, offset)
+                self._indexes[one.place].add(times[place] / 1000, offset)

@@ -1,7 +1,7 @@
 """Judges a group on a topic from its window.
 
-Partitions without anything to tell, which are nearly all, and those that are read as they should
-be, take their figures from the arrays at once; only the others are looked at one by one.
+Partitions with nothing unread, which are nearly all, and those that are read normally are judged
+from the arrays at once; only the others are judged one by one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backlog.kafka.layouts import NONE, ListedGroup, Offsets
-from monitoring.groups.busy import Series, Terms, judge_busy
-from monitoring.groups.dating import Dates, Undated
-from monitoring.groups.tails import AT_MOST, Tail, Tails
-from monitoring.groups.windows import UNREAD, Columns, TopicPast, fit
+from monitoring.groups.busy import JudgingTerms, PartitionSeries, judge_busy
+from monitoring.groups.dating import OffsetDates, UndatedOffset
+from monitoring.groups.tails import Tail, Tails
+from monitoring.groups.windows import UNREAD, OffsetHistory, TopicHistory, fit
 from monitoring.judging import PartitionView, Point, judge_partition
+from monitoring.lag import TAIL_AT_MOST
 from monitoring.status import GroupStatus, PartitionStatus, Retention
 from monitoring.summaries import summarize_group
 from monitoring.verdicts import Verdict
@@ -32,7 +33,7 @@ Ages = Sequence[float]
 Rates = Sequence[float | None]
 
 
-class SurveyedLike(Protocol):
+class ScopeLike(Protocol):
     """What judging needs of what is surveyed."""
 
     @property
@@ -44,20 +45,20 @@ class SurveyedLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPast:
+class GroupHistory:
     """A group's commits on one life of a topic."""
 
     topic_id: str
-    commits: Columns
+    commits: OffsetHistory
 
     @classmethod
     def begin(cls, topic_id: str, rows: int, partitions: int) -> Self:
         """Nothing seen yet."""
-        return cls(topic_id, Columns(rows, partitions))
+        return cls(topic_id, OffsetHistory(rows, partitions))
 
 
 @dataclass(frozen=True, slots=True)
-class When:
+class SampleRows:
     """The rows of the window and those of before it, oldest first; ages are at most 0."""
 
     rows: Sequence[int]
@@ -67,7 +68,7 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
+class _Newest:
     """The newest row of a group on a topic; the place is the partition.
 
     Where its leader did not answer, the offsets are those of the last time that it did.
@@ -82,7 +83,7 @@ class _Now:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class GroupJudge:
     """Judges one pass."""
 
     taken_at: datetime
@@ -91,25 +92,32 @@ class Judge:
     horizon: float
 
     @classmethod
-    def at(cls, taken_at: datetime, what: SurveyedLike) -> Self:
+    def at(cls, taken_at: datetime, scope: ScopeLike) -> Self:
         """A pass of this time."""
         return cls(
-            taken_at, what.cluster, what.window.total_seconds(), what.horizon.total_seconds()
+            taken_at, scope.cluster, scope.window.total_seconds(), scope.horizon.total_seconds()
         )
 
-    def list_tails(self, topic: str, of: TopicPast, past: GroupPast, when: When) -> Iterator[Tail]:
+    def list_tails(
+        self, topic: str, of: TopicHistory, past: GroupHistory, when: SampleRows
+    ) -> Iterator[Tail]:
         """Small lags at which the group has stood since the sample before."""
         if len(when.rows) < 2:
             return
         now = _read_now(of, past, when)
         before = fit(past.commits.read(when.rows[-2]), len(now.committed))
-        small = (now.lag > 0) & (now.lag <= AT_MOST) & (now.committed == before) & now.known
+        small = (now.lag > 0) & (now.lag <= TAIL_AT_MOST) & (now.committed == before) & now.known
         for number in np.flatnonzero(small).tolist():
             yield _make_tail(topic, of, now, number)
 
     def list_undated(
-        self, topic: str, of: TopicPast, past: GroupPast, when: When, retention: Retention
-    ) -> Iterator[Undated]:
+        self,
+        topic: str,
+        of: TopicHistory,
+        past: GroupHistory,
+        when: SampleRows,
+        retention: Retention,
+    ) -> Iterator[UndatedOffset]:
         """What is unread since before the first sample that is kept."""
         now = _read_now(of, past, when)
         since = np.flatnonzero((now.lag > 0) & now.known)
@@ -130,25 +138,26 @@ class Judge:
         *,
         group: ListedGroup,
         topic: str,
-        past: GroupPast,
-        of: TopicPast,
-        when: When,
+        past: GroupHistory,
+        of: TopicHistory,
+        when: SampleRows,
         retention: Retention,
         tails: Tails,
-        dates: Dates,
+        dates: OffsetDates,
     ) -> GroupStatus:
-        """The status of one group on one topic."""
         now = _read_now(of, past, when)
         consumed = _measure_rates(past.commits, when.rows, when.ages, self.window)
         produced = _measure_rates(of.high, when.rows, when.ages, self.window)
         members = None if not group.state else group.state not in ("empty", "dead")
         has_commit = now.committed >= 0
-        told = has_commit & ((now.lag > 0) | (now.committed < now.low) | (now.committed > now.high))
-        statuses = self._judge_busy(
-            topic, of, past, when, told & now.known, members, retention, tails
+        active = has_commit & (
+            (now.lag > 0) | (now.committed < now.low) | (now.committed > now.high)
         )
-        told[list(statuses)] = False
-        behind = np.flatnonzero(told & now.known)
+        statuses = self._judge_busy(
+            topic, of, past, when, active & now.known, members, retention, tails
+        )
+        active[list(statuses)] = False
+        behind = np.flatnonzero(active & now.known)
         points = _read_points(of, past, when, behind)
         ends = _read_ends(of, when, self.window, behind)
         for number, seen, older in zip(behind.tolist(), points, ends, strict=True):
@@ -163,7 +172,9 @@ class Judge:
                     tail_without_data=tails.is_empty(tail),
                     empty_tail=tails.find_range(topic, of.topic_id, number, commits),
                     retention=retention,
-                    oldest_seconds=dates.tell_age(_make_undated(topic, of, now, number, retention)),
+                    oldest_seconds=dates.measure_age(
+                        _make_undated(topic, of, now, number, retention)
+                    ),
                     timeline=[*older, *((point.seconds, point.high) for point in seen)],
                     window=self.window,
                     horizon=self.horizon,
@@ -187,19 +198,19 @@ class Judge:
     def _judge_busy(
         self,
         topic: str,
-        of: TopicPast,
-        past: GroupPast,
-        when: When,
-        told: NDArray[np.bool_],
+        of: TopicHistory,
+        past: GroupHistory,
+        when: SampleRows,
+        active: NDArray[np.bool_],
         members: bool | None,
         retention: Retention,
         tails: Tails,
     ) -> dict[int, PartitionStatus]:
-        """Those that are read as they should be."""
+        """Those that are read normally."""
         columns = np.array(
             [
                 number
-                for number in np.flatnonzero(told).tolist()
+                for number in np.flatnonzero(active).tolist()
                 if not tails.knows(topic, of.topic_id, number)
             ],
             np.intp,
@@ -216,12 +227,12 @@ class Judge:
         end = find_end(committed, stable, high)
         limit = None if retention.time is None else retention.time.total_seconds()
         return judge_busy(
-            Series(ages, columns.tolist(), low, committed, end, high),
-            Terms(members, limit, self.window, self.horizon),
+            PartitionSeries(ages, columns.tolist(), low, committed, end, high),
+            JudgingTerms(members, limit, self.window, self.horizon),
         )
 
 
-def _read_now(of: TopicPast, past: GroupPast, when: When) -> _Now:
+def _read_now(of: TopicHistory, past: GroupHistory, when: SampleRows) -> _Newest:
     row = when.rows[-1]
     low, stable, high = of.low.read(row), of.stable.read(row), of.high.read(row)
     committed = fit(past.commits.read(row), len(high))
@@ -231,11 +242,11 @@ def _read_now(of: TopicPast, past: GroupPast, when: When) -> _Now:
     end = find_end(committed, stable, high)
     end = np.where(known, end, np.maximum(end, committed))
     lag = np.where(known, np.maximum(0, end - np.maximum(committed, low)), 0)
-    return _Now(low, high, end, committed, lag, known)
+    return _Newest(low, high, end, committed, lag, known)
 
 
 def _fill(
-    columns: Columns, newest: Offsets, known: NDArray[np.bool_], rows: Sequence[int]
+    columns: OffsetHistory, newest: Offsets, known: NDArray[np.bool_], rows: Sequence[int]
 ) -> Offsets:
     filled = np.where(known, newest, NONE)
     for row in reversed(rows[:-1]):
@@ -244,29 +255,29 @@ def _fill(
 
 
 def find_end(committed: Offsets, stable: Offsets, high: Offsets) -> Offsets:
-    """Where the group's reading ends, of which nobody says how it reads.
+    """Where the group's reading ends; its isolation level is not known.
 
-    The high watermark; but one that stands exactly at the last stable offset has read all that a
+    The high watermark; but one whose commit is exactly the last stable offset has read all that a
     reader of committed data can, and an open transaction must not look like a stall.
     """
     return np.where((stable >= 0) & (committed == stable), stable, high)
 
 
-def _make_tail(topic: str, of: TopicPast, now: _Now, number: int) -> Tail:
+def _make_tail(topic: str, of: TopicHistory, now: _Newest, number: int) -> Tail:
     start = max(int(now.committed[number]), int(now.low[number]))
     return Tail(topic, of.topic_id, number, start, int(now.end[number]))
 
 
 def _make_undated(
-    topic: str, of: TopicPast, now: _Now, number: int, retention: Retention
-) -> Undated:
+    topic: str, of: TopicHistory, now: _Newest, number: int, retention: Retention
+) -> UndatedOffset:
     start = max(int(now.committed[number]), int(now.low[number]))
     limit = None if retention.time is None else retention.time.total_seconds()
-    return Undated(topic, of.topic_id, number, start, int(now.high[number]), limit)
+    return UndatedOffset(topic, of.topic_id, number, start, int(now.high[number]), limit)
 
 
 def _count_lost(
-    tail: Tail, now: _Now, seen: Sequence[Point], members: bool | None, tails: Tails
+    tail: Tail, now: _Newest, seen: Sequence[Point], members: bool | None, tails: Tails
 ) -> int:
     """What expired in front of a group that does not move past it."""
     committed, low = int(now.committed[tail.partition]), int(now.low[tail.partition])
@@ -280,14 +291,14 @@ def _count_lost(
     return low - committed if stands else 0
 
 
-def _list_old(when: When, window: float) -> list[tuple[int, float]]:
+def _list_old(when: SampleRows, window: float) -> list[tuple[int, float]]:
     """The rows and ages of before the window."""
     pairs = zip(when.old_rows, when.old_ages, strict=True)
     return [(row, age) for row, age in pairs if age < -window]
 
 
 def _read_points(
-    of: TopicPast, past: GroupPast, when: When, columns: NDArray[np.intp]
+    of: TopicHistory, past: GroupHistory, when: SampleRows, columns: NDArray[np.intp]
 ) -> Iterator[list[Point]]:
     """By partition its points, oldest first, without samples in which it was not read."""
     rows = when.rows
@@ -308,7 +319,7 @@ def _read_points(
 
 
 def _read_ends(
-    of: TopicPast, when: When, window: float, columns: NDArray[np.intp]
+    of: TopicHistory, when: SampleRows, window: float, columns: NDArray[np.intp]
 ) -> Iterator[list[tuple[float, int]]]:
     """By partition the high watermarks of before the window, oldest first."""
     chosen = _list_old(when, window)
@@ -317,7 +328,7 @@ def _read_ends(
         yield [(age, high) for (_, age), high in zip(chosen, highs, strict=True) if high >= 0]
 
 
-def _measure_rates(columns: Columns, rows: Sequence[int], ages: Ages, window: float) -> Rates:
+def _measure_rates(columns: OffsetHistory, rows: Sequence[int], ages: Ages, window: float) -> Rates:
     """Offsets a second from the first row of the window in which anything was read."""
     newest = columns.read(rows[-1])
     for row, age in zip(rows[:-1], ages[:-1], strict=True):
@@ -333,7 +344,7 @@ def _measure_rates(columns: Columns, rows: Sequence[int], ages: Ages, window: fl
 
 
 def _add_quiet(
-    now: _Now, told: dict[int, PartitionStatus], consumed: Rates, produced: Rates
+    now: _Newest, judged: dict[int, PartitionStatus], consumed: Rates, produced: Rates
 ) -> list[PartitionStatus]:
     """All partitions, in order."""
     columns = zip(
@@ -346,8 +357,8 @@ def _add_quiet(
     )
     parts: list[PartitionStatus] = []
     for number, (known, low, committed, end, high) in enumerate(columns):
-        if number in told:
-            parts.append(told[number])
+        if number in judged:
+            parts.append(judged[number])
         elif known and committed >= 0:
             parts.append(
                 PartitionStatus(

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets
-
-# (topic, partition, offset)
-Place = tuple[str, int, int]
+from monitoring.lag import TopicOffset
 
 
 class ClusterReader(Protocol):
     """Reads of one cluster, in bulk. Each raises ClusterUnreachable or KafkaFailure.
 
-    An offset that is not known, or not committed, is `backlog.kafka.bulk.NONE`.
+    An offset that is not known, or not committed, is `monitoring.groups.bulk.NONE`.
     """
 
     def list_groups(self) -> Sequence[ListedGroup]: ...
@@ -32,4 +30,4 @@ class ClusterReader(Protocol):
 class TailReader(Protocol):
     """Finds out of which offsets on a partition holds no committed data; None: not found out."""
 
-    def __call__(self, places: Sequence[Place]) -> Mapping[tuple[str, int], bool]: ...
+    def __call__(self, places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]: ...

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Protocol, Self
 
 from backlog.config import mask_secrets
@@ -25,7 +24,7 @@ class SurveyLike(Protocol):
     """What makes passes over one cluster."""
 
     @property
-    def what(self) -> ClusterNamed: ...
+    def scope(self) -> ClusterNamed: ...
     def look(self) -> ClusterPass: ...
     def close(self) -> None: ...
 
@@ -42,7 +41,7 @@ class GroupSampler:
 
     Args:
         on_pass: called after each good pass, in the sampler's thread.
-        on_outage: told what fails, once when that begins, and with None once when it ends.
+        on_outage: called with what fails when that begins, and with None when it ends.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class GroupSampler:
         self._on_pass = on_pass
         self._on_outage = on_outage
         self._stop = threading.Event()
-        self._cluster = survey.what.cluster
+        self._cluster = survey.scope.cluster
         self._failing = False
         name = f"backlog-groups-{self._cluster}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -68,12 +67,7 @@ class GroupSampler:
         self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         # It may wait for a broker that is away; as a daemon it ends with the process.
         self.thread.join(_STOP_SECONDS)
@@ -98,21 +92,21 @@ class GroupSampler:
         except Exception as error:
             # A bug in one pass must not end all passes in silence.
             LOG.exception("the pass over cluster %s failed", self._cluster)
-            told = f"the pass over all groups failed: {type(error).__name__}"
-            self._fail(BacklogError(told, subject=f"cluster {self._cluster}"))
+            message = f"the pass over all groups failed: {type(error).__name__}"
+            self._fail(BacklogError(message, subject=f"cluster {self._cluster}"))
         else:
             if self._failing:
                 self._failing = False
-                self._tell(None)
+                self._report(None)
 
     def _fail(self, error: BacklogError) -> None:
         self._board.note_failure(self._cluster, "", mask_secrets(str(error)))
         if not self._failing:
             self._failing = True
-            self._tell(error)
+            self._report(error)
 
-    def _tell(self, error: BacklogError | None) -> None:
+    def _report(self, error: BacklogError | None) -> None:
         try:
             self._on_outage(f"groups of cluster {self._cluster}", error)
         except Exception:
-            LOG.exception("what cannot be seen of cluster %s was not told", self._cluster)
+            LOG.exception("an outage of cluster %s was not reported", self._cluster)

@@ -13,12 +13,12 @@ from backlog.clock import utc_now
 from backlog.errors import BacklogError
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets
 from monitoring.board import ClusterPass, TopicPartitionState
-from monitoring.groups.absent import Absent
-from monitoring.groups.dating import Dates
-from monitoring.groups.judging import GroupPast, Judge, When
+from monitoring.groups.dating import OffsetDates
+from monitoring.groups.judging import GroupHistory, GroupJudge, SampleRows
 from monitoring.groups.reading import ClusterReader
 from monitoring.groups.tails import Tails
-from monitoring.groups.windows import Moments, TopicPast, fit
+from monitoring.groups.unreadable import UnreadableGroups
+from monitoring.groups.windows import SampleTimes, TopicHistory, fit
 from monitoring.lag import read_retention, read_size_limit
 from monitoring.status import UNLIMITED, GroupStatus, Retention
 
@@ -29,7 +29,7 @@ RETENTIONS_FOR = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class SurveyScope:
     """What is surveyed.
 
     Attributes:
@@ -54,7 +54,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _PassReading:
     """What one pass read; offsets by topic, commits by group and topic.
 
     `missing` are topics that were known, and that an answer left out.
@@ -74,22 +74,22 @@ class Survey:
     """Passes over one cluster; remembers what the next one needs. Not thread-safe."""
 
     reader: ClusterReader
-    what: Surveyed
+    scope: SurveyScope
     tails: Tails
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time  # what messages carry
-    _topics: dict[str, TopicPast] = field(default_factory=dict)
-    _groups: dict[tuple[str, str], GroupPast] = field(default_factory=dict)
+    _topics: dict[str, TopicHistory] = field(default_factory=dict)
+    _groups: dict[tuple[str, str], GroupHistory] = field(default_factory=dict)
     _retentions: dict[str, Retention] = field(default_factory=dict)
     _retentions_at: float = float("-inf")
     _missing: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        window = self.what.window.total_seconds()
-        self._moments = Moments(WINDOW_ROWS + 4, window / WINDOW_ROWS)
-        self._dates = Dates(self.reader.find_offsets, self.wall)
-        self._absent = Absent(window)
-        self._old = Moments(OLD_ROWS, self.what.horizon.total_seconds() / (OLD_ROWS - 2))
+        window = self.scope.window.total_seconds()
+        self._moments = SampleTimes(WINDOW_ROWS + 4, window / WINDOW_ROWS)
+        self._dates = OffsetDates(self.reader.find_offsets, self.wall)
+        self._unreadable = UnreadableGroups(window)
+        self._old = SampleTimes(OLD_ROWS, self.scope.horizon.total_seconds() / (OLD_ROWS - 2))
 
     def look(self) -> ClusterPass:
         """Reads and judges everything.
@@ -99,8 +99,8 @@ class Survey:
         """
         started = time.monotonic()
         groups = {group.name: group for group in self.reader.list_groups()}
-        groups = {name: group for name, group in groups.items() if self.what.takes(name)}
-        known = {*self._topics, *(topic for _, topic in self.what.streams)}
+        groups = {name: group for name, group in groups.items() if self.scope.takes(name)}
+        known = {*self._topics, *(topic for _, topic in self.scope.streams)}
         # 1. The topics' ids. 2. The log starts. 3. The commits.
         before = self.reader.read_layout(known)
         low = dict(self.reader.read_log_starts(before))
@@ -122,15 +122,15 @@ class Survey:
         layout = _keep_same(before, after)
         missing = self._topics.keys() - (before.topics.keys() & after.topics.keys())
         self._refresh_retentions(layout.topics)
-        reading = _Reading(groups, commits, layout, frozenset(missing), low, stable, high)
+        reading = _PassReading(groups, commits, layout, frozenset(missing), low, stable, high)
         row = self._remember(reading, now)
-        judged, left_out = self._judge(reading, row, now, Judge.at(taken_at, self.what))
+        judged, left_out = self._judge(reading, row, now, GroupJudge.at(taken_at, self.scope))
         self.tails.end_pass()
         return ClusterPass(
-            cluster=self.what.cluster,
+            cluster=self.scope.cluster,
             taken_at=taken_at,
             seconds=time.monotonic() - started,
-            groups=tuple(self._absent.add(judged, self._groups, now)),
+            groups=tuple(self._unreadable.add(judged, self._groups, now)),
             topics={name: _describe_topic(name, reading) for name in sorted(layout.topics)},
             brokers=layout.brokers,
             left_out=left_out,
@@ -138,10 +138,9 @@ class Survey:
         )
 
     def close(self) -> None:
-        """Closes its connections."""
         self.reader.close()
 
-    def _remember(self, reading: _Reading, now: float) -> int:
+    def _remember(self, reading: _PassReading, now: float) -> int:
         """Writes the reading's row; what is gone, or another topic by now, is forgotten."""
         row, old_row = self._moments.advance(now), self._old.advance(now)
         topics = reading.layout.topics
@@ -158,7 +157,7 @@ class Survey:
         for name, topic in topics.items():
             count = len(topic.leaders)
             if name not in self._topics:
-                self._topics[name] = TopicPast(
+                self._topics[name] = TopicHistory(
                     topic.topic_id, self._moments.count, self._old.count, count
                 )
             past = self._topics[name]
@@ -180,10 +179,10 @@ class Survey:
         return row
 
     def _judge(
-        self, reading: _Reading, row: int, now: float, judge: Judge
+        self, reading: _PassReading, row: int, now: float, judge: GroupJudge
     ) -> tuple[list[GroupStatus], int]:
         wanted, left_out = self._choose(reading)
-        when = When(
+        when = SampleRows(
             self._moments.rows,
             self._moments.list_ages(now),
             self._old.rows,
@@ -224,14 +223,14 @@ class Survey:
     def _find_retention(self, topic: str) -> Retention:
         return self._retentions.get(topic, UNLIMITED)
 
-    def _choose(self, reading: _Reading) -> tuple[dict[tuple[str, str], GroupPast], int]:
+    def _choose(self, reading: _PassReading) -> tuple[dict[tuple[str, str], GroupHistory], int]:
         """The groups on topics that are judged, in order, and how many partitions are left out."""
-        wanted: dict[tuple[str, str], GroupPast] = {}
-        left, left_out = self.what.max_partitions, 0
+        wanted: dict[tuple[str, str], GroupHistory] = {}
+        left, left_out = self.scope.max_partitions, 0
         for group in sorted(reading.commits):
             for name in sorted(reading.commits[group]):
                 topic = reading.layout.topics.get(name)
-                if topic is None or (group, name) in self.what.streams:
+                if topic is None or (group, name) in self.scope.streams:
                     continue
                 count = len(topic.leaders)
                 if count > left:
@@ -241,7 +240,9 @@ class Survey:
                 left -= count
                 key = (group, name)
                 if key not in self._groups:
-                    self._groups[key] = GroupPast.begin(topic.topic_id, self._moments.count, count)
+                    self._groups[key] = GroupHistory.begin(
+                        topic.topic_id, self._moments.count, count
+                    )
                 wanted[key] = self._groups[key]
         return wanted, left_out
 
@@ -252,7 +253,7 @@ class Survey:
         wanted = [name for name in topics if all_of_them or name not in self._retentions]
         if not wanted:
             return
-        with suppress(BacklogError):  # without it nothing is said about losses to come
+        with suppress(BacklogError):  # without it no losses are forecast
             found = self.reader.read_retentions(wanted)
             if all_of_them:
                 known = {*topics, *self._topics}
@@ -276,7 +277,7 @@ def _keep_same(before: ClusterLayout, after: ClusterLayout) -> ClusterLayout:
     )
 
 
-def _describe_topic(name: str, reading: _Reading) -> tuple[TopicPartitionState, ...]:
+def _describe_topic(name: str, reading: _PassReading) -> tuple[TopicPartitionState, ...]:
     topic = reading.layout.topics[name]
     count = len(topic.leaders)
     columns: Iterable[tuple[int, int, int, int, int]] = zip(

@@ -1,7 +1,7 @@
 """Lags of one or two offsets that hold no data: control records, or what was aborted.
 
 A reader that commits after each message of a transactional producer stays that far behind for
-ever. Reading a few offsets tells; what was told holds as long as nothing is written or committed.
+ever. Reading a few offsets shows it, for as long as nothing is written or committed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
 from backlog.clock import Deadline
 from backlog.errors import BacklogError
-from backlog.kafka.clients import Properties, make_consumer
-from backlog.kafka.errors import translate, unwrap
-from monitoring.groups.reading import Place, TailReader
+from backlog.kafka.clients import Properties
+from monitoring.groups.reading import TailReader
+from monitoring.lag import TAIL_AT_MOST, TopicOffset, read_empty
 
-AT_MOST = 2  # offsets of lag, as in monitoring.lag
 CANDIDATES_A_PASS = 256
 _SECONDS = 5.0
 
@@ -50,7 +47,7 @@ class Tails:
     _places: set[tuple[str, str, int]] = field(default_factory=set)
 
     def look(self, candidates: Iterable[Tail]) -> None:
-        """Reads those that are not known, as far as there are not too many."""
+        """Reads those that are not known, at most `CANDIDATES_A_PASS`."""
         wanted = list(dict.fromkeys(candidates))
         # One place of a partition a pass: several groups may stand at several.
         places = {(t.topic, t.partition): t for t in wanted if t not in self._known}
@@ -95,7 +92,7 @@ class Tails:
         """Whether what expired from `start` up to the log start is known to have been no data."""
         return any(
             self.is_empty(Tail(topic, topic_id, partition, start, end))
-            for end in range(low, start + AT_MOST + 1)
+            for end in range(low, start + TAIL_AT_MOST + 1)
         )
 
     def end_pass(self) -> None:
@@ -108,48 +105,7 @@ class Tails:
 def make_tail_reader(properties: Properties) -> TailReader:
     """Reads tails with a consumer of its own each time; in most passes there is nothing to read."""
 
-    def read(places: Sequence[Place]) -> Mapping[tuple[str, int], bool]:
-        return read_empty(properties, places, Deadline(_SECONDS))
+    def read(places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]:
+        return read_empty(properties, places, Deadline(_SECONDS), "all groups")
 
     return read
-
-
-def read_empty(
-    properties: Properties, places: Sequence[Place], limit: Deadline
-) -> dict[tuple[str, int], bool]:
-    """By topic and partition whether nothing committed lies at the offset or above.
-
-    What is not found out within the limit is left out. Of each partition only one place is read.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
-    """
-    starts = {(topic, partition): offset for topic, partition, offset in places}
-    found: dict[tuple[str, int], bool] = {}
-    consumer = make_consumer(
-        properties,
-        {
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 100,
-            "fetch.message.max.bytes": 65536,
-        },
-    )
-    try:
-        consumer.assign([TopicPartition(*place, at) for place, at in starts.items()])
-        while len(found) < len(starts) and not limit.expired:
-            message = consumer.poll(limit.remaining(0.5))
-            if message is None:
-                continue
-            topic, partition, error = message.topic(), message.partition(), message.error()
-            if topic is None or partition is None or (topic, partition) not in starts:
-                continue
-            if error is None:
-                found.setdefault((topic, partition), False)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                found.setdefault((topic, partition), True)
-    except KafkaException as error:
-        raise translate(unwrap(error) or error, "all groups", "read the tails") from error
-    finally:
-        consumer.close()
-    return found

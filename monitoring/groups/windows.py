@@ -16,7 +16,7 @@ from backlog.kafka.layouts import NONE, Offsets
 UNREAD = -2  # nobody asked, or nobody answered; NONE is "there is no offset"
 
 
-class Moments:
+class SampleTimes:
     """When rows were taken; a row is used again when it is the oldest.
 
     Of samples that follow each other faster than `step`, only the newest is kept beside those that
@@ -60,7 +60,7 @@ class Moments:
         return [float(self._times[row]) - now for row in self._order]
 
 
-class Columns:
+class OffsetHistory:
     """One kind of offset of a topic's partitions over the moments."""
 
     def __init__(self, rows: int, partitions: int) -> None:
@@ -84,7 +84,6 @@ class Columns:
         self._values[row] = fit(offsets, self.partitions)
 
     def read(self, row: int) -> Offsets:
-        """A row."""
         found: Offsets = self._values[row]
         return found
 
@@ -99,17 +98,17 @@ class Columns:
         return found
 
 
-class TopicPast:
+class TopicHistory:
     """A topic in one life of it: log starts, stable ends, high watermarks, and older ends."""
 
     def __init__(self, topic_id: str, rows: int, old_rows: int, partitions: int) -> None:
         self.topic_id = topic_id
-        self.low = Columns(rows, partitions)
-        self.stable = Columns(rows, partitions)
-        self.high = Columns(rows, partitions)
-        self.old_high = Columns(old_rows, partitions)
+        self.low = OffsetHistory(rows, partitions)
+        self.stable = OffsetHistory(rows, partitions)
+        self.high = OffsetHistory(rows, partitions)
+        self.old_high = OffsetHistory(old_rows, partitions)
 
-    def list_recent(self) -> Iterator[Columns]:
+    def list_recent(self) -> Iterator[OffsetHistory]:
         """Those of the window."""
         yield from (self.low, self.stable, self.high)
 

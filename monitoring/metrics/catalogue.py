@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["gauge", "counter"]
+MetricType = Literal["gauge", "counter"]
 Family = Literal["backlog", "kafka_exporter", "kafka_lag_exporter"]
 
 _PLACE = ("cluster", "group", "topic", "stream")
 _GAP = ("cluster", "stream", "group", "topic", "state", "cause")
-_RECOVERY = ("recovery", "stream", "kind")
+_RECOVERY = ("recovery", "stream", "kind", "stops_consumers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,162 +21,142 @@ class Metric:
     """One metric; a counter's `name` is written without the `_total` that is exported."""
 
     name: str
-    kind: Kind
     labels: tuple[str, ...]
     help: str
+    type: MetricType = "gauge"
     family: Family = "backlog"
 
     @property
     def exported_name(self) -> str:
         """As Prometheus shows it."""
-        return f"{self.name}_total" if self.kind == "counter" else self.name
+        return f"{self.name}_total" if self.type == "counter" else self.name
 
 
 OURS: tuple[Metric, ...] = (
     Metric(
         "backlog_verdict",
-        "gauge",
         (*_PLACE, "verdict"),
         "1 for the verdict that holds now; one series for each group and topic.",
     ),
     Metric(
         "backlog_partition_verdict",
-        "gauge",
         (*_PLACE, "partition", "verdict"),
         "1 for the verdict that holds now; only partitions whose verdict is not ok.",
     ),
     Metric(
         "backlog_partition_course",
-        "gauge",
         (*_PLACE, "partition", "verdict"),
         "As backlog_partition_verdict, without what is lost already: that stays until it is put "
         "back, and hides no consumer that stops meanwhile.",
     ),
     Metric(
         "backlog_lag_messages",
-        "gauge",
         (*_PLACE, "partition"),
         "Unread offsets that still exist; what retention removed is not in it.",
     ),
     Metric(
         "backlog_lag_seconds",
-        "gauge",
         (*_PLACE, "partition"),
         "Age of the oldest unread message, by interpolation between samples.",
     ),
     Metric(
         "backlog_seconds_to_drain",
-        "gauge",
         _PLACE,
         "Until nothing is unread, from the slope of the lag; absent while it does not shrink.",
     ),
     Metric(
         "backlog_seconds_to_loss",
-        "gauge",
         (*_PLACE, "partition"),
         "Until retention passes the committed offset at the earliest, if things go on as in the "
         "window; absent where none is in sight.",
     ),
     Metric(
         "backlog_expected_loss_messages",
-        "gauge",
         _PLACE,
         "Of what is unread now, how much will be lost if things go on as in the window.",
     ),
     Metric(
         "backlog_lost_messages",
-        "gauge",
         _PLACE,
         "Offsets that the group will never read and that were neither put back nor waived.",
     ),
-    Metric("backlog_gaps", "gauge", _GAP, "Gaps in the ledger."),
-    Metric("backlog_gap_messages", "gauge", _GAP, "Offsets in those gaps, where they are known."),
+    Metric("backlog_gaps", _GAP, "Gaps in the ledger."),
+    Metric("backlog_gap_messages", _GAP, "Offsets in those gaps, where they are known."),
     Metric(
         "backlog_recovery_state",
-        "gauge",
         (*_RECOVERY, "state"),
-        "1 for the state it is in: recoveries that are not at an end, and the last of each stream.",
+        "1 for the state it is in: recoveries that are not at an end, and the last of each stream. "
+        "`stops_consumers` says whether the group's own consumers stop while it is worked on.",
     ),
-    Metric(
-        "backlog_recovery_state_seconds", "gauge", _RECOVERY, "How long it has been in its state."
-    ),
+    Metric("backlog_recovery_state_seconds", _RECOVERY, "How long it has been in its state."),
     Metric(
         "backlog_recovery_runner_alive",
-        "gauge",
         _RECOVERY,
         "1 while a runner holds its lease; only while it is running.",
     ),
     Metric(
         "backlog_recovery_progress_ratio",
-        "gauge",
         _RECOVERY,
         "Done of all, 0 to 1: messages injected, or drained.",
     ),
     Metric(
         "backlog_recovery_done_messages",
-        "gauge",
         _RECOVERY,
-        "Messages injected (rebuild), or handled by the recovery's consumers (expand).",
+        "Messages put back, or handled by the recovery's consumers.",
     ),
-    Metric("backlog_injected_messages", "gauge", _RECOVERY, "Messages put back by a rebuild."),
     Metric(
-        "backlog_relayed_messages", "gauge", _RECOVERY, "Messages copied to the temporary topic."
+        "backlog_injected_messages",
+        _RECOVERY,
+        "Messages put back; only recoveries that were planned for gaps.",
     ),
+    Metric("backlog_relayed_messages", _RECOVERY, "Messages copied to the temporary topic."),
     Metric(
         "backlog_quarantined_messages",
-        "gauge",
         _RECOVERY,
-        "Rows of a rebuild's plan that could not be built.",
+        "Rows of the recovery's plan that could not be built.",
     ),
     Metric(
         "backlog_retention_held_seconds",
-        "gauge",
         ("cluster", "topic", "stream", "holder"),
         "How long a topic's retention has been raised by a hold.",
     ),
     Metric(
         "backlog_retention_overdue_seconds",
-        "gauge",
         ("cluster", "topic", "stream", "holder"),
         "How long ago a hold should have been given back; 0 before that.",
     ),
     Metric(
         "backlog_sample_age_seconds",
-        "gauge",
         ("cluster", "stream"),
         "Since the last good look at a stream, or at all groups of a cluster (stream empty), by "
         "this process' own clock; since the start where there was none yet.",
     ),
     Metric(
         "backlog_sample_failures",
-        "counter",
         ("cluster", "stream"),
         "Looks that failed since the start.",
+        type="counter",
     ),
     Metric(
         "backlog_pass_seconds",
-        "gauge",
         ("cluster",),
         "How long the last pass over all groups of the cluster took.",
     ),
-    Metric("backlog_groups", "gauge", ("cluster",), "Groups in the last pass."),
+    Metric("backlog_groups", ("cluster",), "Groups in the last pass."),
     Metric(
         "backlog_groups_unreadable",
-        "gauge",
         ("cluster",),
         "Groups whose commits could not be read in the last pass; the last that was seen of them "
         "is shown for `watch.window`.",
     ),
     Metric(
         "backlog_ledger_up",
-        "gauge",
         (),
         "1 if the ledger answered when it was last asked, a minute ago at most. Where it is 0, "
         "gaps, recoveries and holds are absent.",
     ),
     Metric(
         "backlog_partitions_left_out",
-        "gauge",
         ("cluster",),
         "Partitions of groups that are not exported, because `watch.max_partitions` is reached.",
     ),
@@ -185,7 +165,7 @@ OURS: tuple[Metric, ...] = (
 _TOPIC = ("topic", "partition")
 _CONSUMER = ("consumergroup", "topic", "partition")
 KAFKA_EXPORTER: tuple[Metric, ...] = tuple(
-    Metric(name, "gauge", labels, text, "kafka_exporter")
+    Metric(name, labels, text, family="kafka_exporter")
     for name, labels, text in (
         ("kafka_brokers", (), "Brokers of the cluster."),
         ("kafka_topic_partitions", ("topic",), "Partitions of the topic."),
@@ -217,7 +197,7 @@ KAFKA_EXPORTER: tuple[Metric, ...] = tuple(
 _MEMBER = ("cluster_name", "group", "topic", "partition", "member_host", "consumer_id", "client_id")
 _GROUP = ("cluster_name", "group")
 KAFKA_LAG_EXPORTER: tuple[Metric, ...] = tuple(
-    Metric(name, "gauge", labels, text, "kafka_lag_exporter")
+    Metric(name, labels, text, family="kafka_lag_exporter")
     for name, labels, text in (
         (
             "kafka_partition_latest_offset",

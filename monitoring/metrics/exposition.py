@@ -67,7 +67,6 @@ class Packer:
 
 
 def pack(text: bytes) -> Packed:
-    """A text at once."""
     packer = Packer()
     packer.add(text)
     return packer.finish()
@@ -97,5 +96,5 @@ def write_labels(names: Iterable[str], values: Iterable[str]) -> str:
 def write_head(metric: Metric) -> bytes:
     """HELP and TYPE of a family."""
     name = metric.exported_name
-    told = metric.help.translate(_HELP_ESCAPES)
-    return f"# HELP {name} {told}\n# TYPE {name} {metric.kind}\n".encode()
+    help_text = metric.help.translate(_HELP_ESCAPES)
+    return f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n".encode()

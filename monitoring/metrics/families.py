@@ -37,7 +37,6 @@ class _Writer:
             self._flush(name)
 
     def finish(self) -> Lines:
-        """The families."""
         for name in self._lines:
             self._flush(name)
         return {name: packer.finish() for name, packer in self._packers.items()}
@@ -118,7 +117,6 @@ def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
 
 
 def join_lines(parts: Iterable[Lines]) -> Lines:
-    """Families of several sources together."""
     joined: defaultdict[str, Packed] = defaultdict(Packed)
     for part in parts:
         for name, lines in part.items():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from prometheus_client.core import GaugeMetricFamily
@@ -14,20 +13,12 @@ from backlog.values import RecoveryState
 from monitoring.metrics.catalogue import BY_NAME
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """What a rebuild's plan says: how many messages it puts back, and rows it cannot build."""
-
-    rebuilt: int | None
-    quarantined: int | None
-
-
 class Record:
     """Reads the ledger; the plans, which do not change, are read once."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._plans: dict[str, _Planned] = {}
+        self._counts: dict[str, Mapping[str, int]] = {}
 
     def collect(self) -> list[GaugeMetricFamily]:
         """The families, those without a line too.
@@ -47,7 +38,7 @@ class Record:
             for name, labels, value in self._describe_recovery(recovery, now):
                 families[name].add_metric(labels, value)
         known = {recovery.id for recovery in recoveries}
-        self._plans = {key: plan for key, plan in self._plans.items() if key in known}
+        self._counts = {key: counts for key, counts in self._counts.items() if key in known}
         for name, labels, value in _describe_holds(self._ledger.holds.list(), now):
             families[name].add_metric(labels, value)
         return list(families.values())
@@ -55,21 +46,22 @@ class Record:
     def _describe_recovery(
         self, recovery: RecoveryFigure, now: datetime
     ) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        labels = (recovery.id, recovery.stream, recovery.kind)
+        stops = "true" if recovery.stops_consumers else "false"
+        labels = (recovery.id, recovery.stream, recovery.kind, stops)
         yield "backlog_recovery_state", (*labels, recovery.state), 1
         seconds = max(0.0, (now - recovery.since).total_seconds())
         yield "backlog_recovery_state_seconds", labels, seconds
         if recovery.state is RecoveryState.RUNNING:
             until = recovery.lease_until
             yield "backlog_recovery_runner_alive", labels, int(until is not None and until > now)
-        if recovery.kind == "rebuild":
-            planned = self._read_plan(recovery.id)
+        if recovery.has_gaps:
+            planned = self._read_counts(recovery.id)
             yield "backlog_recovery_done_messages", labels, recovery.injected
             yield "backlog_injected_messages", labels, recovery.injected
-            if planned.quarantined is not None:
-                yield "backlog_quarantined_messages", labels, planned.quarantined
-            if planned.rebuilt:
-                share = min(1.0, recovery.injected / planned.rebuilt)
+            if (left_out := planned.get("quarantined")) is not None:
+                yield "backlog_quarantined_messages", labels, left_out
+            if rebuilt := planned.get("rebuilt"):
+                share = min(1.0, recovery.injected / rebuilt)
                 yield "backlog_recovery_progress_ratio", labels, share
         elif (down := self._ledger.burndown.latest(recovery.id)) is not None:
             yield "backlog_recovery_done_messages", labels, down.handled
@@ -77,12 +69,10 @@ class Record:
             if total := down.handled + down.temporary_lag + down.source_lag:
                 yield "backlog_recovery_progress_ratio", labels, down.handled / total
 
-    def _read_plan(self, recovery_id: str) -> _Planned:
-        if recovery_id not in self._plans:
-            plan = self._ledger.recoveries.get(recovery_id).plan
-            counts = (plan.get("outcome") or {}).get("counts") or {}
-            self._plans[recovery_id] = _Planned(counts.get("rebuilt"), counts.get("quarantined"))
-        return self._plans[recovery_id]
+    def _read_counts(self, recovery_id: str) -> Mapping[str, int]:
+        if recovery_id not in self._counts:
+            self._counts[recovery_id] = self._ledger.figures.planned_counts(recovery_id)
+        return self._counts[recovery_id]
 
 
 def _describe_holds(

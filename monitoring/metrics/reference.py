@@ -59,7 +59,6 @@ _VERDICTS: dict[Verdict, str] = {
 
 
 def render_reference() -> str:
-    """The whole page."""
     verdicts = [f"| {v.severity} | `{v}` | {_VERDICTS[v]} |" for v in Verdict]
     return "\n".join(
         [
@@ -92,7 +91,7 @@ def _render_table(metrics: Iterable[Metric]) -> list[str]:
     rows = ["| metric | kind | labels | meaning |\n|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.exported_name}` | {metric.kind} | {labels} | {metric.help} |")
+        rows.append(f"| `{metric.exported_name}` | {metric.type} | {labels} | {metric.help} |")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The whole answer to a scrape, of what the board shows and the ledger says."""
+"""The answer to a scrape, from the board and the ledger."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from backlog.ledger import Ledger
-from monitoring.board import Board, ClusterPass, Seen
-from monitoring.metrics.asking import Asked
+from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import Lines, Packed, pack, write_gzip, write_head
 from monitoring.metrics.families import (
@@ -22,6 +21,7 @@ from monitoring.metrics.families import (
     write_groups,
     write_topics,
 )
+from monitoring.metrics.ledger_poll import LedgerPoll
 from monitoring.metrics.recorded import Record
 from monitoring.status import GroupStatus
 
@@ -58,7 +58,7 @@ class Scrape:
 
     def __init__(self, board: Board, ledger: Ledger, exported: Exported) -> None:
         self._board = board
-        self.ledger = Asked(Record(ledger).collect)
+        self.ledger = LedgerPoll(Record(ledger).collect)
         self._exported = exported
         self._lock = Lock()
         self._written: dict[str, _Written] = {}
@@ -88,7 +88,7 @@ class Scrape:
         yield pack(generate_latest(self._registry))
 
     def collect_live(self) -> Iterable[Metric]:
-        """The families that change with the clock: ages, failures, and what the ledger says."""
+        """The families that change with the clock: ages, failures, and the ledger's."""
         seen = self._board.seen
         yield from _describe_looks(self._board, seen, self._exported)
         recorded = self.ledger.read()
@@ -97,7 +97,7 @@ class Scrape:
         yield answers
         yield from recorded or ()
 
-    def _write(self, seen: Seen) -> None:
+    def _write(self, seen: BoardState) -> None:
         with_cluster = len(self._exported.clusters) > 1
         others = self._exported.others
         wanted: dict[str, object] = {}
@@ -141,12 +141,11 @@ class _Live:
         self._scrape = scrape
 
     def collect(self) -> Iterable[Metric]:
-        """The families."""
         return self._scrape.collect_live()
 
 
 def _write_cluster(
-    done: ClusterPass, seen: Seen, others: Collection[Family], *, with_cluster: bool
+    done: ClusterPass, seen: BoardState, others: Collection[Family], *, with_cluster: bool
 ) -> Lines:
     return join_lines(
         [
@@ -156,7 +155,7 @@ def _write_cluster(
     )
 
 
-def _list_once(seen: Seen) -> Iterator[GroupStatus]:
+def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
     """Each group on each topic once, however many streams are about it."""
     places = {_place(status): status for status in seen.streams.values()}
     yield from places.values()
@@ -164,7 +163,7 @@ def _list_once(seen: Seen) -> Iterator[GroupStatus]:
         yield from list_others(done, seen.streams)
 
 
-def _describe_looks(board: Board, seen: Seen, exported: Exported) -> Iterator[Metric]:
+def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
     ages = _make_gauge("backlog_sample_age_seconds")
     failures = CounterMetricFamily(

@@ -32,7 +32,7 @@ _PLOT_WIDE, _PLOT_NARROW = 190, 150
 # Left and right there is room for half a time of the day.
 _BOTTOM, _TOP, _LEFT, _RIGHT = 36, 10, 34, 26
 _LONGEST_NAME = 40
-# A limit further above the lines than this is told in words: it would press them flat.
+# A limit further above the lines than this is written as text: it would flatten them.
 _IN_SIGHT = 4.0
 
 _SETTINGS: Any = {
@@ -57,7 +57,7 @@ def draw_lines(
     wide: bool = True,
     name: str = "",
 ) -> str:
-    """An `<svg>` element for inside a page, as wide as the page gives it room.
+    """An `<svg>` element for inside a page, as wide as the page allows.
 
     The same arguments make the same text. Colours are the page's: `--plot-ink`, `--plot-grid`,
     `--plot-alarm`, `--plot-1` to `--plot-6`; without them they are those for white paper.
@@ -66,7 +66,7 @@ def draw_lines(
         y: what the lines count: messages, seconds, or messages a second.
         title: what it shows, for those who do not see it; nothing is written above the lines.
         wide: for 500 pixels and more; a narrow one can be read on 320.
-        name: tells figures of the same content in one page apart.
+        name: distinguishes figures of the same content in one page.
     """
     drawn = [s for s in series if any(_is_number(value) for _, value in s.points)]
     ordered = sorted(marks, key=lambda mark: mark.at)
@@ -119,7 +119,7 @@ def _draw(
         axes.set_xlim(span)
         axes.set_ylim(0, ticks[-1])
         axes.set_yticks(ticks, names)
-        _dress(axes)
+        _style_axes(axes)
         _date_axis(axes, first, last, room, wide=wide)
         for number, each in enumerate(series):
             _draw_line(axes, each, LINES[number % len(LINES)], fill=len(series) == 1)
@@ -161,7 +161,7 @@ def _save(figure: Figure) -> str:
     return out.getvalue()
 
 
-def _dress(axes: Axes) -> None:
+def _style_axes(axes: Axes) -> None:
     axes.patch.set_visible(False)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)

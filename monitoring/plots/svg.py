@@ -46,9 +46,9 @@ def adopt_svg(drawn: str, *, prefix: str, title: str) -> str:
         root.attrib.pop(name, None)
     root.set("role", "img")
     root.set("aria-label", title)
-    told = Tree.Element(f"{_NAME}title")
-    told.text = title
-    root.insert(0, told)
+    title_element = Tree.Element(f"{_NAME}title")
+    title_element.text = title
+    root.insert(0, title_element)
     return Tree.tostring(root, encoding="unicode")
 
 

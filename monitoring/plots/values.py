@@ -25,7 +25,5 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A limit, in the unit of the lines."""
-
     value: float
     label: str

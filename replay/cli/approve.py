@@ -20,15 +20,15 @@ def approve_recovery(
 
     from backlog.errors import UsageError
     from backlog.numbers import format_duration
-    from replay.approval import approve_plan, describe_expiry
-    from replay.rendering import print_next, say_done
-    from replay.views import describe_recovery, list_next_commands
+    from replay.recovery.approval import approve_plan, describe_expiry
+    from replay.telling.documents import describe_recovery, list_next_commands
+    from replay.telling.terminal import print_next, say_done
 
     if not by.strip():
         raise UsageError("a name is needed", subject="--by")
     workspace = session.open_workspace()
     planned = workspace.ledger.recoveries.get(recovery)
-    found = approve_plan(workspace.ledger, workspace.config, planned, by=by.strip())
+    found = approve_plan(workspace, planned, by=by.strip())
 
     def show(console: Console) -> None:
         left = describe_expiry(found)
@@ -39,6 +39,6 @@ def approve_recovery(
             f" by {by.strip()} ({found.approved_identity}), for plan {found.plan_hash[:12]}, "
             f"to be started within {format_duration(left.total_seconds() if left else None)}",
         )
-        print_next(console, *list_next_commands(found))
+        print_next(console, *list_next_commands(workspace, found))
 
-    session.emit(describe_recovery(found), show)
+    session.emit(describe_recovery(workspace, found), show)

@@ -20,20 +20,12 @@ def cancel_recovery(
     Nothing is lost: messages in a temporary topic are read to their end before the layout is
     restored and the topic deleted.
     """
-    from backlog.numbers import format_plural
-    from replay.cancellation import cancel_work
-    from replay.kinds import EXPAND
-    from replay.views import describe_recovery
+    from replay.recovery.cancelling import cancel_work
+    from replay.telling.documents import describe_recovery
 
     workspace = session.open_workspace()
     found = cancel_work(workspace, recovery, wait=wait, say=session.say, console=session.err)
-    if found.kind == EXPAND:
-        message = f"{recovery} is {found.state}; the layout is as it was"
-    else:
-        message = f"{recovery} is {found.state}; its gaps are open again"
-    if found.injected:
-        were = "was" if found.injected == 1 else "were"
-        message += f" ({format_plural(found.injected, 'message')} {were} put back before; "
-        message += "later plans subtract them)"
-    document = {**describe_recovery(found), "message": message}
+    kind = workspace.kind_of(found)
+    message = f"{recovery} is {found.state}; {kind.say_cancelled(found)}"
+    document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)

@@ -26,7 +26,7 @@ def _consumers() -> None:
 @verb
 def start(session: Session, stream: StreamName) -> None:
     """Make its `replicas` run, as the configuration says."""
-    from replay.consumers import start_consumers
+    from replay.around.consumers import start_consumers
 
     workspace = session.open_workspace()
     document = start_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -38,7 +38,7 @@ def start(session: Session, stream: StreamName) -> None:
 def stop(session: Session, stream: StreamName) -> None:
     """End them, and name who is still in the group."""
     from backlog.numbers import format_plural
-    from replay.consumers import stop_consumers
+    from replay.around.consumers import stop_consumers
 
     workspace = session.open_workspace()
     document = stop_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -56,10 +56,10 @@ def stop(session: Session, stream: StreamName) -> None:
 @verb
 def status(session: Session, stream: StreamName) -> None:
     """Say how many run, and who is in the group."""
-    from replay.consumers import tell_consumers
+    from replay.around.consumers import describe_consumers
 
     workspace = session.open_workspace()
-    _emit(session, tell_consumers(workspace, workspace.config.stream(stream), session.say))
+    _emit(session, describe_consumers(workspace, workspace.config.stream(stream), session.say))
 
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def _draw(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     from backlog.numbers import format_count
-    from replay.rendering import add_row, make_table
+    from replay.telling.terminal import add_row, make_table
 
     summary = make_table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
     known = document["group_state"] is not None

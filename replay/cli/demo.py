@@ -46,12 +46,12 @@ def run_demo(
         check_writable(report)
     console = session.err if session.json else session.out
     if story is Story.EXPAND:
-        from replay.demo.expand_story import tell_story as tell_expansion
+        from replay.demo.expand.story import tell_story as tell_expansion
 
         expansion = tell_expansion(console, report=report)
         document, passed = expansion.to_json(), expansion.passed
     else:
-        from replay.demo.story import tell_story
+        from replay.demo.rebuild.story import tell_story
 
         audit = tell_story(console, report)
         document, passed = audit.to_json(), audit.passed

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, verb
+from replay.cli.shared import Session, read_states, verb
 from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking
 
 
@@ -25,23 +25,18 @@ def list_gaps(
     from rich.console import Console
     from rich.text import Text
 
-    from backlog.errors import UsageError
     from backlog.values import GapState
-    from replay.observation import choose_streams, look_at_stream
-    from replay.rendering import draw_gaps, print_next
-    from replay.views import describe_gap
+    from replay.around.observation import choose_streams, look_at_stream
+    from replay.telling.documents import describe_gap
+    from replay.telling.terminal import draw_gaps, print_next
 
-    known = [member.value for member in GapState]
-    for word in state or []:
-        if word not in known:
-            raise UsageError(f"no such state: {word}", hint=f"one of {', '.join(known)}")
+    states = read_states(GapState, state)
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)
     chosen = choose_streams(workspace.config, streams or [])
     warnings: dict[str, None] = {}
     if look:
         for stream in chosen:
             warnings.update(dict.fromkeys(look_at_stream(workspace, stream)[1]["warnings"]))
-    states = [GapState(word) for word in state] if state else None
     found = [
         gap
         for stream in chosen

@@ -32,7 +32,7 @@ def hold_retention(
 ) -> None:
     """Hold a topic's retention for a while, give it back, or show what is held."""
     from backlog.errors import UsageError
-    from replay.holds import ALLOW_DISK, hold_stream, release_due, release_stream
+    from replay.around.holds import ALLOW_DISK, hold_stream, release_due, release_stream
 
     for word in allow or []:
         if word != ALLOW_DISK:
@@ -86,7 +86,7 @@ def _emit(
     nothing: str,
     disk: Mapping[str, Any] | None = None,
 ) -> None:
-    from replay.holds import describe_hold
+    from replay.around.holds import describe_hold
 
     document: dict[str, Any] = {
         "holds": [describe_hold(hold) for hold in holds],
@@ -101,7 +101,7 @@ def _emit(
             console.print(_draw(document["holds"]))
         else:
             print_text(console, nothing)
-        for line in _tell_who(document["holds"]):
+        for line in _describe_ends(document["holds"]):
             print_text(console, line)
         if disk is not None and disk["enough"]:
             print_text(console, f"disks: {disk['reason']}", "dim")
@@ -112,7 +112,7 @@ def _emit(
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
-    from replay.rendering import add_row, make_table
+    from replay.telling.terminal import add_row, make_table
 
     table = make_table("stream", "=by", "=setting", "#was", "#is", "=until")
     for hold in holds:
@@ -131,15 +131,15 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
                 table,
                 *((hold["stream"], hold["holder"]) if first else ("", "")),
                 name,
-                _tell_value(name, old),
-                _tell_value(name, new),
+                _format_value(name, old),
+                _format_value(name, new),
                 until if first else "",
             )
             first = False
     return table
 
 
-def _tell_value(name: str, value: str | None) -> str:
+def _format_value(name: str, value: str | None) -> str:
     from backlog.numbers import format_duration
 
     if value is None:
@@ -149,7 +149,7 @@ def _tell_value(name: str, value: str | None) -> str:
     return format_duration(int(value) / 1000) if name.endswith(".ms") else f"{int(value):,}"
 
 
-def _tell_who(holds: Iterable[Mapping[str, Any]]) -> list[str]:
+def _describe_ends(holds: Iterable[Mapping[str, Any]]) -> list[str]:
     """Until when, and who gives it back."""
     return [
         f"{hold['stream']} is held until {hold['until'][:19].replace('T', ' ')}Z. `backlogctl "

@@ -14,9 +14,10 @@ def pause_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
     """Stop a recovery where nothing is half done; it waits for `resume`."""
-    from replay.cancellation import request_pause
-    from replay.views import describe_recovery
+    from replay.recovery.cancelling import request_pause
+    from replay.telling.documents import describe_recovery
 
-    found, message = request_pause(session.open_workspace(), recovery)
-    document = {**describe_recovery(found), "message": message}
+    workspace = session.open_workspace()
+    found, message = request_pause(workspace, recovery)
+    document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)

@@ -1,15 +1,40 @@
-"""`backlogctl plan`: what would be done, computed and stored; nothing is changed."""
+"""`backlogctl plan KIND`: what would be done, computed and stored; nothing is changed.
+
+The arguments of each kind are the fields of its options model.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.core import TyperGroup
 
 from replay.cli.shared import Session, verb
 
-plan = typer.Typer(help="Plan a recovery; nothing is changed.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from replay.recovery.kind import Kind
+
+
+class _Kinds(TyperGroup):
+    """A command for each kind, made when one is asked for: `--help` of other verbs is quick."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The kinds' names."""
+        names: list[str] = _make_commands().list_commands(ctx)
+        return names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a kind; None where there is none."""
+        return _make_commands().get_command(ctx, cmd_name)
+
+
+plan = typer.Typer(help="Plan a recovery; nothing is changed.", cls=_Kinds, no_args_is_help=True)
 
 
 @plan.callback()
@@ -17,123 +42,85 @@ def _plan() -> None:
     """Plan a recovery; nothing is changed."""
 
 
-@plan.command("rebuild")
-@verb
-def plan_rebuild(
-    session: Session,
-    stream: Annotated[str, typer.Argument(help="The stream that lost messages.")],
-    since: Annotated[
-        str | None, typer.Option(help="Read source rows from this time on, and `margin` before it.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="Read source rows up to this time, and `margin` beyond it.")
-    ] = None,
-    gap: Annotated[list[str] | None, typer.Option(help="Only this gap; may be said again.")] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option(help="`surplus`, `proof` or `ledger`: go on in spite of it.")
-    ] = None,
-) -> None:
-    """Rebuild lost messages from the source table: find, compare, prove and stage them."""
+@cache
+def _make_commands() -> Any:
+    from replay.kinds import KINDS
+
+    app = typer.Typer()
+    app.callback()(_plan)
+    for kind in KINDS:
+        app.command(kind.name)(verb(_make_command(kind)))
+    return typer.main.get_command(app)
+
+
+def make_plan(session: Session, kind: Kind[Any, Any], stream: str, said: dict[str, Any]) -> None:
+    """Plans, and prints the plan."""
     from rich.console import Console
 
-    from backlog.errors import UsageError
-    from replay.plans import ALLOWED, PlanOptions
-    from replay.plans import plan_rebuild as make_plan
-    from replay.progress import spin
-    from replay.rendering import draw_plan, print_next
-    from replay.views import describe_recovery, list_next_commands
+    from replay.recovery.options import read_options
+    from replay.telling.bars import spin
+    from replay.telling.documents import describe_recovery, list_next_commands, tell_plan
+    from replay.telling.plans import draw_plan
+    from replay.telling.terminal import print_next
 
-    for word in allow or []:
-        if word not in ALLOWED:
-            raise UsageError(
-                f"{word!r} cannot be allowed",
-                subject="--allow",
-                hint=f"one of {', '.join(ALLOWED)}",
-            )
+    config = session.load_config()
+    chosen = config.stream(stream)
+    options = read_options(kind.options_model, said, config, chosen, _name_option(kind))
     workspace = session.open_workspace()
-    chosen = workspace.config.stream(stream)
-    zone = "UTC"
-    if chosen.source is not None:
-        zone = workspace.config.sources[chosen.source.database].timezone
-    options = PlanOptions(
-        since=_read_time(since, "--since", zone),
-        until=_read_time(until, "--until", zone),
-        gap_ids=tuple(gap or ()),
-        allow=frozenset(allow or ()),
+    with spin(session.err) as say:
+        recovery = kind.make_plan(workspace, chosen, options, say=say)
+    document = describe_recovery(workspace, recovery)
+
+    def show(console: Console) -> None:
+        console.print(draw_plan(recovery, tell_plan(workspace, recovery)))
+        print_next(console, *list_next_commands(workspace, recovery))
+
+    session.emit(document, show)
+
+
+def _make_command(kind: Kind[Any, Any]) -> Callable[..., None]:
+    def call(session: Session, /, stream: str, **said: Any) -> None:
+        make_plan(session, kind, stream, said)
+
+    first = inspect.signature(call).parameters
+    parameters = [first["session"].replace(annotation=Session), _make_argument()]
+    parameters += [_make_option(*item) for item in kind.options_model.model_fields.items()]
+    call.__dict__["__signature__"] = inspect.Signature(parameters)
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__doc__ = kind.summary
+    return call
+
+
+def _make_argument() -> inspect.Parameter:
+    return inspect.Parameter(
+        "stream",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        annotation=Annotated[str, typer.Argument(help="The stream.")],
     )
-    if options.since and options.until and options.since >= options.until:
-        raise UsageError("--since is not before --until", subject="--since")
-    with spin(session.err) as tell:
-        recovery = make_plan(workspace, chosen, options, tell)
-    document = describe_recovery(recovery)
-
-    def show(console: Console) -> None:
-        console.print(draw_plan(document))
-        print_next(console, *list_next_commands(recovery))
-
-    session.emit(document, show)
 
 
-@plan.command("expand")
-@verb
-def plan_expand(
-    session: Session,
-    stream: Annotated[str, typer.Argument(help="The stream that is behind.")],
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Messages one consumer handles a second; else measured from samples."),
-    ] = None,
-    factor: Annotated[
-        int | None, typer.Option(help="Temporary partitions per partition; else `expand.factor`.")
-    ] = None,
-    order: Annotated[
-        str | None, typer.Option(help="`key` or `round_robin`; else `expand.order`.")
-    ] = None,
-    start: Annotated[
-        str, typer.Option(help="Where partitions without a commit begin: `earliest` or `latest`.")
-    ] = "earliest",
-    allow: Annotated[
-        list[str] | None, typer.Option(help="`disk`: go on though the copy does not fit.")
-    ] = None,
-) -> None:
-    """Drain a backlog through a temporary topic with many partitions and consumers."""
-    from rich.console import Console
-
-    from replay.expand_plans import ExpandOptions
-    from replay.expand_plans import plan_expand as make_plan
-    from replay.expand_rendering import draw_expand_plan
-    from replay.progress import spin
-    from replay.rendering import print_next
-    from replay.views import describe_recovery, list_next_commands
-
-    options = ExpandOptions(rate, factor, order, start, frozenset(allow or ()))
-    options.check()
-    workspace = session.open_workspace()
-    chosen = workspace.config.stream(stream)
-    with spin(session.err) as tell:
-        recovery = make_plan(workspace, chosen, options, tell)
-    document = describe_recovery(recovery)
-
-    def show(console: Console) -> None:
-        console.print(draw_expand_plan(document))
-        print_next(console, *list_next_commands(recovery))
-
-    session.emit(document, show)
+def _make_option(name: str, info: FieldInfo) -> inspect.Parameter:
+    """As typed on the command line: text, a number, or a list of words."""
+    types = {part for part in (info.annotation, *get_args(info.annotation)) if part in (int, float)}
+    typed: Any = types.pop() if types else str
+    if isinstance(info.default, tuple):
+        typed = list[str]
+    option = typer.Option(
+        _spell(name, info), help=info.description, show_default=bool(info.default)
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[typed | None, option],
+        default=info.default or None,
+    )
 
 
-def _read_time(text: str | None, option: str, zone: str) -> datetime | None:
-    from zoneinfo import ZoneInfo
+def _spell(name: str, info: FieldInfo) -> str:
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    return f"--{extra.get('option', name)}".replace("_", "-")
 
-    from backlog.clock import parse_time
-    from backlog.errors import UsageError
 
-    if text is None:
-        return None
-    try:
-        return parse_time(text, ZoneInfo(zone))
-    except ValueError as error:
-        raise UsageError(
-            f"{text!r} is not a time in ISO 8601",
-            subject=option,
-            hint=f"such as 2026-11-21T08:00 ({zone}) or 2026-11-21T08:00:00Z",
-        ) from error
+def _name_option(kind: Kind[Any, Any]) -> Any:
+    fields = kind.options_model.model_fields
+    return lambda name: _spell(name, fields[name]) if name in fields else name

@@ -17,12 +17,11 @@ def reject_recovery(
     by: Annotated[str, typer.Option(help="Your name; your account is recorded beside it.")] = "",
 ) -> None:
     """Reject a plan; its gaps are open again."""
-    from replay.approval import reject_plan
-    from replay.kinds import REBUILD
-    from replay.views import describe_recovery
+    from replay.recovery.approval import reject_plan
+    from replay.telling.documents import describe_recovery
 
     workspace = session.open_workspace()
     planned = workspace.ledger.recoveries.get(recovery)
-    found = reject_plan(workspace.ledger, planned, by=by, reason=reason)
-    rest = "; its gaps are open again" if found.kind == REBUILD else ""
-    session.emit(describe_recovery(found), f"{recovery} rejected{rest}")
+    found = reject_plan(workspace, planned, by=by, reason=reason)
+    message = f"{recovery} rejected; {workspace.kind_of(found).say_cancelled(found)}"
+    session.emit(describe_recovery(workspace, found), message)

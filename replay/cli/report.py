@@ -57,8 +57,8 @@ def report_recovery(
     def show(console: Console) -> None:
         from rich.text import Text
 
-        from replay.rendering import print_next
         from replay.report.summary import draw_summary
+        from replay.telling.terminal import print_next
 
         if path is not None:
             told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))

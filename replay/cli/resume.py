@@ -15,8 +15,8 @@ def resume_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
     """Take a pause back, and go on with the recovery."""
-    from replay.cancellation import withdraw_pause
-    from replay.views import describe_recovery
+    from replay.recovery.cancelling import withdraw_pause
+    from replay.telling.documents import describe_recovery
 
     workspace = session.open_workspace()
     found, holder = withdraw_pause(workspace, recovery)
@@ -24,5 +24,5 @@ def resume_recovery(
         carry_out(session, workspace, recovery, resumed=True)
         return
     message = f"the pause of {recovery} is taken back; runner {holder} goes on"
-    document = {**describe_recovery(found), "message": message}
+    document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
-    from replay.runner import Run
-    from replay.workspace import Workspace
+    from replay.recovery.workspace import Workspace
 
 
 @verb
@@ -26,48 +24,21 @@ def carry_out(
     session: Session, workspace: Workspace, recovery_id: str, *, resumed: bool = False
 ) -> None:
     """Runs a recovery and prints what came of it."""
-    from rich.console import Console
-
-    from backlog.numbers import format_duration, format_plural
-    from replay.holds import release_due
-    from replay.kinds import EXPAND
-    from replay.rendering import say_done
-    from replay.runner import Run
-    from replay.views import describe_run
+    from backlog.numbers import format_duration
+    from replay.around.holds import release_due
+    from replay.recovery.runner import Run
+    from replay.telling.documents import describe_run
+    from replay.telling.terminal import say_done
 
     run = Run(workspace, recovery_id, session.err, resumed=resumed)
     found = run.carry_out()
     for sentence in release_due(workspace):
         session.say(sentence, "yellow")
-    document = describe_run(found, run.describe())
-
-    def show(console: Console) -> None:
-        if found.kind == EXPAND:
-            say_done(console, found.id, str(found.state), _tell_drained(document, run))
-            return
-        counts = document["counts"]
-        count = counts["injected"] + counts["skipped"]
-        told = f": {format_plural(count, 'message')} {'is' if count == 1 else 'are'} in topic "
-        told += found.topic
-        if run.was_done:
-            told += " (it was verified before; nothing was done now)"
-        else:
-            told += f", each once, in {format_duration(run.seconds)}"
-        say_done(console, found.id, str(found.state), told)
-        if left_out := counts["quarantined"]:
-            console.print(f"{format_plural(left_out, 'row')} in quarantine", style="yellow")
-
-    session.emit(document, show)
-
-
-def _tell_drained(document: Mapping[str, Any], run: Run) -> str:
-    """What an expansion did, behind its name and state."""
-    from backlog.numbers import format_count, format_duration, format_plural
-
+    document = describe_run(workspace, found, run.describe())
+    kind = workspace.kind_of(found)
+    told = f": {kind.say_run(kind.read_plan(found), document['counts'])}"
     if run.was_done:
-        return " (it was verified before; nothing was done now)"
-    counts = document["counts"]
-    told = f": {format_plural(counts['relayed'], 'message')} drained in all"
-    if rate := counts["drained_per_second"]:
-        told += f" at {format_count(round(rate))}/s"
-    return f"{told}, the layout is as it was; this run took {format_duration(run.seconds)}"
+        told += " (it was verified before; nothing was done now)"
+    else:
+        told += f"; this run took {format_duration(run.seconds)}"
+    session.emit(document, lambda console: say_done(console, found.id, str(found.state), told))

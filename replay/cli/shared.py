@@ -8,21 +8,23 @@ import json
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
-from backlog.errors import BacklogError, ConfigurationError
+from backlog.errors import BacklogError, ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from backlog.config import Config
-    from replay.workspace import Workspace
+    from replay.recovery.workspace import Workspace
 
 P = ParamSpec("P")
+E = TypeVar("E", bound=StrEnum)
 
 ConfigOption = Annotated[
     Path | None,
@@ -130,9 +132,9 @@ class Session:
 
     def open_workspace(self) -> Workspace:
         """Configuration and ledger, opened."""
-        from replay.workspace import Workspace
+        from replay.opening import open_workspace
 
-        return Workspace.open(self.load_config())
+        return open_workspace(self.load_config())
 
 
 def make_console(*, stderr: bool) -> Console:
@@ -186,6 +188,19 @@ def verb(
     call.__dict__["__signature__"] = inspect.Signature(parameters)
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
+
+
+def read_states(known: type[E], words: Sequence[str] | None) -> list[E] | None:
+    """The states of `--state`; None where none is named.
+
+    Raises:
+        UsageError: there is no such state.
+    """
+    names = [member.value for member in known]
+    for word in words or ():
+        if word not in names:
+            raise UsageError(f"no such state: {word}", hint=f"one of {', '.join(names)}")
+    return [known(word) for word in words] if words else None
 
 
 def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from backlog.values import Recovery
-    from replay.workspace import Workspace
+    from replay.recovery.workspace import Workspace
 
 _LOOK_SECONDS = 1.0
 
@@ -30,62 +30,81 @@ def show_recovery(
     from rich.console import Console
 
     from backlog.errors import UsageError
-    from replay.expand_rendering import draw_recovery
-    from replay.rendering import draw_events, print_next
-    from replay.views import list_next_commands
+    from replay.telling.burndown import draw_progress
+    from replay.telling.documents import list_next_commands
+    from replay.telling.terminal import draw_events, print_next
 
     if watch and session.json:
         raise UsageError("--watch draws, and --json prints one document", subject="--watch")
     workspace = session.open_workspace()
     found = workspace.ledger.recoveries.get(recovery)
+    workspace.kind_of(found)
     if watch:
         found = _watch(session, workspace, found)
     document = _collect(workspace, found)
 
     def show(console: Console) -> None:
         if not watch:
-            console.print(draw_recovery(document))
-            if _has_begun(document):
-                console.print(_draw_progress(document))
+            console.print(_draw_plan(workspace, found))
+            if document["progress"]["steps"]:
+                console.print(draw_progress(document["progress"]))
         console.print(draw_events(document["events"]))
         if not document["events_intact"]:
             console.print("the record was changed after it was written", style="bold red")
-        print_next(console, *list_next_commands(found))
+        print_next(console, *list_next_commands(workspace, found))
 
     session.emit(document, show)
 
 
 def _collect(workspace: Workspace, found: Recovery) -> dict[str, Any]:
-    from backlog.values import RecoveryState
-    from replay.expand_views import describe_progress
-    from replay.kinds import EXPAND
-    from replay.views import describe_event, describe_recovery
+    from replay.telling.documents import describe_event, describe_recovery
 
     ledger = workspace.ledger
-    document = describe_recovery(found)
-    if found.kind == EXPAND:
-        document["progress"] = describe_progress(
-            ledger.steps.list(found.id),
-            ledger.burndown.list(found.id),
-            ledger.now(),
-            live=found.state is RecoveryState.RUNNING,
-        )
+    document = describe_recovery(workspace, found)
+    document["progress"] = _measure(workspace, found)
     document["events"] = [describe_event(event) for event in ledger.events.list(found.id)]
     document["events_intact"] = ledger.events.verify_chain(found.id)
     return document
 
 
+def _measure(workspace: Workspace, found: Recovery) -> dict[str, Any]:
+    from backlog.values import RecoveryState
+    from replay.telling.progress import describe_progress
+
+    ledger = workspace.ledger
+    return describe_progress(
+        ledger.steps.list(found.id),
+        ledger.burndown.list(found.id),
+        ledger.now(),
+        chunks=ledger.chunks.list(found.id),
+        live=found.state is RecoveryState.RUNNING,
+    )
+
+
+def _draw_plan(workspace: Workspace, found: Recovery) -> RenderableType:
+    """The plan; why it cannot be shown where this program cannot read it."""
+    from backlog.errors import Refused
+    from replay.telling.documents import tell_plan
+    from replay.telling.plans import draw_plan, draw_unread
+
+    try:
+        return draw_plan(found, tell_plan(workspace, found))
+    except Refused as refused:
+        return draw_unread(found, refused)
+
+
 def _watch(session: Session, workspace: Workspace, found: Recovery) -> Recovery:
-    """Draws until it is at an end, or Ctrl-C."""
+    """Draws until it is at an end, or failed, or Ctrl-C."""
     from rich.live import Live
 
-    from replay.expand_views import is_at_end
+    from backlog.ledger.recoveries import FINAL
+    from backlog.values import RecoveryState
 
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_draw(_collect(workspace, found)), refresh=True)
-                if is_at_end(found):
+                live.update(_draw(workspace, found), refresh=True)
+                if found.state in (*FINAL, RecoveryState.FAILED):
                     break
                 time.sleep(_LOOK_SECONDS)
                 found = workspace.ledger.recoveries.get(found.id)
@@ -94,22 +113,16 @@ def _watch(session: Session, workspace: Workspace, found: Recovery) -> Recovery:
     return found
 
 
-def _draw(document: dict[str, Any]) -> RenderableType:
+def _draw(workspace: Workspace, found: Recovery) -> RenderableType:
     """What moves: the plan only as long as nothing does."""
     from rich.console import Group
 
-    from replay.expand_rendering import draw_head, draw_recovery
+    from replay.telling.burndown import draw_progress
+    from replay.telling.documents import describe_recovery
+    from replay.telling.plans import draw_head
 
-    if not _has_begun(document):
-        return draw_recovery(document)
-    return Group(draw_head(document), _draw_progress(document))
-
-
-def _has_begun(document: dict[str, Any]) -> bool:
-    return bool(document.get("progress", {}).get("steps"))
-
-
-def _draw_progress(document: dict[str, Any]) -> RenderableType:
-    from replay.expand_rendering import draw_burndown
-
-    return draw_burndown(document["progress"])
+    progress = _measure(workspace, found)
+    if not progress["steps"]:
+        return _draw_plan(workspace, found)
+    verdict = describe_recovery(workspace, found)["verdict"]
+    return Group(draw_head(found, verdict), draw_progress(progress))

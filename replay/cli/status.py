@@ -12,7 +12,7 @@ from replay.cli.shared import Session, mask_document, verb
 if TYPE_CHECKING:
     from backlog.config import Stream
     from backlog.errors import BacklogError
-    from replay.workspace import Workspace
+    from replay.recovery.workspace import Workspace
 
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap", help="Without a file: brokers, HOST:PORT.")
@@ -44,9 +44,9 @@ def show_status(
     from rich.live import Live
 
     from backlog.errors import UsageError
-    from replay.holds import release_due
-    from replay.observation import choose_streams
-    from replay.rendering import draw_status
+    from replay.around.holds import release_due
+    from replay.around.observation import choose_streams
+    from replay.telling.terminal import draw_status
 
     if watch and session.json:
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
@@ -72,14 +72,14 @@ def show_status(
 def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any]:
     """The document of `status`; a stream that cannot be seen has an `error`, the others show."""
     from backlog.errors import BacklogError
-    from replay.expand_views import tell_expansions
-    from replay.observation import look_at_stream
+    from replay.around.consumers import list_stopped
+    from replay.around.observation import look_at_stream
 
     entries: list[dict[str, Any]] = []
     for stream in streams:
         try:
             entry = look_at_stream(workspace, stream)[1]
-            entry["warnings"] += tell_expansions(workspace, stream)
+            entry["warnings"] += list_stopped(workspace, stream)
             entries.append(entry)
         except BacklogError as error:
             if len(streams) == 1:
@@ -98,8 +98,8 @@ def open_for_looking(
     """The configuration's workspace, or one in memory for a group that no stream is about."""
     from backlog.config import Config
     from backlog.errors import UsageError
-    from replay.observation import list_group_topics
-    from replay.workspace import Workspace
+    from replay.around.observation import list_group_topics
+    from replay.opening import open_workspace
 
     if bootstrap is None and cluster is None:
         if group or topics:
@@ -125,7 +125,7 @@ def open_for_looking(
             subject=f"group {group}",
             hint="check its name, or name the topic with --topic",
         )
-    return Workspace.open_passing(config.for_group(name, group, found))
+    return open_workspace(config.for_group(name, group, found), passing=True)
 
 
 def _describe_unseen(stream: Stream, error: BacklogError) -> dict[str, Any]:

@@ -18,8 +18,8 @@ def waive_gap(
     """Close a gap that needs no recovery, with a reason."""
     from backlog.errors import UsageError
     from backlog.values import GapState
-    from replay.identity import find_identity
-    from replay.views import describe_gap
+    from replay.recovery.identity import find_identity
+    from replay.telling.documents import describe_gap
 
     if not reason.strip():
         raise UsageError("a reason is needed", subject=f"gap {gap}", hint='--reason "…"')

@@ -13,22 +13,22 @@ from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
     from monitoring.observing import Observation
-    from replay.exporting import Exporter
+    from replay.console.exporting import Exporter
 
 LOG = logging.getLogger("backlog.replay.watch")
-# Findings hold offsets that move, so their sentences never end.
-MOST_TOLD = 1000
+# Findings name offsets that move, so there is no end of different sentences.
+MOST_TEXTS = 1000
 
 
-class Told:
-    """What was told lately, so that it is not told again."""
+class RecentTexts:
+    """The texts said lately, so that none is repeated."""
 
-    def __init__(self, most: int = MOST_TOLD) -> None:
+    def __init__(self, most: int = MOST_TEXTS) -> None:
         self._most = most
         self._texts: dict[str, None] = {}
 
     def is_new(self, text: str) -> bool:
-        """Whether it was not told yet; from now on it was. What was not heard for longest goes."""
+        """Whether it was not said lately; notes it, and forgets the one repeated longest ago."""
         known = text in self._texts
         self._texts.pop(text, None)
         self._texts[text] = None
@@ -55,7 +55,7 @@ def watch_streams(
 ) -> None:
     """Sample every stream, and all groups of its cluster, on an interval until Ctrl-C.
 
-    Tells and records gaps, gives holds back, and serves /metrics, /healthz, /readyz and a page.
+    Reports and records gaps, gives holds back, and serves /metrics, /healthz, /readyz and a page.
     With --rounds it serves only if --listen is given.
     """
     from contextlib import ExitStack
@@ -65,8 +65,8 @@ def watch_streams(
     from backlog.errors import BacklogError, UsageError
     from backlog.numbers import format_count, format_plural
     from monitoring.watcher import watch_streams as watch_all
-    from replay.holds import release_due
-    from replay.observation import tell_findings
+    from replay.around.holds import release_due
+    from replay.around.observation import describe_findings
 
     if listen is not None and no_serve:
         raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
@@ -81,14 +81,14 @@ def watch_streams(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     known = {gap.id for gap in workspace.ledger.gaps.list()}
-    told = Told()
+    recent = RecentTexts()
     new = 0
 
     def say(text: str, style: str = "") -> None:
         session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
 
     def say_once(text: str) -> None:
-        if told.is_new(text):
+        if recent.is_new(text):
             say(text, "yellow")
 
     def end_round() -> None:
@@ -104,7 +104,7 @@ def watch_streams(
         if exporter is not None:
             exporter.board.note_round()
 
-    def tell(seen: Observation) -> None:
+    def say_new(seen: Observation) -> None:
         nonlocal new
         for gap in seen.gaps:
             if gap.id not in known:
@@ -115,12 +115,12 @@ def watch_streams(
         try:
             gaps = workspace.ledger.gaps.list(seen.sample.stream)
         except BacklogError as error:
-            say_once(str(error))  # what is not told now is told by the next look
+            say_once(str(error))  # the next look says what this one could not
             return
-        for text in tell_findings(seen, gaps):
+        for text in describe_findings(seen, gaps):
             say_once(f"! {seen.sample.stream} {text}")
 
-    def tell_outage(what: str, error: BacklogError | None) -> None:
+    def say_outage(what: str, error: BacklogError | None) -> None:
         if error is None:
             say(f"{what}: answers again", "green")
         else:
@@ -130,11 +130,11 @@ def watch_streams(
     exporter: Exporter | None = None
     with ExitStack() as stack:
         if listen is not None or not (no_serve or rounds):
-            from replay.exporting import open_exporter
+            from replay.console.exporting import open_exporter
 
             address = listen or config.watch.listen
             subject = "--listen" if listen else "watch.listen"
-            exporter = stack.enter_context(open_exporter(workspace, address, subject, tell_outage))
+            exporter = stack.enter_context(open_exporter(workspace, address, subject, say_outage))
             session.say(f"serving {exporter.url}/ and {exporter.url}/metrics")
         session.say(
             f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
@@ -145,12 +145,12 @@ def watch_streams(
             workspace.ledger,
             interval,
             stop,
-            tell,
+            say_new,
             horizon=config.watch.horizon,
             window=config.watch.window,
             on_status=None if exporter is None else exporter.board.put_stream,
             on_error=None if exporter is None else exporter.note,
-            on_outage=tell_outage,
+            on_outage=say_outage,
             on_round=end_round,
             rounds=rounds,
         )

@@ -19,9 +19,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from backlog.errors import BacklogError
-from backlog.jars import Progress
 from backlog.ledger import open_ledger
 from backlog.numbers import format_duration
+from backlog.progress import Say
 
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
@@ -105,7 +105,7 @@ def print_opening(console: Console, title: str, text: str) -> None:
     console.print(opening)
 
 
-def tell_progress(console: Console) -> Progress:
+def tell_progress(console: Console) -> Say:
     """Prints what is fetched before the story can begin."""
     return lambda text: console.print(f"  [dim]{text}[/]")
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from backlog.clock import format_time
 from backlog.values import ChunkState
-from replay.report.material import Material, measure_lag
+from replay.report.collecting import measure_lag
+from replay.telling.account import RecoveryRecord
+from replay.telling.progress import add_up_injected, thin
 
 MOST_POINTS = 400
 _RATE_STEPS = 60
 _ENOUGH_FOR_RATE = 8
 
-Item = TypeVar("Item")
 
-
-def describe_lag(material: Material, isolation: str) -> list[dict[str, Any]]:
+def describe_lag(record: RecoveryRecord, isolation: str) -> list[dict[str, Any]]:
     """`{"at", "lag"}`: unread offsets of the stream around the recovery."""
-    points = measure_lag(material.samples, isolation)
-    return [{"at": format_time(at), "lag": lag} for at, lag in thin(points)]
+    points = measure_lag(record.samples, isolation)
+    return [{"at": format_time(at), "lag": lag} for at, lag in thin(points, MOST_POINTS)]
 
 
-def describe_burndown(material: Material) -> list[dict[str, Any]]:
+def describe_burndown(record: RecoveryRecord) -> list[dict[str, Any]]:
     """What was left in both topics while an expansion was at work."""
     return [
         {
@@ -35,27 +35,25 @@ def describe_burndown(material: Material) -> list[dict[str, Any]]:
             "handled": sample.handled,
             "consumers": sample.consumers,
         }
-        for sample in thin(material.burndown)
+        for sample in thin(record.burndown, MOST_POINTS)
     ]
 
 
-def describe_injection(material: Material) -> dict[str, Any]:
+def describe_injection(record: RecoveryRecord) -> dict[str, Any]:
     """Messages of a rebuild as they were put back: in all, and a second."""
     done = sorted(
         (record.injected_at, record.chunk.count)
-        for record in material.chunks
+        for record in record.chunks
         if record.state is ChunkState.INJECTED and record.injected_at is not None
     )
     if not done:
         return {"points": [], "rates": []}
-    started = material.find_first("inject started")
-    begin = min(done[0][0], started.at) if started else done[0][0]
-    points, total = [(begin, 0)], 0
-    for at, count in done:
-        total += count
-        points.append((at, total))
+    begin = min(done[0][0], _find_begin(record))
+    points = [(begin, 0), *add_up_injected(record.chunks)]
     return {
-        "points": [{"at": format_time(at), "total": total} for at, total in thin(points)],
+        "points": [
+            {"at": format_time(at), "total": total} for at, total in thin(points, MOST_POINTS)
+        ],
         "rates": [
             {"at": format_time(at), "messages_per_second": round(rate, 1)}
             for at, rate in _measure_rates(begin, done)
@@ -63,12 +61,11 @@ def describe_injection(material: Material) -> dict[str, Any]:
     }
 
 
-def thin(points: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
-    """Few enough points to draw, evenly taken; the first and the last are kept."""
-    if len(points) <= most:
-        return list(points)
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(number * step)] for number in range(most)]
+def _find_begin(record: RecoveryRecord) -> datetime:
+    """When the step began that was at work when the first chunk was committed."""
+    first = min(c.injected_at for c in record.chunks if c.injected_at is not None)
+    began = [s.first_started_at for s in record.steps if s.first_started_at <= first]
+    return max(began, default=first)
 
 
 def _measure_rates(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from backlog.clock import format_time
 from backlog.values import RecoveryState
-from replay.expand_views import describe_progress
+from replay.recovery.masking import mask_values
+from replay.recovery.workspace import Workspace
+from replay.report.collecting import collect_record
 from replay.report.curves import describe_burndown, describe_injection, describe_lag
 from replay.report.losses import describe_losses
-from replay.report.material import Material, collect
-from replay.report.outcome import describe_rest, describe_verification
 from replay.report.planning import describe_people, describe_plan
 from replay.report.standing import describe_figures, describe_standing
 from replay.report.timeline import list_lines
-from replay.workspace import Workspace
+from replay.telling.account import Account, RecoveryRecord
+from replay.telling.progress import describe_progress
 
 # Messages are never in it: not their values, keys or headers, nor the keys of rows.
 FORMAT = 1
@@ -29,16 +29,20 @@ def make_report(workspace: Workspace, recovery_id: str) -> dict[str, Any]:
         UsageError: there is no such recovery.
         Refused: another program, or another version of this one, planned it.
     """
-    document = describe_report(collect(workspace, recovery_id))
-    masked: dict[str, Any] = _mask(workspace, document)
+    record = collect_record(workspace, recovery_id)
+    document = describe_report(workspace, record)
+    masked: dict[str, Any] = mask_values(workspace.config.mask_secrets, document)
     return masked
 
 
-def describe_report(material: Material) -> dict[str, Any]:
+def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, Any]:
     """The document, of what was read."""
-    recovery, plan = material.recovery, describe_plan(material)
-    isolation = find_isolation(recovery.plan)
-    lines, left_out = list_lines(material, isolation)
+    recovery = record.recovery
+    kind = workspace.kind_of(recovery)
+    plan = kind.read_plan(recovery)
+    account, told = kind.account(plan, record), kind.tell(plan, recovery)
+    isolation = str(plan.configuration.get("isolation", "read_committed"))
+    lines, left_out = list_lines(record, isolation)
     return {
         "format": FORMAT,
         "id": recovery.id,
@@ -48,44 +52,55 @@ def describe_report(material: Material) -> dict[str, Any]:
         "topic": recovery.topic,
         "group": recovery.group,
         "state": str(recovery.state),
-        "verdict": plan["verdict"],
-        "made_at": format_time(material.now),
+        "verdict": told.verdict,
+        "made_at": format_time(record.now),
         "made_by": f"backlogctl {_find_version()}",
         "from": format_time(lines[0].at if lines else recovery.created_at),
-        "to": format_time(material.ended_at or material.now),
-        "ended": material.ended_at is not None,
-        "standing": describe_standing(material),
-        "figures": describe_figures(material),
-        "losses": describe_losses(material),
+        "to": format_time(record.ended_at or record.now),
+        "ended": record.ended_at is not None,
+        "standing": describe_standing(workspace, record, account),
+        "figures": describe_figures(record, account),
+        "losses": describe_losses(record, account),
         "timeline": {"lines": [line.to_json() for line in lines], "left_out": left_out},
-        "plan": plan,
-        "people": describe_people(material),
-        "steps": _describe_steps(material),
-        "lag": describe_lag(material, isolation),
-        "burndown": describe_burndown(material),
-        "injection": describe_injection(material),
-        "verification": describe_verification(material),
-        "unexplained": describe_rest(material),
+        "plan": describe_plan(plan, told),
+        "people": describe_people(plan, record),
+        "steps": _describe_steps(record),
+        "lag": describe_lag(record, isolation),
+        "burndown": describe_burndown(record),
+        "injection": describe_injection(record),
+        "verification": _describe_verification(account),
+        "unexplained": _describe_rest(account),
         "record": {
-            "intact": material.problem is None,
-            "problem": material.problem,
-            "events": len(material.events),
-            "head": material.events[-1].hash if material.events else None,
-            "plan_holds": material.plan_holds,
+            "intact": record.problem is None,
+            "problem": record.problem,
+            "events": len(record.events),
+            "head": record.events[-1].hash if record.events else None,
+            "plan_holds": record.plan_holds,
         },
     }
 
 
-def find_isolation(plan: Mapping[str, Any]) -> str:
-    """How the group reads, as it was planned."""
-    known = plan.get("isolation") or plan.get("configuration", {}).get("isolation")
-    return str(known or "read_committed")
+def _describe_verification(account: Account) -> dict[str, Any]:
+    found = account.verification
+    return {
+        "result": found.result,
+        "told": found.told,
+        "checks": [{"told": check.words, "value": check.value} for check in found.checks],
+        "columns": list(found.columns),
+        "partitions": [list(row) for row in found.partitions],
+    }
 
 
-def _describe_steps(material: Material) -> list[dict[str, Any]]:
-    live = material.recovery.state is RecoveryState.RUNNING
-    steps = describe_progress(material.steps, (), material.now, live=live)["steps"]
-    # What a step left may be long, and is told where it matters.
+def _describe_rest(account: Account) -> dict[str, Any]:
+    rest = account.unexplained
+    items = [{"name": name, "value": value, "told": words} for name, value, words in rest.items]
+    return {"told": rest.told, "items": items, "reasons": list(rest.reasons)}
+
+
+def _describe_steps(record: RecoveryRecord) -> list[dict[str, Any]]:
+    live = record.recovery.state is RecoveryState.RUNNING
+    steps = describe_progress(record.steps, (), record.now, live=live)["steps"]
+    # A step's detail may be long; the report shows it where it belongs.
     return [{name: value for name, value in step.items() if name != "detail"} for step in steps]
 
 
@@ -94,13 +109,3 @@ def _find_version() -> str:
         return version("backlogctl")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def _mask(workspace: Workspace, value: Any) -> Any:
-    if isinstance(value, str):
-        return workspace.config.mask_secrets(value)
-    if isinstance(value, Mapping):
-        return {name: _mask(workspace, item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mask(workspace, item) for item in value]
-    return value

@@ -6,8 +6,8 @@ from typing import Any
 
 from backlog.clock import format_time
 from backlog.numbers import format_plural
-from backlog.values import Gap, GapState
-from replay.report.material import Material
+from backlog.values import Gap
+from replay.telling.account import Account, RecoveryRecord
 
 _CAUSES = {
     "expired": "retention deleted them unread",
@@ -23,24 +23,22 @@ _CERTAINTIES = {
 }
 
 
-def describe_losses(material: Material) -> dict[str, Any]:
+def describe_losses(record: RecoveryRecord, account: Account) -> dict[str, Any]:
     """The gaps of the recovery, and one sentence about them."""
-    gaps = material.gaps
+    gaps = record.gaps
     return {
         "gaps": [_describe_gap(gap) for gap in gaps],
         "count": sum(gap.count or 0 for gap in gaps),
         "unknown": sum(gap.count is None for gap in gaps),
         "partitions": len({gap.partition for gap in gaps}),
-        "sentence": _tell(material),
+        "sentence": _describe_all(record, account),
     }
 
 
-def _tell(material: Material) -> str:
-    gaps, recovery = material.gaps, material.recovery
+def _describe_all(record: RecoveryRecord, account: Account) -> str:
+    gaps, recovery = record.gaps, record.recovery
     if not gaps:
-        if material.is_expansion:
-            return f"Nothing of topic {recovery.topic} is known to be lost."
-        return "This recovery has no gaps on record."
+        return account.no_losses
     lost = sum(gap.count or 0 for gap in gaps)
     places = format_plural(len({gap.partition for gap in gaps}), "partition")
     told = (
@@ -49,12 +47,7 @@ def _tell(material: Material) -> str:
     )
     if any(gap.count is None for gap in gaps):
         told += " For some the range is not known."
-    if material.is_expansion and any(gap.state is GapState.OPEN for gap in gaps):
-        told += (
-            " Draining does not bring these back: `backlogctl plan rebuild "
-            f"{recovery.stream}` does."
-        )
-    return told
+    return told + account.after_losses
 
 
 def _describe_gap(gap: Gap) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from backlog.numbers import format_moment
-from replay.rendering import style_word
+from replay.telling.terminal import add_line, make_grid, style_word
 
 
 def draw_summary(document: Mapping[str, Any]) -> RenderableType:
@@ -22,12 +21,10 @@ def draw_summary(document: Mapping[str, Any]) -> RenderableType:
         "  ",
         style_word(document["verdict"].replace("_", " ")),
     )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid()
 
     def add(name: str, told: str, style: str = "") -> None:
-        grid.add_row(Text(name), Text(told, style=style))
+        add_line(grid, name, Text(told, style=style))
 
     standing, people = document["standing"], document["people"]
     add("", standing["headline"], "bold")

@@ -1,4 +1,4 @@
-"""What happened, in order: from the lag that nobody saw to the last line of the record."""
+"""What happened, in order: from the first lag to the last line of the record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from backlog.clock import format_time
 from backlog.ledger.holds import Hold
 from backlog.numbers import format_duration, format_plural
 from backlog.values import Event, Gap, GapState
-from replay.report.material import Material, measure_lag
+from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
+from replay.report.collecting import measure_lag
+from replay.telling.account import RecoveryRecord
+from replay.telling.events import find_finished_starts, name_line, name_step, read_step
 
 # A group that works has some lag all the time: it falls behind from where it had this share of
 # the most that it came to.
@@ -33,7 +36,7 @@ _WORDS = {
     "read back": "everything read back",
     "said": "note",
 }
-# The details of an event that are told, with the words before them. Nothing else is.
+# The details of an event that are shown, with the words before them; no others are.
 _DETAILS = {
     "by": "by ",
     "reason": "",
@@ -60,13 +63,13 @@ class Line:
         return {**asdict(self), "at": format_time(self.at)}
 
 
-def list_lines(material: Material, isolation: str) -> tuple[list[Line], int]:
+def list_lines(record: RecoveryRecord, isolation: str) -> tuple[list[Line], int]:
     """The timeline, oldest first, and how many lines in its middle were left out."""
     lines = [
-        *_tell_lag(material, isolation),
-        *_tell_gaps(material.gaps),
-        *_tell_holds(material.holds, material.recovery.id),
-        *_tell_events(material),
+        *_list_lag(record, isolation),
+        *_list_gaps(record.gaps),
+        *_list_holds(record.holds, record.recovery.id),
+        *_list_events(record),
     ]
     lines.sort(key=lambda line: line.at)
     more = len(lines) - _MOST_LINES
@@ -90,12 +93,12 @@ def find_rise(points: list[tuple[datetime, int]]) -> tuple[datetime, datetime, i
     return (before[-1] if before else points[0][0]), peak_at, peak
 
 
-def _tell_lag(material: Material, isolation: str) -> Iterator[Line]:
-    rise = find_rise(measure_lag(material.samples, isolation))
+def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[Line]:
+    rise = find_rise(measure_lag(record.samples, isolation))
     if rise is None:
         return
     began, peak_at, peak = rise
-    first = material.samples[0].taken_at
+    first = record.samples[0].taken_at
     if began < peak_at:
         what = "the group falls behind"
         detail = "it was behind in the first sample that is kept" if began == first else ""
@@ -103,7 +106,7 @@ def _tell_lag(material: Material, isolation: str) -> Iterator[Line]:
     yield Line(peak_at, "furthest behind", detail=f"{peak:,} unread", kind="seen")
 
 
-def _tell_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
+def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
     known = [gap for gap in gaps if gap.first_time and gap.last_time]
     if known:
         first = min(gap.first_time for gap in known if gap.first_time)
@@ -132,7 +135,7 @@ def _tell_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
             yield Line(gap.detected_at, f"gap {gap.id}: waived since", detail=gap.reason)
 
 
-def _tell_holds(holds: tuple[Hold, ...], recovery_id: str) -> Iterator[Line]:
+def _list_holds(holds: tuple[Hold, ...], recovery_id: str) -> Iterator[Line]:
     for hold in holds:
         names = ", ".join(sorted(hold.raised))
         who = "this recovery" if hold.holder == recovery_id else hold.actor
@@ -141,24 +144,26 @@ def _tell_holds(holds: tuple[Hold, ...], recovery_id: str) -> Iterator[Line]:
             yield Line(hold.released_at, "retention given back", who, names, kind="held")
 
 
-def _tell_events(material: Material) -> Iterator[Line]:
+def _list_events(record: RecoveryRecord) -> Iterator[Line]:
     started: dict[str, datetime] = {}
-    finished = {event.action for event in material.events}
-    for event in material.events:
-        name, _, word = event.action.rpartition(" ")
-        if word == "started" and f"{name} completed" in finished:
+    finished = find_finished_starts([(event.action, event.detail) for event in record.events])
+    for number, event in enumerate(record.events):
+        action, detail = read_step(event.action, event.detail)
+        name = str(detail.get("step", ""))
+        if number in finished:
             started[name] = event.at
             continue
-        if word == "completed" and name in started:
+        if action == STEP_COMPLETED and name in started:
             took = (event.at - started[name]).total_seconds()
-            what = f"{name.replace('_', ' ')}: done"
+            what = f"{name_step(name)}: done"
             yield Line(event.at, what, _name_actor(event), f"in {format_duration(took)}")
             continue
+        action, _ = name_line(event.action, event.detail)
         yield Line(
             event.at,
-            _WORDS.get(event.action, event.action.replace("_", " ")),
+            _WORDS.get(action, action.replace("_", " ")),
             _name_actor(event),
-            tell_detail(event),
+            describe_detail(event),
             weight=_weigh(event.action),
         )
 
@@ -169,8 +174,8 @@ def _name_actor(event: Event) -> str:
     return f"{event.actor} ({identity})" if identity and identity != event.actor else event.actor
 
 
-def tell_detail(event: Event) -> str:
-    """What of an event's detail is told: never what a message holds."""
+def describe_detail(event: Event) -> str:
+    """The details of an event that may be shown: never the contents of a message."""
     detail = event.detail
     if event.action == "read back":
         return f"{detail.get('matched', 0):,} of {detail.get('staged', 0):,} as staged"
@@ -180,8 +185,10 @@ def tell_detail(event: Event) -> str:
         return f"plan {str(detail.get('plan_hash', ''))[:16]}…"
     if event.action == "approved":
         return f"plan {str(detail.get('plan_hash', ''))[:16]}…, by the name {detail.get('by')}"
+    if event.action in (STEP_STARTED, STEP_COMPLETED):
+        _, detail = name_line(event.action, detail)
     told = [
-        f"{words}{str(detail[name]).replace('_', ' ') if name == 'step' else detail[name]}"
+        f"{words}{name_step(detail[name]) if name == 'step' else detail[name]}"
         for name, words in _DETAILS.items()
         if isinstance(detail.get(name), str | int) and detail[name] != ""
     ]

@@ -1,1 +1,1 @@
-"""What a scheduler's runbooks do, without the scheduler: detect, choose, plan, carry on, tell."""
+"""What a scheduler's runbooks do, without the scheduler: detect, choose, plan, carry on, report."""

@@ -12,11 +12,10 @@ from backlog.clock import utc_now
 from backlog.errors import LeaseHeld
 from backlog.ledger.recoveries import FINAL
 from backlog.values import Recovery
-from replay.brakes import OPERATOR, WINDOW, PausedBecause
-from replay.runner import Run
-from replay.views import describe_run
-from replay.windows import find_window
-from replay.workspace import Workspace
+from replay.recovery.brakes import OPERATOR, WINDOW, PausedBecause
+from replay.recovery.runner import Run
+from replay.recovery.workspace import Workspace
+from replay.telling.documents import describe_run
 
 # How soon to look again at what somebody else does, or holds.
 OTHER_SECONDS = 20.0
@@ -57,12 +56,13 @@ def carry_on(workspace: Workspace, recovery_id: str, console: Console) -> Carrie
         )
     except PausedBecause as pause:
         recovery = workspace.ledger.recoveries.get(recovery_id)
-        if pause.why == WINDOW and (window := find_window(recovery)) is not None:
-            return Carried(recovery, window.next_opening(utc_now()), WINDOW)
+        window = workspace.plan_of(recovery).off_peak
+        if pause.why == WINDOW and window is not None:
+            return Carried(recovery, window.open().next_opening(utc_now()), WINDOW)
         if pause.why == OPERATOR:
             return _wait(workspace, recovery_id, HELD_SECONDS, pause.message)
         raise
-    return Carried(done, None, "", describe_run(done, run.describe()))
+    return Carried(done, None, "", describe_run(workspace, done, run.describe()))
 
 
 def is_at_end(recovery: Recovery) -> bool:

@@ -8,24 +8,13 @@ from typing import Any
 from backlog.config import Stream
 from backlog.values import Gap, GapState, RecoveryState
 from monitoring.verdicts import Verdict
-from replay.approval import NOBODY
-from replay.kinds import EXPAND, REBUILD
-from replay.observation import look_at_stream
-from replay.plans import tell_why_not
-from replay.workspace import Workspace
+from replay.around.observation import look_at_stream
+from replay.recovery.approval import NOBODY
+from replay.recovery.states import ACTIVE
+from replay.recovery.workspace import Workspace
 
-# Somebody has to do something, or it is being done.
-_UNDER_WAY = (
-    RecoveryState.PLANNED,
-    RecoveryState.APPROVED,
-    RecoveryState.RUNNING,
-    RecoveryState.PAUSED,
-    RecoveryState.FAILED,
-)
 # A plan that was cancelled before anybody approved it.
 CANCELLED = "cancelled"
-# A drain is what helps: the group reads, and too slowly.
-_TOO_SLOW = (Verdict.LOSING, Verdict.WARN, Verdict.LAGGING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +22,8 @@ class Detection:
     """What one look found.
 
     Attributes:
-        new_gaps: ids of gaps that nobody was told of.
-        newest_gap: id of the gap that was written down last, told or not; "" without any.
+        new_gaps: ids of gaps that were not reported before.
+        newest_gap: id of the gap that was recorded last, reported or not; "" without any.
         actions: what the verdict suggests, in the order to do it.
         under_way: recoveries of the stream that are not at an end.
         declined: the last plan, where a person said no to it lately and nothing was lost since.
@@ -60,7 +49,6 @@ class Detection:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -68,9 +56,8 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
     """Samples and judges a stream; its gaps are in the ledger afterwards.
 
     Args:
-        told: `newest_gap` when somebody was told last, "" for never: open gaps written down since
-            are new, also where `watch` or an exporter found them first. None: only those that this
-            look finds are.
+        told: `newest_gap` of the last report, "" for none: open gaps recorded since then are new,
+            also where `watch` found them first. None: only those that this look finds are.
 
     Raises:
         ClusterUnreachable, KafkaFailure, LedgerError.
@@ -93,7 +80,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
             workspace, stream, Verdict(entry["course"]), entry["lag"] or 0, seen.sample.topic_id
         ),
         under_way=tuple(
-            recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, _UNDER_WAY)
+            recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, ACTIVE)
         ),
         declined=find_declined(workspace, stream),
         occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), "behind"),
@@ -103,7 +90,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
 
 
 def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:
-    """In the order of their ids, as written down: one that was seen earlier may come later."""
+    """In the order of their ids, in which they were recorded."""
 
     def rank(gap: Gap) -> tuple[str, int]:
         day, _, number = gap.id.rpartition("-")
@@ -113,7 +100,7 @@ def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:
 
 
 def _find_new(gaps: list[Gap], told: str) -> tuple[str, ...]:
-    """The open ones after the one that was told of last; all, where the ledger has it not."""
+    """The open ones after the one that was reported last; all where the ledger does not have it."""
     ids = [gap.id for gap in gaps]
     after = ids.index(told) + 1 if told in ids else 0
     return tuple(gap.id for gap in gaps[after:] if gap.state is GapState.OPEN)
@@ -129,19 +116,17 @@ def choose_actions(
     Args:
         topic_id: that the topic has now.
     """
-    actions: list[str] = []
-    if stream.consumers is not None and lag and course in _TOO_SLOW:
-        actions.append(EXPAND)
-    lost = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    if stream.source is not None and any(not tell_why_not(gap, stream, topic_id) for gap in lost):
-        actions.append(REBUILD)
-    return tuple(actions)
+    return tuple(
+        kind.name
+        for kind in workspace.kinds
+        if kind.suggest(workspace.ledger, stream, course, lag, topic_id)
+    )
 
 
-def should_plan(stream: Stream, found: Detection) -> bool:
+def should_plan(workspace: Workspace, stream: Stream, found: Detection) -> bool:
     """Whether a scheduler starts a recovery by itself (`auto_plan`)."""
     quiet = not found.under_way and not found.declined
-    return stream.auto_plan and bool(found.actions) and quiet and _is_bad(found)
+    return stream.auto_plan and bool(found.actions) and quiet and _is_bad(workspace, found)
 
 
 def find_declined(workspace: Workspace, stream: Stream) -> str:
@@ -162,5 +147,7 @@ def find_declined(workspace: Workspace, stream: Stream) -> str:
     return last.id if answered and recent and not since else ""
 
 
-def _is_bad(found: Detection) -> bool:
-    return Verdict.LOSING in (found.verdict, found.course) or REBUILD in found.actions
+def _is_bad(workspace: Workspace, found: Detection) -> bool:
+    """Something will be lost, or is."""
+    repairs = any(workspace.kinds.get(name).traits.repairs_gaps for name in found.actions)
+    return repairs or Verdict.LOSING in (found.verdict, found.course)

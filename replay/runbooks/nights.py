@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -11,17 +11,20 @@ from typing import Any
 from backlog.config import Stream
 from backlog.errors import InvalidTransition, Refused
 from backlog.values import GapState, Recovery, RecoveryState
-from replay.approval import is_expired
-from replay.brakes import OPERATOR
-from replay.kinds import REBUILD
-from replay.plans import PlanOptions, plan_rebuild, tell_why_not
-from replay.workspace import Workspace
+from replay.kinds.rebuild.kind import KIND as REBUILD
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.kinds.rebuild.planning import plan_rebuild, say_why_not
+from replay.recovery.approval import is_expired
+from replay.recovery.brakes import OPERATOR
+from replay.recovery.kind import Say, say_nothing
+from replay.recovery.plan import Origin
+from replay.recovery.states import BEGUN, UNFINISHED
+from replay.recovery.workspace import Workspace
 
-_BEGUN = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
 _STALE = "plan_stale"
 
 
-class Deed(StrEnum):
+class Tonight(StrEnum):
     """What to do tonight."""
 
     RUN = "run"  # approved: put back
@@ -37,22 +40,26 @@ class NightWork:
     """
 
     stream: str
-    deed: Deed
+    action: Tonight
     recovery: str
     why: str
     expired: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "deed": str(self.deed)}
+        return {**asdict(self), "action": str(self.action)}
+
+
+def read_action(work: Mapping[str, Any]) -> Tonight:
+    """Of `NightWork.to_json`; a task that slept over an upgrade has the key of before."""
+    return Tonight(work["action"] if "action" in work else work["deed"])
 
 
 def find_night_work(
     workspace: Workspace,
     stream: Stream,
     before: datetime,
-    origin: Mapping[str, Any],
-    tell: Callable[[str], None] = lambda _: None,
+    origin: Origin,
+    say: Say = say_nothing,
 ) -> NightWork:
     """Goes on with what was begun, else plans the gaps that were found before `before`.
 
@@ -72,17 +79,21 @@ def find_night_work(
     if not mine:
         later = _count_gaps(workspace, stream, None)
         return NightWork(
-            stream.name, Deed.NOTHING, "", f"no open gap{f'; {later} found since' if later else ''}"
+            stream.name,
+            Tonight.NOTHING,
+            "",
+            f"no open gap{f'; {later} found since' if later else ''}",
         )
     try:
-        options = PlanOptions(found_before=before, origin=origin)
-        recovery = plan_rebuild(workspace, stream, options, tell)
+        recovery = plan_rebuild(
+            workspace, stream, RebuildOptions(), origin=origin, found_before=before, say=say
+        )
     except Refused as refused:
         # Another recovery is in the way, or what was lost is answered meanwhile.
         gone = isinstance(refused, InvalidTransition) or not _count_gaps(workspace, stream, before)
         if refused.retryable or not gone:
             raise
-        return NightWork(stream.name, Deed.NOTHING, "", refused.message)
+        return NightWork(stream.name, Tonight.NOTHING, "", refused.message)
     return _judge_plan(stream, recovery)
 
 
@@ -91,16 +102,16 @@ def _rank(recovery: Recovery) -> int:
     waits, and last what cannot be run any more, so that it hides none of them."""
     if recovery.state is RecoveryState.FAILED:
         return 3 if _is_stale(recovery) else 1
-    return 0 if recovery.state in _BEGUN else 2
+    return 0 if recovery.state in BEGUN else 2
 
 
 def _count_gaps(workspace: Workspace, stream: Stream, before: datetime | None) -> int:
-    """Open gaps whose range is known: nobody can plan the others, and detection tells of them."""
+    """Open gaps whose range is known: nobody can plan the others, and detection reports them."""
     gaps = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
     return sum(
         (before is None or gap.detected_at < before)
         # Its topic's id is the plan's to judge.
-        and not tell_why_not(gap, stream, gap.topic_id)
+        and not say_why_not(gap, stream, gap.topic_id)
         for gap in gaps
     )
 
@@ -109,17 +120,17 @@ def _judge_earlier(
     stream: Stream, recovery: Recovery, now: datetime, wait: timedelta
 ) -> NightWork | None:
     """What an earlier recovery of the stream means for tonight; None: nothing."""
-    if recovery.kind != REBUILD:
+    if recovery.kind != REBUILD.name:
         # A plan of ours would take the place of one that somebody is asked about.
         asked = recovery.state is RecoveryState.PLANNED and now - recovery.created_at < wait
-        if asked or recovery.state in (*_BEGUN, RecoveryState.FAILED):
+        if asked or recovery.state in UNFINISHED:
             why = f"its {recovery.kind} {recovery.id} is {recovery.state}"
-            return NightWork(stream.name, Deed.NOTHING, "", why)
+            return NightWork(stream.name, Tonight.NOTHING, "", why)
         return None
     if recovery.state is RecoveryState.PLANNED:
-        return NightWork(stream.name, Deed.ASK, recovery.id, "waits for its approval")
+        return NightWork(stream.name, Tonight.ASK, recovery.id, "waits for its approval")
     if recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR:
-        return NightWork(stream.name, Deed.NOTHING, recovery.id, "paused by an operator")
+        return NightWork(stream.name, Tonight.NOTHING, recovery.id, "paused by an operator")
     if recovery.state is RecoveryState.FAILED:
         if _is_stale(recovery):
             raise Refused(
@@ -127,22 +138,22 @@ def _judge_earlier(
                 subject=f"stream {stream.name}",
                 hint=f"`backlogctl cancel {recovery.id}`; the next night plans again",
             )
-        return NightWork(stream.name, Deed.RUN, recovery.id, "failed before; tried again")
-    if recovery.state in _BEGUN:
+        return NightWork(stream.name, Tonight.RUN, recovery.id, "failed before; tried again")
+    if recovery.state in BEGUN:
         if is_expired(recovery, now):
             expired = recovery.approval_expires_at
             told = "" if expired is None else f"{expired:%Y%m%dT%H%M}"
-            return NightWork(stream.name, Deed.ASK, recovery.id, "its approval expired", told)
-        return NightWork(stream.name, Deed.RUN, recovery.id, f"is {recovery.state}")
+            return NightWork(stream.name, Tonight.ASK, recovery.id, "its approval expired", told)
+        return NightWork(stream.name, Tonight.RUN, recovery.id, f"is {recovery.state}")
     return None
 
 
 def _judge_plan(stream: Stream, recovery: Recovery) -> NightWork:
     if recovery.state is RecoveryState.APPROVED:
-        return NightWork(stream.name, Deed.RUN, recovery.id, "an exact plan, approved by itself")
-    verdict = recovery.plan["outcome"]["verdict"]
-    why = f"planned, {verdict}; the stream's approval is `{recovery.plan['approval']}`"
-    return NightWork(stream.name, Deed.ASK, recovery.id, why)
+        return NightWork(stream.name, Tonight.RUN, recovery.id, "an exact plan, approved by itself")
+    plan = REBUILD.read_plan(recovery)
+    why = f"planned, {plan.outcome.verdict}; the stream's approval is `{plan.approval}`"
+    return NightWork(stream.name, Tonight.ASK, recovery.id, why)
 
 
 def _is_stale(recovery: Recovery) -> bool:

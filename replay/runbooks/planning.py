@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from backlog.errors import Refused, UsageError
 from backlog.values import Recovery, RecoveryState
-from replay.expand_plans import plan_expand
-from replay.kinds import EXPAND
-from replay.origins import list_recoveries_of_run
-from replay.plans import plan_rebuild
-from replay.runbooks.requests import RecoveryRequest
-from replay.workspace import Workspace
+from replay.recovery.kind import Say, say_nothing
+from replay.recovery.options import read_options
+from replay.recovery.origins import list_recoveries_of_run
+from replay.recovery.plan import Origin
+from replay.recovery.workspace import Workspace
+from replay.runbooks.requests import RecoveryRequest, choose_options
 
 # An earlier try's plan that nobody will run.
 _CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)
@@ -22,8 +19,8 @@ def find_or_plan(
     workspace: Workspace,
     request: RecoveryRequest,
     kind: str,
-    origin: Mapping[str, Any],
-    tell: Callable[[str], None] = lambda _: None,
+    origin: Origin,
+    say: Say = say_nothing,
 ) -> Recovery:
     """The plan of this run: a task that is cleared, or tried again, gets the same one.
 
@@ -33,18 +30,20 @@ def find_or_plan(
     """
     if request.recovery:
         return _find_named(workspace, request, kind)
-    for recovery in list_recoveries_of_run(workspace.ledger, origin["dag_id"], origin["run_id"]):
+    for recovery in list_recoveries_of_run(workspace.ledger, origin.dag_id, origin.run_id):
         same = (recovery.kind, recovery.stream) == (kind, request.stream)
         if same and recovery.state not in _CLOSED:
             return recovery
-    stream = workspace.config.stream(request.stream)
-    if kind == EXPAND:
-        return plan_expand(workspace, stream, request.expand_options(origin), tell)
-    return plan_rebuild(workspace, stream, request.rebuild_options(origin), tell)
+    stream, chosen = workspace.config.stream(request.stream), workspace.kinds.get(kind)
+    options = read_options(
+        chosen.options_model, choose_options(chosen, request.said), workspace.config, stream
+    )
+    return chosen.make_plan(workspace, stream, options, origin=origin, say=say)
 
 
 def _find_named(workspace: Workspace, request: RecoveryRequest, kind: str) -> Recovery:
     recovery = workspace.ledger.recoveries.get(request.recovery)
+    workspace.kind_of(recovery)
     if (recovery.kind, recovery.stream) != (kind, request.stream):
         raise UsageError(
             f"it is a plan to {recovery.kind} {recovery.stream}, not to {kind} {request.stream}",

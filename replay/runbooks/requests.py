@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
-from backlog.clock import parse_duration, parse_time
-from backlog.config import Config, Stream
+from pydantic.fields import FieldInfo
+
+from backlog.clock import parse_duration
 from backlog.errors import UsageError
-from fanout.layout import MAX_FACTOR
-from replay.expand_plans import ORDERS, ExpandOptions
-from replay.kinds import EXPAND, REBUILD
-from replay.plans import PlanOptions
+from replay.recovery.kind import Kind, Registry
+from replay.recovery.options import read_options
+from replay.recovery.workspace import Workspace
 
 AUTO = "auto"
-ACTIONS = (AUTO, EXPAND, REBUILD)
 BY_STREAM = "as configured"
 MAX_TEXT = 500
 MAX_WAIT = timedelta(days=365)
@@ -33,64 +30,76 @@ class RecoveryRequest:
     """The form, checked.
 
     Attributes:
-        rate: messages one consumer handles a second; None measures it.
+        said: what it says of the plan, as it was typed; the options of the chosen kind are read
+            from it.
         recovery: a plan that exists already, "" to make one.
         answer_within: how long the approval is waited for; None takes the configuration's.
     """
 
     stream: str
     action: str = AUTO
-    since: datetime | None = None
-    until: datetime | None = None
-    order: str | None = None
-    factor: int | None = None
-    rate: float | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     recovery: str = ""
     answer_within: timedelta | None = None
 
-    def rebuild_options(self, origin: Mapping[str, Any]) -> PlanOptions:
-        """For `plan_rebuild`."""
-        return PlanOptions(since=self.since, until=self.until, origin=origin)
 
-    def expand_options(self, origin: Mapping[str, Any]) -> ExpandOptions:
-        """For `plan_expand`."""
-        return ExpandOptions(rate=self.rate, factor=self.factor, order=self.order, origin=origin)
+def list_fields(kinds: Registry) -> Iterator[tuple[Kind[Any, Any], str, FieldInfo]]:
+    """The options that a form has, those with a title; one that several kinds share is once there.
+
+    Yields:
+        The first kind that has it, its name, and what the kind's model says of it.
+    """
+    seen: set[str] = set()
+    for kind in kinds:
+        for name, info in kind.options_model.model_fields.items():
+            if info.title and name not in seen:
+                seen.add(name)
+                yield kind, name, info
 
 
-def read_request(config: Config, form: Mapping[str, Any]) -> RecoveryRequest:
+def read_request(workspace: Workspace, form: Mapping[str, Any]) -> RecoveryRequest:
     """Checks a form: what an API sends may be anything.
 
     Raises:
         UsageError: names the field; an unknown stream names the nearest.
     """
+    config, kinds = workspace.config, workspace.kinds
     stream = config.stream(_read_text(form, "stream"))
     action = _read_text(form, "action") or AUTO
-    if action not in ACTIONS:
-        raise UsageError(
-            f"{action!r} is not an action", subject="action", hint=f"one of {', '.join(ACTIONS)}"
-        )
-    order = _read_text(form, "order") or BY_STREAM
-    if order not in (BY_STREAM, *ORDERS):
-        raise UsageError(
-            f"{order!r} is not an order", subject="order", hint=f"one of {', '.join(ORDERS)}"
-        )
-    since, until = (_read_moment(config, stream, form, name) for name in ("since", "until"))
-    if since and until and since >= until:
-        raise UsageError("it is not before `until`", subject="since")
+    if action not in (AUTO, *kinds.names()):
+        known = ", ".join((AUTO, *kinds.names()))
+        raise UsageError(f"{action!r} is not an action", subject="action", hint=f"one of {known}")
+    said = {
+        name: value
+        for _, name, info in list_fields(kinds)
+        if (value := _read_option(form, name, info)) not in (None, "", BY_STREAM)
+    }
+    for kind in kinds:
+        read_options(kind.options_model, choose_options(kind, said), config, stream)
     return RecoveryRequest(
         stream=stream.name,
         action=action,
-        since=since,
-        until=until,
-        order=None if order == BY_STREAM else order,
-        factor=_read_factor(form.get("factor")),
-        rate=_read_rate(form.get("rate")),
+        said=said,
         # It is kept in the plan and shown to whoever looks.
         note=config.mask_secrets(_read_text(form, "note")),
         recovery=_read_recovery(form),
         answer_within=_read_wait(form),
     )
+
+
+def choose_options(kind: Kind[Any, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a form's fields that are options of the kind."""
+    return {name: value for name, value in said.items() if name in kind.options_model.model_fields}
+
+
+def _read_option(form: Mapping[str, Any], name: str, info: FieldInfo) -> Any:
+    value = form.get(name)
+    if isinstance(value, str):
+        return _read_text(form, name)
+    if isinstance(value, list | dict) and not isinstance(info.default, tuple):
+        raise UsageError("it must be one value", subject=name)
+    return value
 
 
 def _read_text(form: Mapping[str, Any], name: str) -> str:
@@ -116,53 +125,6 @@ def _read_recovery(form: Mapping[str, Any]) -> str:
             hint="such as r-20261121-0007; leave it empty to make a plan",
         )
     return text
-
-
-def _read_moment(
-    config: Config, stream: Stream, form: Mapping[str, Any], name: str
-) -> datetime | None:
-    text = _read_text(form, name)
-    if not text:
-        return None
-    zone = "UTC" if stream.source is None else config.sources[stream.source.database].timezone
-    try:
-        return parse_time(text, ZoneInfo(zone))
-    except (ValueError, OverflowError):
-        raise UsageError(
-            f"{text!r} is not a time in ISO 8601",
-            subject=name,
-            hint=f"such as 2026-11-21T08:00 ({zone}) or 2026-11-21T08:00:00Z",
-        ) from None
-
-
-def _read_factor(value: object) -> int | None:
-    if value is None or value == "":
-        return None
-    number = _read_number(value)
-    # JSON has one kind of number: 10.0 is whole.
-    if number is None or number != int(number) or not 1 <= number <= MAX_FACTOR:
-        raise UsageError(f"it must be a whole number from 1 to {MAX_FACTOR}", subject="factor")
-    return int(number)
-
-
-def _read_rate(value: object) -> float | None:
-    if value is None or value == "":
-        return None
-    number = _read_number(value)
-    if number is None or number <= 0:
-        raise UsageError("it must be a number above zero", subject="rate")
-    return number
-
-
-def _read_number(value: object) -> float | None:
-    """None for what is no finite number, `true` too."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _read_wait(form: Mapping[str, Any]) -> timedelta | None:

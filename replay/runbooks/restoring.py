@@ -1,4 +1,4 @@
-"""Gives a layout back that a scheduler's run left expanded."""
+"""Restores a layout that a scheduler's run left expanded."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ from rich.console import Console
 
 from backlog.errors import LeaseHeld, Refused
 from backlog.values import Recovery, RecoveryState
-from replay.brakes import OPERATOR
-from replay.cancellation import cancel_work
-from replay.kinds import EXPAND
-from replay.origins import AIRFLOW, find_dag
+from replay.recovery.brakes import OPERATOR
+from replay.recovery.cancelling import cancel_work
+from replay.recovery.origins import AIRFLOW, find_origin
+from replay.recovery.states import UNFINISHED
+from replay.recovery.workspace import Workspace
 from replay.runbooks.carrying import is_at_end
-from replay.workspace import Workspace
 
 # The drain of what was relayed is waited for: it exists in the temporary topic only.
 RESTORE_SECONDS = 3600.0
-_LEFT_OPEN = (
-    RecoveryState.APPROVED,
-    RecoveryState.RUNNING,
-    RecoveryState.PAUSED,
-    RecoveryState.FAILED,
-)
 _BEGINNINGS = ("running", "taken over")
 PAUSE_ASKED = "pause requested"
 _PAUSES = (PAUSE_ASKED, "paused")
@@ -44,7 +38,8 @@ def restore_layout(
         BacklogError: it could not be closed; nothing is lost, call again.
     """
     recovery = workspace.ledger.recoveries.get(recovery_id)
-    if recovery.kind != EXPAND or recovery.state not in _LEFT_OPEN:
+    workspace.kind_of(recovery)
+    if not recovery.stops_consumers or recovery.state not in UNFINISHED:
         say(f"{recovery_id} is {recovery.state}: the layout is as it was")
         return recovery
     if is_run_by_hand(workspace, recovery):
@@ -103,11 +98,13 @@ def _find_actor(workspace: Workspace, recovery_id: str, actions: tuple[str, ...]
 def list_left_open(workspace: Workspace) -> tuple[Recovery, ...]:
     """Expansions that a scheduler's run began and that nobody works on now.
 
-    Whether that run is over is for the scheduler to say.
+    Whether that run is over is for the scheduler to say. What another version of this program
+    planned is that version's to restore.
     """
     found: list[Recovery] = []
-    for recovery in workspace.ledger.recoveries.list(states=_LEFT_OPEN):
-        if recovery.kind != EXPAND or find_dag(recovery) is None:
+    for recovery in workspace.ledger.recoveries.list(states=UNFINISHED):
+        known = recovery.kind in workspace.kinds.names()
+        if not known or not recovery.stops_consumers or find_origin(recovery) is None:
             continue
         if not is_worked_on(workspace, recovery) and not is_run_by_hand(workspace, recovery):
             found.append(recovery)

@@ -14,7 +14,6 @@ TARGET = Path(__file__).resolve().parents[2] / "monitoring" / "dashboards"
 
 
 def write_dashboards() -> dict[str, str]:
-    """Each file's name and text."""
     made = [dashboard(parts) for parts in (overview(), stream(), recovery())]
     return {
         f"{one['uid'].removeprefix('backlog-')}.json": json.dumps(one, indent=2) + "\n"

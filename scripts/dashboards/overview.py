@@ -6,7 +6,6 @@ from scripts.dashboards.documents import Parts, variable
 from scripts.dashboards.panels import (
     FILLED,
     PLACE,
-    PLAIN,
     SAMPLE_AGE,
     TO_LOSS,
     ZERO_IS_GOOD,
@@ -25,7 +24,6 @@ LEGEND = "{{group}} / {{topic}}"
 
 
 def overview() -> Parts:
-    """How every group stands."""
     link = (
         "/d/backlog-stream?${DS:queryparam}&var-cluster=${__data.fields.cluster}"
         "&var-group=${__data.fields.group}&var-topic=${__data.fields.topic}&${__url_time_range}"
@@ -35,7 +33,6 @@ def overview() -> Parts:
             "Groups in trouble",
             f"Groups and topics whose verdict is {TROUBLE.replace('|', ', ')}.",
             f'count(backlog_verdict{{{WHERE}, verdict=~"{TROUBLE}"}} == 1) or vector(0)',
-            "short",
             ZERO_IS_GOOD,
         ),
         stat(
@@ -43,7 +40,6 @@ def overview() -> Parts:
             "Offsets that groups will never read and that were neither put back nor waived: at "
             "most so many messages.",
             f"sum(backlog_lost_messages{{{WHERE}}})",
-            "short",
             ZERO_IS_GOOD,
         ),
         stat(
@@ -51,31 +47,28 @@ def overview() -> Parts:
             "Until retention passes a committed offset at the earliest, if things go on as in the "
             "window.",
             f"min(backlog_seconds_to_loss{{{WHERE}}})",
-            "s",
             TO_LOSS,
+            unit="s",
             none="not in sight",
         ),
         stat(
             "Will be lost",
             "Of what is unread now, how much will be lost if things go on as in the window.",
             f"sum(backlog_expected_loss_messages{{{WHERE}}})",
-            "short",
             ZERO_IS_GOOD,
         ),
         stat(
             "Unread",
             "Unread offsets of all groups that still exist.",
             f"sum(backlog_lag_messages{{{WHERE}}})",
-            "short",
-            PLAIN,
         ),
         stat(
             "Oldest sample",
             "How long ago the stream or cluster was looked at that waits longest. From five "
             "minutes on nothing here can be trusted.",
             'max(backlog_sample_age_seconds{cluster=~"$cluster"})',
-            "s",
             SAMPLE_AGE,
+            unit="s",
             none="no sampler",
         ),
         table(
@@ -108,7 +101,6 @@ def overview() -> Parts:
             "Unread messages",
             "The twenty groups with the most unread offsets.",
             [(f"topk(20, sum by ({PLACE}) (backlog_lag_messages{{{WHERE}}}))", LEGEND)],
-            "short",
         ),
         graph(
             "Until messages are lost",
@@ -123,7 +115,6 @@ def overview() -> Parts:
             "Lost messages",
             "Offsets that were neither put back nor waived.",
             [(f"topk(20, max by ({PLACE}) (backlog_lost_messages{{{WHERE}}}) > 0)", LEGEND)],
-            "short",
         ),
         graph(
             "Age of the newest sample",
@@ -168,7 +159,6 @@ def overview() -> Parts:
                     "{{cluster}}: partitions left out",
                 ),
             ],
-            "short",
             size=(8, 7),
         ),
     ]

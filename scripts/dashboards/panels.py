@@ -56,7 +56,6 @@ def rank(metric: str, labels: str, by: str) -> str:
 
 
 def map_verdicts() -> list[Json]:
-    """Severities as words and colours."""
     return _map_values([(verdict.value, COLOURS[verdict]) for verdict in Verdict])
 
 
@@ -70,7 +69,6 @@ def rank_states(labels: str, by: str) -> str:
 
 
 def map_states() -> list[Json]:
-    """Places in `STATES` as words and colours."""
     return _map_values([(state.value, colour) for state, colour in STATES.items()])
 
 
@@ -139,7 +137,15 @@ def panel(
     }
 
 
-def stat(title: str, description: str, expr: str, unit: str, steps: Steps, **more: Any) -> Json:
+def stat(
+    title: str,
+    description: str,
+    expr: str,
+    steps: Steps = PLAIN,
+    *,
+    unit: str = "short",
+    **more: Any,
+) -> Json:
     """One number, its background says whether it is good."""
     options = {
         "colorMode": "background",
@@ -149,7 +155,6 @@ def stat(title: str, description: str, expr: str, unit: str, steps: Steps, **mor
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": "value",
     }
-    size = more.pop("size", (4, 4))
     return panel(
         "stat",
         title,
@@ -157,14 +162,13 @@ def stat(title: str, description: str, expr: str, unit: str, steps: Steps, **mor
         [target(expr, instant=True)],
         unit=unit,
         steps=steps,
-        size=size,
+        size=(4, 4),
         options=options,
         **more,
     )
 
 
 def bars(title: str, description: str, expr: str, legend: str, unit: str, steps: Steps) -> Json:
-    """One bar for each series."""
     options = {
         "displayMode": "basic",
         "orientation": "horizontal",
@@ -222,7 +226,7 @@ def graph(
     title: str,
     description: str,
     lines: Sequence[tuple[str, str]],
-    unit: str,
+    unit: str = "short",
     steps: Steps = PLAIN,
     *,
     size: tuple[int, int] = (12, 9),
@@ -268,7 +272,6 @@ def override(column: str, **properties: Any) -> Json:
 
 
 def steps_of(steps: Steps) -> Json:
-    """Thresholds."""
     listed = [{"color": colour, "value": value} for value, colour in steps]
     return {"mode": "absolute", "steps": listed}
 

@@ -7,7 +7,6 @@ from scripts.dashboards.panels import (
     FILLED,
     GREEN,
     ORANGE,
-    PLAIN,
     RED,
     ZERO_IS_GOOD,
     bars,
@@ -30,7 +29,6 @@ _RATE = "max by (recovery, stream, kind) (rate({metric}{{{where}}}[$__rate_inter
 
 
 def recovery() -> Parts:
-    """How recoveries get on."""
     rates = {
         name: _RATE.format(metric=metric, where=WHERE)
         for name, metric in (
@@ -44,42 +42,33 @@ def recovery() -> Parts:
             "Under way",
             "Recoveries that are running.",
             f'count(backlog_recovery_state{{{WHERE}, state="running"}} == 1) or vector(0)',
-            "short",
-            PLAIN,
         ),
         stat(
             "Failed or paused",
-            "A paused or failed expansion leaves the group without consumers.",
+            "One that stops the group's consumers leaves it without any while it is so.",
             f'count(backlog_recovery_state{{{WHERE}, state=~"failed|paused"}} == 1) or vector(0)',
-            "short",
             ZERO_IS_GOOD,
         ),
         stat(
             "Without a runner",
             "Running, and nobody carries them out: `backlogctl run R` goes on where it was.",
             f"count(backlog_recovery_runner_alive{{{WHERE}}} == 0) or vector(0)",
-            "short",
             ZERO_IS_GOOD,
         ),
         stat(
             "Done",
-            "Messages injected (rebuild), or handled by the recovery's consumers (expand).",
+            "Messages put back, or handled by the recoveries' consumers.",
             f"sum(backlog_recovery_done_messages{{{WHERE}}})",
-            "short",
-            PLAIN,
         ),
         stat(
             "Relayed",
             "Messages copied to temporary topics.",
             f"sum(backlog_relayed_messages{{{WHERE}}})",
-            "short",
-            PLAIN,
         ),
         stat(
             "Quarantined",
-            "Rows of rebuilds that could not be built; `backlogctl show R` has the reasons.",
+            "Rows that could not be built; `backlogctl show R` has the reasons.",
             f"sum(backlog_quarantined_messages{{{WHERE}}})",
-            "short",
             ZERO_IS_GOOD,
         ),
         table(
@@ -152,11 +141,10 @@ def recovery() -> Parts:
                 ),
                 (f"max by ({KEYS}) (backlog_relayed_messages{{{WHERE}}})", "{{recovery}} relayed"),
             ],
-            "short",
         ),
         graph(
             "Put back",
-            "Messages injected by rebuilds, a second.",
+            "Messages injected, a second.",
             [(rates["injected"], LEGEND)],
             "mps",
             size=(8, 8),

@@ -6,7 +6,6 @@ from scripts.dashboards.documents import Parts, variable
 from scripts.dashboards.panels import (
     FILLED,
     OVERDUE,
-    PLAIN,
     SAMPLE_AGE,
     TO_LOSS,
     ZERO_IS_GOOD,
@@ -28,14 +27,12 @@ GROUP = "cluster, group, topic"
 
 
 def stream() -> Parts:
-    """How one group reads one topic."""
     panels = [
         stat(
             "Verdict",
             "The worst that applies.",
             f"max({rank('backlog_verdict', WHERE, GROUP)})",
-            "none",
-            PLAIN,
+            unit="none",
             mappings=map_verdicts(),
             none="unknown",
         ),
@@ -44,37 +41,28 @@ def stream() -> Parts:
             "Offsets that the group will never read and that were neither put back nor waived: at "
             "most so many messages.",
             f"sum(backlog_lost_messages{{{WHERE}}})",
-            "short",
             ZERO_IS_GOOD,
         ),
         stat(
             "First loss in",
             "Until retention passes the committed offset of a partition at the earliest.",
             f"min(backlog_seconds_to_loss{{{WHERE}}})",
-            "s",
             TO_LOSS,
+            unit="s",
             none="not in sight",
         ),
         stat(
             "Will be lost",
             "Of what is unread now, if things go on as in the window.",
             f"sum(backlog_expected_loss_messages{{{WHERE}}})",
-            "short",
             ZERO_IS_GOOD,
         ),
-        stat(
-            "Unread",
-            "Unread offsets that still exist.",
-            f"sum(backlog_lag_messages{{{WHERE}}})",
-            "short",
-            PLAIN,
-        ),
+        stat("Unread", "Unread offsets that still exist.", f"sum(backlog_lag_messages{{{WHERE}}})"),
         stat(
             "Drained in",
             "From the slope of the lag; none while it does not shrink.",
             f"max(backlog_seconds_to_drain{{{WHERE}}})",
-            "s",
-            PLAIN,
+            unit="s",
             none="not in sight",
         ),
         timeline(
@@ -88,7 +76,6 @@ def stream() -> Parts:
             "Unread offsets that still exist; what retention removed is not in it. One partition "
             "far above the others: a hot key, or a consumer that hangs.",
             [(f"max by ({PART}) (backlog_lag_messages{{{WHERE}}})", LEGEND)],
-            "short",
         ),
         graph(
             "Age of the oldest unread message",
@@ -163,7 +150,6 @@ def stream() -> Parts:
             "Lost messages",
             "Offsets that were neither put back nor waived.",
             [(f"max by ({GROUP}) (backlog_lost_messages{{{WHERE}}})", "{{group}} / {{topic}}")],
-            "short",
             size=(8, 8),
         ),
         graph(

@@ -1,4 +1,4 @@
-"""What tells that a row's message was not lost: one class a file, one contract for all."""
+"""Evidence that a row's message was not lost: one class a file, one contract for all."""
 
 from __future__ import annotations
 

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_backfill.candidates import SourceAccess
-from spark_backfill.columns import Projection
 from spark_backfill.evidence.base import CONSUMED
 from spark_backfill.failures import translating
-from spark_backfill.ranges import MIN_ROWS, list_ranges
+from spark_backfill.messages.candidates import SourceAccess
+from spark_backfill.sources.columns import Projection
+from spark_backfill.sources.ranges import MIN_ROWS, list_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumedEvidence:
     """Reads one column of the table, as text, into a frozen copy under `work`."""
 
+    label: ClassVar[str] = CONSUMED
+    matches: ClassVar[str] = "identity"
     access: SourceAccess
     column: str
     work: Path
-
-    @property
-    def label(self) -> str:
-        """Explained by the consumer."""
-        return CONSUMED
-
-    @property
-    def matches(self) -> str:
-        """The row's identity."""
-        return "identity"
 
     def freeze(self) -> None:
         """Copies the column.

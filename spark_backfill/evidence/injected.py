@@ -1,10 +1,11 @@
-"""Evidence of earlier recoveries: message ids of chunks that the Kafka ledger says are in."""
+"""Evidence of earlier recoveries: message ids of chunks that are committed in the Kafka ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -19,22 +20,13 @@ from spark_backfill.request import PriorChunk
 class InjectedEvidence:
     """Reads the id lists (`ids/`) beside the manifests, not the payloads."""
 
+    label: ClassVar[str] = INJECTED
+    matches: ClassVar[str] = "message_id"
     spark: SparkSession
     staging_root: Path
     prior: Sequence[PriorChunk]
 
-    @property
-    def label(self) -> str:
-        """Explained by an earlier injection."""
-        return INJECTED
-
-    @property
-    def matches(self) -> str:
-        """The deterministic id."""
-        return "message_id"
-
     def list_files(self) -> tuple[Path, ...]:
-        """The id lists, in order."""
         return tuple(
             self.staging_root
             / chunk.recovery_id

@@ -50,7 +50,7 @@ def read_offsets(client_properties: Mapping[str, str], topic: str, partitions: i
 
 
 def describe_moves(before: Mapping[int, int], after: Mapping[int, int]) -> str:
-    """Log starts that moved, both bounds told (fault 23); empty where none did."""
+    """Log starts that moved, with both bounds (fault 23); empty where none did."""
     moved = [
         f"partition {p} from {before[p]} to {after[p]}"
         for p in sorted(before)

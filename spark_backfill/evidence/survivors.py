@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -15,7 +16,7 @@ from backlog.errors import KafkaFailure
 from backlog.values import OffsetRange
 from spark_backfill.evidence.base import SURVIVING
 from spark_backfill.failures import translating
-from spark_backfill.kafka_options import make_java_options
+from spark_backfill.spark.kafka_options import make_java_options
 
 # Identities whose messages are kept in full for the proof, at about this many.
 SAMPLE_IDENTITIES = 1_000
@@ -59,6 +60,8 @@ class SurvivorEvidence:
             read before it skipped some then explains a row only if it did not change later.
     """
 
+    label: ClassVar[str] = SURVIVING
+    matches: ClassVar[str] = "identity"
     spark: SparkSession
     topic: str
     header: str | None
@@ -68,16 +71,6 @@ class SurvivorEvidence:
     lost: Sequence[OffsetRange]
     work: Path
     restated: bool = False
-
-    @property
-    def label(self) -> str:
-        """Explained by the log."""
-        return SURVIVING
-
-    @property
-    def matches(self) -> str:
-        """The row's identity."""
-        return "identity"
 
     def freeze(self) -> None:
         """Copies identity and place of every survivor.

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused_by_key(text: str, told: str) -> None:
 @pytest.mark.parametrize("word", ["topc", "replicas", "", "topic!r", "topic:>9", "topic.name", "0"])
 def test_an_unknown_word_of_a_command_is_refused_with_the_known_ones(word: str) -> None:
     said = refuse(*with_consumers(f"launcher: process, command: [a, '--x={{{word}}}']"))
-    assert f"`{{{word}}}` is not a word" in said
+    assert f"`{{{word}}}` is not a placeholder" in said
     assert "streams.orders.consumers.command (line" in said
     for known in ("topic", "group", "bootstrap_servers", "index", "role", "stream", "recovery"):
         assert f"`{{{known}}}`" in said

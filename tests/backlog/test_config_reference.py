@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backlog.config_reference import render_reference
+from scripts.config_reference import render_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == render_reference(), (
-        "run: python -m backlog.config_reference > docs/configuration.md"
+        "run: python -m scripts.config_reference > docs/configuration.md"
     )
 
 

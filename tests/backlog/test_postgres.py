@@ -13,8 +13,8 @@ from sqlalchemy import Engine, make_url
 from backlog.config import Source
 from backlog.ledger.database import make_engine
 from backlog.postgres import LIVENESS, add_liveness
-from spark_backfill.reflection import open_engine
-from tests.services import EmbeddedPostgres
+from spark_backfill.sources.reflection import open_engine
+from tests.services import Postgres
 
 
 def test_what_the_user_says_wins() -> None:
@@ -34,7 +34,7 @@ def find_socket(engine: Engine) -> Iterator[socket.socket]:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("whose", ["ledger", "source"])
-def test_the_sockets_have_limits(whose: str, postgres: EmbeddedPostgres) -> None:
+def test_the_sockets_have_limits(whose: str, postgres: Postgres) -> None:
     url = postgres.url()
     engine = (
         make_engine(make_url(url))

@@ -18,16 +18,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from backlog.crashpoints import VARIABLE, reach
 from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.clients import make_producer
-from backlog.kafka.ledger_topic import make_record
 from backlog.values import Chunk
-from spark_backfill.crashpoints import VARIABLE, reach
-from spark_backfill.producing import AttemptError, SlotProducer
-from spark_backfill.runners import LocalChunkRunner
-from spark_backfill.transactional import TransactionalWriter, WriterSettings
-from spark_backfill.waves import inject_with
-from spark_backfill.writer import ChunkResult
+from spark_backfill.injection.ledger_topic import make_record
+from spark_backfill.injection.producing import AttemptError, SlotProducer
+from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
+from spark_backfill.injection.waves import inject_with
+from spark_backfill.injection.writer import ChunkResult
+from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import load_job
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -116,7 +116,7 @@ def _run(directory: Path, crash_at: str, writer: str) -> None:
             file.write(json.dumps([result.slot, result.number, result.outcome]) + "\n")
 
     try:
-        inject_with(LocalChunkRunner(settings, WRITERS[writer](settings)), job, on_chunk=copy)
+        inject_with(LocalChunkRunner(WRITERS[writer](settings)), job, on_chunk=copy)
     except BacklogError as error:
         failure: dict[str, Any] = error.to_json()
         (directory / f"error-{os.getpid()}.json").write_text(json.dumps(failure))

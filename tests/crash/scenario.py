@@ -15,7 +15,6 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import make_admin, make_consumer
-from backlog.kafka.ledger_topic import LedgerSnapshot, ensure_ledger_topic, snapshot_ledger
 from backlog.manifest import (
     CHUNK_SCHEMA,
     Manifest,
@@ -25,8 +24,13 @@ from backlog.manifest import (
     write_manifest,
 )
 from backlog.stamps import make_message_id, stamp
-from spark_backfill.job import InjectionJob
-from spark_backfill.targets import record_target_ends
+from spark_backfill.injection.job import InjectionJob
+from spark_backfill.injection.ledger_topic import (
+    LedgerSnapshot,
+    ensure_ledger_topic,
+    snapshot_ledger,
+)
+from spark_backfill.injection.targets import record_target_ends
 
 Headers = tuple[tuple[str, bytes | None], ...]
 # A reader connects again by itself.

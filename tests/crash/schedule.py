@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from backlog.embedded import EmbeddedKafka
-from spark_backfill.crashpoints import POINTS
+from sandbox.embedded import EmbeddedKafka
+from tests.crash.points import POINTS
 from tests.crash.runner import kill_runner, start_runner
 from tests.crash.scenario import Judgement, judge, make_scenario
 

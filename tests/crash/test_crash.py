@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
-from spark_backfill.crashpoints import POINTS
+from sandbox.embedded import EmbeddedKafka
+from tests.crash.points import POINTS
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import judge, make_scenario
 from tests.crash.schedule import Kill, Schedule, run_schedule

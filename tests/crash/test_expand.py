@@ -11,10 +11,10 @@ import time
 import pytest
 
 from backlog.values import Recovery
-from fanout.crashpoints import RUNNER_POINTS
 from fanout.launchers import Role
-from replay.brakes import CancelRequested
-from replay.steps.expand import canary
+from replay.kinds.expand.steps import canary
+from replay.recovery.brakes import CancelRequested
+from tests.crash.points import RUNNER_POINTS
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import judge, read_log
 from tests.replay.expand.world import WITHIN, World

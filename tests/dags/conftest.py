@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from backlog.embedded import EmbeddedKafka
 from backlogctl_airflow.local.settings import RUNBOOKS, make_bundle
 from backlogctl_airflow.local.standalone import DAGS, AirflowStandalone
 from replay.demo.stage import SHORT_LIVED_JVM
+from sandbox.embedded import EmbeddedKafka
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld
 from tests.replay.shop import ROOT

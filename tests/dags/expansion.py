@@ -22,6 +22,7 @@ from backlog.kafka.errors import TopicMissing
 from backlog.ledger import BurndownSample, Ledger
 from backlog.values import Recovery
 from fanout.launchers import Role
+from replay.kinds import EXPAND
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import SlotWorld
 from tests.kafka_tools import wait_until
@@ -43,9 +44,9 @@ class Witness:
 
     def __init__(self, world: SlotWorld, recovery: Recovery) -> None:
         self._world = world
-        temporary = recovery.plan["temporary"]
-        self._topic: str = temporary["topic"]
-        self._partitions: int = temporary["partitions"]
+        temporary = EXPAND.read_plan(recovery).temporary
+        self._topic = temporary.topic
+        self._partitions = temporary.partitions
         self._found: list[tuple[str, int, int]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name="witness")

@@ -14,7 +14,8 @@ from zoneinfo import ZoneInfo
 
 from backlog.config import load_config
 from fanout.launchers import Fleet, Role
-from replay.workspace import Workspace
+from replay.opening import open_workspace
+from replay.recovery.workspace import Workspace
 from tests.replay.expand.world import CONSUMER, FACTOR, REPLICAS, World
 from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
 from tests.replay.shop import PARTITIONS, Shop
@@ -69,6 +70,7 @@ KINDS = (
     Kind("planned", 1, {"approval": "named", "auto_plan": True}),
     Kind("gone", 1, {"cluster": "gone"}, source=False),
     Kind("expand", 8, {"approval": "named"}, source=False, consumers=True),
+    Kind("both", 1, {"approval": "named"}, consumers=True),
 )
 
 
@@ -85,7 +87,7 @@ class SlotShop(Shop):
 
     def open(self) -> Workspace:
         """The workspace, in this process."""
-        return Workspace.open(load_config(self.config, dict(os.environ)))
+        return open_workspace(load_config(self.config, dict(os.environ)))
 
 
 @dataclass
@@ -99,7 +101,7 @@ class SlotWorld(World):
 
     def open(self) -> Workspace:
         """The workspace, in this process."""
-        return Workspace.open(load_config(self.config, dict(os.environ)))
+        return open_workspace(load_config(self.config, dict(os.environ)))
 
     def list_processes(self, *, without: tuple[Role, ...] = ()) -> dict[int, str]:
         """Consumers by their environment, and relays by their log: Airflow started them."""

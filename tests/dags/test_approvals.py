@@ -16,18 +16,27 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from backlog.clock import utc_now
 from backlog.config import load_config
-from backlog.manifest import hash_value
 from backlog.values import GapState, Recovery, RecoveryState
 from backlogctl_airflow import approval
-from backlogctl_airflow.acting import telling_errors
+from backlogctl_airflow.acting import translated_errors
 from backlogctl_airflow.approval import APPROVE, REJECT, ApprovePlan
-from replay.approval import approve_plan, check_approval
-from replay.identity import Identity, acting_as
-from replay.workspace import Workspace
+from replay.kinds.rebuild.plan import PlannedGap
+from replay.opening import open_workspace
+from replay.recovery.approval import approve_plan, check_approval
+from replay.recovery.identity import Identity, acting_as
+from replay.recovery.workspace import Workspace
 from tests.backlog.ledger.makers import make_gap
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots
-from tests.replay.makers import PAST, change_ledger, make_plan, open_desk, read_actions, store_plan
+from tests.replay.makers import (
+    PAST,
+    change_ledger,
+    keep_plan,
+    make_rebuild_plan,
+    open_desk,
+    read_actions,
+    store_plan,
+)
 
 S = RecoveryState
 FORM = "recover_backlog"
@@ -44,7 +53,7 @@ class Asked:
 
     @classmethod
     def take(cls, slots: Slots) -> Asked:
-        workspace = Workspace.open(load_config(slots.config, dict(os.environ)))
+        workspace = open_workspace(load_config(slots.config, dict(os.environ)))
         stream = slots.take("asked")
         gap = workspace.ledger.gaps.record(make_gap(stream=stream, topic_id=f"id-{stream}"))
         asked = cls(workspace, stream, gap.id, "")
@@ -52,14 +61,14 @@ class Asked:
 
     def plan(self) -> Recovery:
         """A plan; it takes the place of the one before."""
-        made = make_plan(planned_at="2026-11-21T12:00:00.000000Z")
-        made["outcome"]["counts"] |= {"surviving": 0, "consumed": 0, "already_injected": 0}
-        made["outcome"]["proof"] |= {"matched": 4}
-        key = hash_value(made)
-        return self.workspace.ledger.recoveries.create(
-            "rebuild", self.stream, "main", self.stream, f"of-{self.stream}", made, key,
-            [self.gap], "ada",
-        )  # fmt: skip
+        lost = PlannedGap.freeze(self.workspace.ledger.gaps.get(self.gap))
+        made = make_rebuild_plan(
+            stream=self.stream,
+            topic=self.stream,
+            group=f"of-{self.stream}",
+            gaps=[lost.model_dump()],
+        )
+        return keep_plan(self.workspace, made, [self.gap])
 
     def read(self) -> Recovery:
         return self.workspace.ledger.recoveries.get(self.first)
@@ -106,7 +115,7 @@ def test_faults_44_63_answers_that_come_too_late(airflow: Airflow, slots: Slots)
     runs = taken.trigger(airflow), old.trigger(airflow)
     for run in runs:
         airflow.await_question(run, "rebuild.approve")
-    approve_plan(taken.workspace.ledger, taken.workspace.config, taken.read(), by="shell")
+    approve_plan(taken.workspace, taken.read(), by="shell")
     newer = old.plan()
     airflow.answer(runs[0], "rebuild.approve", "Reject")
     airflow.answer(runs[1], "rebuild.approve", "Approve")
@@ -138,7 +147,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     @contextmanager
     def open_it(context: Context, person: Identity | None = None) -> Iterator[Workspace]:
         assert person is not None
-        with telling_errors(), acting_as(person):
+        with translated_errors(), acting_as(person):
             yield opened
 
     monkeypatch.setattr(approval, "opened", open_it)
@@ -189,7 +198,7 @@ def test_fault_44_of_two_at_once_one_wins(
     real = getattr(approval, verb)
 
     def be_late(*words: Any, **named: Any) -> Recovery:
-        approve_plan(desk.ledger, desk.config, planned, by="shell")
+        approve_plan(desk, planned, by="shell")
         late: Recovery = real(*words, **named)
         return late
 
@@ -206,7 +215,7 @@ def test_fault_44_of_two_at_once_one_wins(
 def test_fault_44_an_answer_in_the_shell_stands(desk: Workspace) -> None:
     """Nobody answers here any more: the run goes on with what was said there."""
     approved = store_plan(desk)
-    approve_plan(desk.ledger, desk.config, approved, by="shell")
+    approve_plan(desk, approved, by="shell")
     assert answer(approved, REJECT)["approved_by"] == "shell"
     desk.ledger.recoveries.advance(approved.id, S.CANCELLED, "ada")
     with pytest.raises(AirflowSkipException, match="was cancelled"):
@@ -218,7 +227,7 @@ def test_fault_44_an_answer_in_the_shell_stands(desk: Workspace) -> None:
 def test_fault_44_another_recovery_is_in_the_way(desk: Workspace) -> None:
     """It is told by name, and tried no more."""
     first = store_plan(desk)
-    approve_plan(desk.ledger, desk.config, first, by="shell")
+    approve_plan(desk, first, by="shell")
     second = store_plan(desk)
     with pytest.raises(AirflowException, match=first.id):
         answer(second, id="bob", name="bob")
@@ -235,7 +244,7 @@ def test_fault_63_an_answer_is_for_the_plan_that_was_shown(desk: Workspace) -> N
 def test_fault_63_an_expired_approval_is_asked_for_again(desk: Workspace) -> None:
     """A yes renews it; no answer leaves it expired; a no ends it."""
     planned = store_plan(desk)
-    approve_plan(desk.ledger, desk.config, planned, by="shell")
+    approve_plan(desk, planned, by="shell")
     expired = expire(desk, planned)
     assert answer(expired, id="bob", name="bob")["approved_by"] == "bob"
     renewed = desk.ledger.recoveries.get(planned.id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,20 @@ from airflow.sdk import Param
 from airflow.sdk.exceptions import ParamValidationError
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
-from backlog.config import Config
 from backlog.config.outline import Outline, StreamOutline
 from backlog.errors import UsageError
 from backlogctl_airflow.form import make_form
-from replay.runbooks.requests import ACTIONS, RecoveryRequest, read_request
+from fanout.layout import MAX_FACTOR
+from replay import kinds as registered
+from replay.kinds import EXPAND, KINDS, REBUILD
+from replay.kinds.expand.kind import Expand
+from replay.kinds.expand.options import ExpandOptions
+from replay.recovery.kind import Registry
+from replay.recovery.options import read_options
+from replay.recovery.workspace import Workspace
+from replay.runbooks.requests import AUTO, RecoveryRequest, choose_options, read_request
 from tests.replay.runbooks.desks import open_shop
 
 OUTLINE = Outline(
@@ -25,9 +35,36 @@ OUTLINE = Outline(
 )
 
 
+ACTIONS = (AUTO, "expand", "rebuild")
+OPTIONS = {"since", "until", "order", "factor", "rate"}
+OWN = {"stream", "action", "note", "answer_within", "recovery"}
+EMPTY_OR = {
+    "number": ["null", "number"],
+    "integer": ["null", "integer"],
+    "text": ["null", "string"],
+}
+
+
+class DrainOptions(ExpandOptions):
+    """Two more than an expansion has; the form shows one of them."""
+
+    batch: int | None = Field(
+        default=None, ge=1, le=50, title="Batch", description="Messages at once. Else `batch`."
+    )
+    quiet: str | None = Field(default=None, description="Only on the command line.")
+
+
+class Drain(Expand):
+    """A kind that nobody knows yet."""
+
+    name = "drain"
+    summary = "Take out what nobody reads."
+    options_model = DrainOptions
+
+
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    return open_shop(tmp_path_factory.mktemp("form")).config
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return open_shop(tmp_path_factory.mktemp("form"))
 
 
 def fill(**values: Any) -> dict[str, Any]:
@@ -40,18 +77,114 @@ def fill(**values: Any) -> dict[str, Any]:
 
 
 def test_it_has_every_field_of_a_request_and_no_other() -> None:
-    assert set(make_form(OUTLINE)) == set(RecoveryRequest.__dataclass_fields__)
+    own = {name for name in RecoveryRequest.__dataclass_fields__ if name != "said"}
+    assert own == OWN
+    assert set(make_form(OUTLINE)) == OWN | OPTIONS
 
 
-def test_untouched_it_is_a_request(config: Config) -> None:
-    assert read_request(config, fill()) == RecoveryRequest("orders")
+@pytest.mark.parametrize(
+    ("name", "default", "schema"),
+    [
+        ("stream", "orders", {"type": "string", "enum": ["orders", "mails"]}),
+        ("action", AUTO, {"type": "string", "enum": list(ACTIONS)}),
+        ("since", None, {"type": EMPTY_OR["text"], "format": "date-time", "section": "Rebuild"}),
+        ("until", None, {"type": EMPTY_OR["text"], "format": "date-time", "section": "Rebuild"}),
+        ("order", "as configured", {
+            "type": "string", "enum": ["as configured", "key", "round_robin"], "section": "Expand",
+        }),
+        ("factor", None, {
+            "type": EMPTY_OR["integer"], "minimum": 1, "maximum": MAX_FACTOR, "section": "Expand",
+        }),
+        ("rate", None, {
+            "type": EMPTY_OR["number"], "exclusiveMinimum": 0, "section": "Expand",
+        }),
+        ("note", "", {"type": EMPTY_OR["text"], "maxLength": 500}),
+        ("answer_within", None, {
+            "type": EMPTY_OR["text"], "pattern": r"^([0-9]+(ms|[smhd]))+$",
+        }),
+        ("recovery", None, {"type": EMPTY_OR["text"]}),
+    ],
+)  # fmt: skip
+def test_a_field_has_its_default_and_its_bounds(
+    name: str, default: str | None, schema: dict[str, Any]
+) -> None:
+    field = make_form(OUTLINE)[name]
+    told = {"title", "description_md", "values_display"}
+    if "section" not in schema:
+        told |= {"section"}
+    assert field.value == default
+    assert {key: value for key, value in field.schema.items() if key not in told} == schema
 
 
-def test_every_action_has_words(config: Config) -> None:
+def test_what_an_empty_field_means_is_said() -> None:
+    form = make_form(OUTLINE)
+    for name, told in (
+        ("since", "Empty: as the samples say."),
+        ("until", "Empty: as the samples say."),
+        ("order", "As configured: `expand.order`."),
+        ("factor", "Empty: `expand.factor`."),
+        ("rate", "Empty: as measured from samples."),
+    ):
+        assert form[name].schema["description_md"].endswith(told), name
+
+
+def test_form_request_and_command_line_have_the_options_of_a_kinds_model(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option is said once, in the model; a kind's own reaches that kind only."""
+    drain = Drain()
+    kinds = Registry([*KINDS, drain])
+    workspace = replace(desk, kinds=kinds)
+    form = make_form(OUTLINE, kinds)
+    assert set(form) == OWN | OPTIONS | {"batch"}
+    assert form["batch"].schema == {
+        "type": ["null", "integer"],
+        "minimum": 1,
+        "maximum": 50,
+        "title": "Batch",
+        "description_md": "Messages at once. Empty: `batch`.",
+        "section": "Drain",
+    }
+    assert form["rate"].schema["section"] == "Expand", "a shared one is the first kind's"
+    assert form["action"].schema["enum"] == [*ACTIONS, "drain"]
+    words = form["action"].schema["values_display"]
+    assert words["drain"] == "drain: take out what nobody reads"
+
+    filled = {name: param.resolve() for name, param in form.items()}
+    request = read_request(workspace, {**filled, "action": "drain", "batch": 7, "rate": 2})
+    asked = read_options(
+        DrainOptions,
+        choose_options(drain, request.said),
+        desk.config,
+        desk.config.stream("orders"),
+    )
+    assert asked == DrainOptions(batch=7, rate=2.0)
+    assert choose_options(EXPAND, request.said) == {"rate": 2}
+    assert choose_options(REBUILD, request.said) == {}
+    with pytest.raises(UsageError) as caught:
+        read_request(workspace, {**filled, "batch": 51})
+    assert caught.value.subject == "batch"
+    assert read_request(desk, {**filled, "batch": 51}).said == {}, "no kind has it"
+
+    monkeypatch.setattr(registered, "KINDS", kinds)
+    # The package has the command of that name.
+    command_line = import_module("replay.cli.plan")
+    commands = command_line._make_commands.__wrapped__().commands
+    assert list(commands) == list(kinds.names())
+    for kind in kinds:
+        options = {option.name for option in commands[kind.name].params if option.name != "stream"}
+        assert options >= set(kind.options_model.model_fields), kind.name
+
+
+def test_untouched_it_is_a_request(desk: Workspace) -> None:
+    assert read_request(desk, fill()) == RecoveryRequest("orders")
+
+
+def test_every_action_has_words(desk: Workspace) -> None:
     action = make_form(OUTLINE)["action"]
     assert set(action.schema["values_display"]) == set(action.schema["enum"]) == set(ACTIONS)
     for name in ACTIONS:
-        assert read_request(config, fill(action=name)).action == name
+        assert read_request(desk, fill(action=name)).action == name
 
 
 def test_it_can_be_kept_and_shown() -> None:
@@ -82,7 +215,7 @@ def test_nonsense_is_refused_before_a_run_is_made(field: str, values: list[Any])
             fill(**{field: value})
 
 
-def test_what_the_schema_lets_through_the_task_refuses(config: Config) -> None:
+def test_what_the_schema_lets_through_the_task_refuses(desk: Workspace) -> None:
     for field, value in (
         ("rate", math.nan),
         ("rate", 10**400),
@@ -95,7 +228,7 @@ def test_what_the_schema_lets_through_the_task_refuses(config: Config) -> None:
     ):
         filled = {**fill(), field: value}
         with pytest.raises(UsageError) as caught:
-            read_request(config, filled)
+            read_request(desk, filled)
         assert caught.value.subject == field
 
 
@@ -114,17 +247,21 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(FIELDS)
-def test_what_a_person_can_enter_is_a_request(config: Config, values: dict[str, Any]) -> None:
+def test_what_a_person_can_enter_is_a_request(desk: Workspace, values: dict[str, Any]) -> None:
     since = values.get("since")
     if since is not None and not "1000" < since < "9000":
         del values["since"]
-    request = read_request(config, fill(**values))
-    assert request.factor == values.get("factor")
+    request = read_request(desk, fill(**values))
+    said = request.said
+    assert {name: said.get(name) for name in ("factor", "rate")} == {
+        name: values.get(name) for name in ("factor", "rate")
+    }
     assert request.note == (values.get("note") or "").strip()
-    assert (request.since is None) == (values.get("since") is None)
+    assert ("since" in said) == (values.get("since") is not None)
+    assert ("order" in said) == (values.get("order") in ("key", "round_robin"))
 
 
-def test_without_streams_anything_goes_and_the_problem_is_shown(config: Config) -> None:
+def test_without_streams_anything_goes_and_the_problem_is_shown(desk: Workspace) -> None:
     form = make_form(Outline(Path("x"), problem="there is no file x"))
     stream: Param = form["stream"]
     assert "there is no file x" in stream.schema["description_md"]
@@ -132,4 +269,4 @@ def test_without_streams_anything_goes_and_the_problem_is_shown(config: Config) 
     assert stream.resolve("orders") == "orders"
     # The first task says what is wrong.
     with pytest.raises(UsageError, match="no such stream"):
-        read_request(config, {"stream": make_form(Outline(Path("x")))["stream"].resolve()})
+        read_request(desk, {"stream": make_form(Outline(Path("x")))["stream"].resolve()})

@@ -12,9 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from backlog.values import Recovery, RecoveryState
-from replay.cancellation import cancel_work
-from replay.observation import note_stream
-from replay.plans import PlanOptions, plan_rebuild
+from replay.around.observation import note_stream
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.kinds.rebuild.planning import plan_rebuild
+from replay.recovery.cancelling import cancel_work
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop
@@ -132,7 +133,7 @@ def begins(airflow: Airflow, run: DagRun, shop: SlotShop) -> bool:
 def plan(shop: SlotShop) -> Recovery:
     """A plan of the shop's stream, made in this process."""
     workspace = shop.open()
-    return plan_rebuild(workspace, workspace.config.stream(shop.stream), PlanOptions())
+    return plan_rebuild(workspace, workspace.config.stream(shop.stream), RebuildOptions())
 
 
 def read(shop: SlotShop, recovery_id: str) -> Recovery:

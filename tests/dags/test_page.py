@@ -18,14 +18,13 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from backlog.manifest import hash_value
 from backlog.values import Recovery
-from replay.origins import describe_origin
+from replay.recovery.origins import name_origin
+from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.page import render_page
-from replay.workspace import Workspace
 from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import make_plan, open_desk, write_config
+from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk, write_config
 from tests.replay.report_makers import note
 
 ROOT = Path(__file__).parents[2]
@@ -122,12 +121,10 @@ def _await_port(server: subprocess.Popen[bytes], log: Path) -> str:
 @pytest.fixture(scope="module")
 def kept(site: Site) -> Kept:
     def store(stream: str, dag_id: str, run_id: str) -> Recovery:
-        plan = make_plan(origin=describe_origin(dag_id, run_id))
-        return site.desk.ledger.recoveries.create(
-            "rebuild", stream, "main", stream, "service", plan, hash_value(plan), (), "ada"
-        )
+        origin = name_origin(dag_id, run_id)
+        return keep_plan(site.desk, make_rebuild_plan(stream=stream, topic=stream, origin=origin))
 
-    expand = store_expand_plan(site.desk, origin=describe_origin("recover_backlog", TWO))
+    expand = store_expand_plan(site.desk, origin=name_origin("recover_backlog", TWO))
     return Kept(
         shell=store_expand_plan(site.desk, origin=None),
         one=store("clicks", "recover_backlog", ONE),

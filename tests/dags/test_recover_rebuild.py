@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from backlog.values import ChunkState, RecoveryState
-from replay.workspace import Workspace
+from replay.kinds import REBUILD
+from replay.recovery.origins import name_origin
+from replay.recovery.workspace import Workspace
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import SlotShop
@@ -85,19 +87,17 @@ def test_fault_39_from_the_form_to_verified_and_again(
     asked = airflow.await_question(run, APPROVE, within=300)
     desk = shop.open()
     (planned,) = desk.ledger.recoveries.list(stream=shop.stream)
-    assert planned.plan["planned_by"]["kind"] == "airflow"
-    assert planned.plan["planned_by"]["user"] == "oncall"
-    assert planned.plan["origin"] == {
-        "scheduler": "airflow",
-        "dag_id": FORM,
-        "run_id": run.run_id,
-        "note": "INC-4711 *orders*",
-    }
+    plan = REBUILD.read_plan(planned)
+    assert (plan.planned_by.kind, plan.planned_by.user) == ("airflow", "oncall")
+    assert plan.origin == name_origin(FORM, run.run_id, "INC-4711 *orders*")
     assert asked["subject"] == f"Put 90 messages back into {shop.topic} ({planned.id})"
     body = asked["body"]
-    assert "90 messages rebuilt for at most 90 lost offsets" in body
-    for gap in planned.plan["gaps"]:
-        assert f"| {gap['partition']} | {gap['start']:,}–{gap['end'] - 1:,} |" in body
+    assert "**Plan: exact.** Puts 90 lost messages back into topic" in body
+    assert r"| lost offsets (at most) | 90 |" in body
+    assert r"| rebuilt | 90 |" in body
+    assert "**Lost ranges**" in body
+    for gap in plan.gaps:
+        assert f"| {gap.partition} | {gap.start:,}–{gap.end - 1:,} |" in body
     assert f"`{planned.plan_hash[:12]}`" in body
     assert "another person than the one who asked for it" in body
     assert r"INC-4711 \*orders\*" in body

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import HangingTransaction
 from backlog.kafka.clients import make_producer
 from fanout.decided import await_decided, find_undecided
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, publish
 

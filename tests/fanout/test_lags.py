@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.clients import make_admin
 from fanout.lags import Lags, read_lags
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
 from tests.fanout.relay.doing import fill, open_transaction

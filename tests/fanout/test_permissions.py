@@ -14,11 +14,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import Admin, make_admin
 from fanout.permissions import find_missing, require_permissions
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
 
 

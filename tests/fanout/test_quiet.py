@@ -8,11 +8,11 @@ import time
 import pytest
 from confluent_kafka import TopicPartition
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.clients import make_consumer
 from backlog.kafka.errors import GroupActive
 from fanout.quiet import GroupStillCommits, await_quiet
 from fanout.relay.guard import Guard
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import Refused, UsageError
 from backlog.kafka import admin as verbs
 from backlog.kafka.admin import TopicInfo
@@ -28,6 +27,7 @@ from fanout.temporary import (
     name_temporary_topic,
     start_recovery_group,
 )
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import (
     commit,
     delete_topic,
@@ -54,8 +54,10 @@ class Desk:
     def __init__(self, ledger: Ledger, admin: Admin, topic: str) -> None:
         self.ledger, self.admin, self.topic = ledger, admin, topic
         self.source = verbs.describe_topic(admin, topic)
-        create = ledger.recoveries.create
-        self.id = create("expand", topic, "main", topic, "g", {}, "hash", (), "ada").id
+        self.id = ledger.recoveries.create(
+            "expand", topic, "main", topic, "g", {}, "hash", (), "ada",
+            stops_consumers=True, holds_when_failed=True,
+        ).id  # fmt: skip
         self.name = name_temporary_topic(topic, self.id)
 
     def create(self, partitions: int = 4) -> TemporaryTopic:

@@ -11,13 +11,13 @@ import numpy as np
 from backlog.errors import KafkaFailure
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from monitoring.board import ClusterPass
-from monitoring.groups.reading import Place
-from monitoring.groups.survey import Survey, Surveyed
+from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails
+from monitoring.lag import TopicOffset
 from monitoring.status import GroupStatus
 
 START = 1_000_000_000.0  # seconds since 1970, at the world's zero
-WHAT = Surveyed("main", window=timedelta(seconds=600))
+SCOPE = SurveyScope("main", window=timedelta(seconds=600))
 
 
 def make_offsets(values: Iterable[int]) -> Offsets:
@@ -45,7 +45,7 @@ class Cluster:
     empty: dict[tuple[str, int], bool] = field(default_factory=dict)
     retention: str = "-1"
     calls: list[str] = field(default_factory=list)
-    tails: list[Place] = field(default_factory=list)
+    tails: list[TopicOffset] = field(default_factory=list)
     dated: list[Mapping[tuple[str, int], int]] = field(default_factory=list)
     # (topic, partition, offset) -> when it was written
     written: Callable[[str, int, int], float] = lambda *_: 0.0
@@ -104,7 +104,7 @@ class Cluster:
 
     def close(self) -> None: ...
 
-    def read_tails(self, places: Sequence[Place]) -> Mapping[tuple[str, int], bool]:
+    def read_tails(self, places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]:
         self.tails += places
         return {
             (topic, number): self.empty.get((topic, number), False) for topic, number, _ in places
@@ -125,7 +125,7 @@ class World:
     """A cluster, what looks at it, and the time."""
 
     cluster: Cluster
-    what: Surveyed = WHAT
+    scope: SurveyScope = SCOPE
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class World:
         """Another process looks from here on."""
         tails = Tails(self.cluster.read_tails)
         self.survey = Survey(
-            self.cluster, self.what, tails, clock=lambda: self.now, wall=lambda: START + self.now
+            self.cluster, self.scope, tails, clock=lambda: self.now, wall=lambda: START + self.now
         )
 
     def look(self, times: int = 1, seconds: float = 30.0) -> ClusterPass:
@@ -152,7 +152,7 @@ class World:
 
 
 def make_world(
-    commits: list[int], topic: Topic, *, state: str = "stable", what: Surveyed = WHAT
+    commits: list[int], topic: Topic, *, state: str = "stable", scope: SurveyScope = SCOPE
 ) -> World:
     cluster = Cluster({"orders": topic}, {"service": {"orders": commits}}, {"service": state})
-    return World(cluster, what)
+    return World(cluster, scope)

@@ -15,16 +15,18 @@ from fastapi.testclient import TestClient
 
 from backlog.clock import utc_now
 from backlog.config import Config
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause, Certainty, Gap
 from monitoring import looking
 from monitoring.board import Board
-from monitoring.page.app import make_page
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 from monitoring.watcher import watch_streams
+from replay.console.page.app import make_page
+from replay.kinds import KINDS
+from replay.recovery.workspace import Workspace
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, set_config, wait_until
 from tests.monitoring.slow_shop import CHECK_SECONDS, SEGMENT_SECONDS, SlowShop, make_settings
 
@@ -155,10 +157,11 @@ def check_story(story: Story) -> None:
         assert late <= slack + shop.late, (left, shop.late, status.sentence)
     assert "at the earliest" in first.sentence
     assert first.next_commands == ("backlogctl hold orders --for 6h",)
-    page = TestClient(make_page(ledger, story.config, board=story.board))
+    workspace = Workspace(story.config, ledger, KINDS)
+    page = TestClient(make_page(workspace, board=story.board))
     losing_board = Board()
     losing_board.put_stream(first)
-    before = TestClient(make_page(ledger, story.config, board=losing_board)).get("/").text
+    before = TestClient(make_page(workspace, board=losing_board)).get("/").text
     assert first.sentence in html.unescape(before)
     assert "backlogctl hold orders --for 6h" in before
     # Then exactly what is gone, as the broker has it.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitoring.forecasts import date_by_size, date_by_time, run_race
+from monitoring.forecasts import date_by_size, date_by_time, forecast_loss
 
 HORIZON = 1e6
 
@@ -48,10 +48,10 @@ def test_a_race_ends_as_one_run_message_by_message(
 ) -> None:
     end = int(expiry[-1][0] * share)
     first, lost = run_by_hand(expiry, end, pace)
-    race = run_race(expiry, end, pace, HORIZON)
-    if first is None or race.seconds is None:
+    forecast = forecast_loss(expiry, end, pace, HORIZON)
+    if first is None or forecast.seconds is None:
         assert lost <= 2
-        assert race.lost <= 2
+        assert forecast.lost <= 2
     else:
         # A message is a step by hand, and a point of a line here.
         steepest = max((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(expiry))
@@ -62,8 +62,8 @@ def test_a_race_ends_as_one_run_message_by_message(
             else []
         )
         if all(each > 0.01 * steepest for each in slower):
-            assert lost == pytest.approx(race.lost, abs=4 + 0.02 * end)
-        assert race.seconds <= first + margin
+            assert lost == pytest.approx(forecast.lost, abs=4 + 0.02 * end)
+        assert forecast.seconds <= first + margin
 
 
 @given(expiries(), st.floats(1.001, 3))
@@ -71,10 +71,10 @@ def test_the_pace_that_is_needed_loses_nothing_and_less_loses(
     expiry: list[tuple[float, float]], more: float
 ) -> None:
     end = int(expiry[-1][0])
-    needed = run_race(expiry, end, 0.0, HORIZON).needed_per_second
+    needed = forecast_loss(expiry, end, 0.0, HORIZON).needed_per_second
     if expiry[0][1] > 0:
-        assert run_race(expiry, end, needed * more, HORIZON).seconds is None
-        assert run_race(expiry, end, needed / more, HORIZON).seconds is not None
+        assert forecast_loss(expiry, end, needed * more, HORIZON).seconds is None
+        assert forecast_loss(expiry, end, needed / more, HORIZON).seconds is not None
 
 
 @given(expiries(), st.floats(0, 50), st.floats(0, 50))
@@ -83,7 +83,7 @@ def test_a_faster_group_loses_no_more_and_no_sooner(
 ) -> None:
     slow, fast = sorted((one, other))
     end = int(expiry[-1][0])
-    lazy, quick = (run_race(expiry, end, pace, HORIZON) for pace in (slow, fast))
+    lazy, quick = (forecast_loss(expiry, end, pace, HORIZON) for pace in (slow, fast))
     assert quick.lost <= lazy.lost + 1
     if quick.seconds is not None:
         assert lazy.seconds is not None
@@ -104,19 +104,19 @@ def test_size_reaches_what_more_bytes_follow_than_are_kept() -> None:
     # 100 bytes each, 50,000 kept: 500 offsets behind the end; 10 offsets a second are written.
     expiry = date_by_size(700, 1000, 50_000, 100.0, produced_per_second=10.0, horizon=100.0)
     assert expiry == ((700.0, 20.0), (2000.0, 150.0))
-    assert run_race(expiry, 1000, 0.0, 100.0).seconds == pytest.approx(20.0)
+    assert forecast_loss(expiry, 1000, 0.0, 100.0).seconds == pytest.approx(20.0)
     # Over the limit already: gone with the next check.
     over = date_by_size(300, 1000, 50_000, 100.0, produced_per_second=0.0, horizon=100.0)
-    race = run_race(over, 1000, 5.0, 100.0)
-    assert (race.seconds, race.lost) == (0.0, 200)
+    forecast = forecast_loss(over, 1000, 5.0, 100.0)
+    assert (forecast.seconds, forecast.lost) == (0.0, 200)
     assert date_by_size(600, 1000, 50_000, 100.0, produced_per_second=0.0, horizon=9.0) == ()
 
 
 def test_a_group_at_half_the_pace_is_caught_where_both_lines_meet() -> None:
     # Written 1,000 s ago till now at 10/s, kept 1,500 s, read at 5/s from now on.
     expiry = ((0.0, 500.0), (10_000.0, 1500.0))
-    race = run_race(expiry, 10_000, 5.0, HORIZON)
+    forecast = forecast_loss(expiry, 10_000, 5.0, HORIZON)
     # 5 t = 10 (t - 500): t = 1000; from there 5 of 10 are lost for the last 5,000 offsets.
-    assert race.seconds == pytest.approx(1000.0)
-    assert race.lost == 2500
-    assert race.needed_per_second == pytest.approx(10_000 / 1500)
+    assert forecast.seconds == pytest.approx(1000.0)
+    assert forecast.lost == 2500
+    assert forecast.needed_per_second == pytest.approx(10_000 / 1500)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backlog.values import Cause, Certainty, Gap, PartitionSample, Sample
-from monitoring.assessing import Surroundings, assess_stream
+from monitoring.assessing import StreamContext, assess_stream
 from monitoring.gaps import Judgement, Suspicion, find_gaps
 from monitoring.marks import make_marks, raise_marks
 
@@ -219,6 +219,6 @@ def test_fault_20_a_control_record_that_expires_is_no_loss() -> None:
     status = assess_stream(
         sample(60, 500, 499, 500),
         "read_committed",
-        around=Surroundings(empty_tails={0: (499, 500)}),
+        around=StreamContext(empty_tails={0: (499, 500)}),
     )
     assert (status.lost, status.verdict) == (0, "ok")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.kafka.layouts import NONE, ClusterLayout, Offsets
-from monitoring.groups.windows import Moments
+from monitoring.groups.windows import SampleTimes
 from monitoring.verdicts import Verdict
-from tests.monitoring.group_world import WHAT, Topic, make_world
+from tests.monitoring.group_world import SCOPE, Topic, make_world
 
 
 def test_log_starts_are_read_before_commits_and_ids_around_all() -> None:
@@ -83,15 +83,15 @@ def test_a_loss_in_sight_by_time() -> None:
 
 
 def test_only_allowed_groups() -> None:
-    what = replace(WHAT, allow=("pay-*", "ship-*"), deny=("*-test",))
-    world = make_world([1], Topic([0], [1]), what=what)
+    scope = replace(SCOPE, allow=("pay-*", "ship-*"), deny=("*-test",))
+    world = make_world([1], Topic([0], [1]), scope=scope)
     for name in ("pay-main", "pay-test", "ship-1", "other"):
         world.cluster.commits[name] = {"orders": [1]}
     assert [status.group for status in world.look().groups] == ["pay-main", "ship-1"]
 
 
 def test_streams_are_left_out() -> None:
-    world = make_world([1], Topic([0], [1]), what=replace(WHAT, streams={("service", "orders")}))
+    world = make_world([1], Topic([0], [1]), scope=replace(SCOPE, streams={("service", "orders")}))
     world.cluster.commits["audit"] = {"orders": [1]}
     done = world.look()
     assert [status.group for status in done.groups] == ["audit"]
@@ -99,7 +99,7 @@ def test_streams_are_left_out() -> None:
 
 
 def test_what_is_over_the_limit_is_counted() -> None:
-    world = make_world([1] * 4, Topic([0] * 4, [1] * 4), what=replace(WHAT, max_partitions=9))
+    world = make_world([1] * 4, Topic([0] * 4, [1] * 4), scope=replace(SCOPE, max_partitions=9))
     for name in "abc":
         world.cluster.commits[name] = {"orders": [1] * 4}
     done = world.look()
@@ -261,7 +261,7 @@ def test_what_a_group_in_front_of_the_log_start_moves_past_is_not_lost() -> None
     st.floats(1, 60),
 )
 def test_moments_keep_the_newest_and_reach_back(gaps: list[float], count: int, step: float) -> None:
-    moments = Moments(count, step)
+    moments = SampleTimes(count, step)
     now = 0.0
     written: dict[int, float] = {}
     for gap in gaps:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from monitoring.groups.busy import Series, Terms, judge_busy
+from monitoring.groups.busy import JudgingTerms, PartitionSeries, judge_busy
 from monitoring.judging import PartitionView, Point, judge_partition
 from monitoring.status import PartitionStatus, Retention
 from monitoring.verdicts import Verdict
@@ -19,14 +19,16 @@ from monitoring.verdicts import Verdict
 DAY = 86400.0
 
 
-def make_series(columns: list[list[tuple[int, int, int, int]]], ages: list[float]) -> Series:
+def make_series(
+    columns: list[list[tuple[int, int, int, int]]], ages: list[float]
+) -> PartitionSeries:
     """Of each partition's (low, committed, end, high), oldest first."""
     low, committed, end, high = np.array(columns, np.int64).transpose(2, 1, 0)
-    return Series(ages, range(len(columns)), low, committed, end, high)
+    return PartitionSeries(ages, range(len(columns)), low, committed, end, high)
 
 
 def judge_one(
-    column: list[tuple[int, int, int, int]], ages: list[float], terms: Terms, number: int
+    column: list[tuple[int, int, int, int]], ages: list[float], terms: JudgingTerms, number: int
 ) -> PartitionStatus:
     points = [
         Point(age, low, committed, end, high)
@@ -86,7 +88,7 @@ def test_all_at_once_is_as_one_by_one(data: st.DataObject) -> None:
     ages = [-sum(gap + step for gap in gaps[number : count - 1]) for number in range(count)]
     columns = data.draw(st.lists(draw_column(count), min_size=1, max_size=4))
     retention = data.draw(st.sampled_from([None, 60.0, 3600.0, DAY, 1.5 * DAY, 7 * DAY]))
-    terms = Terms(data.draw(st.sampled_from([True, False, None])), retention, 600.0, DAY)
+    terms = JudgingTerms(data.draw(st.sampled_from([True, False, None])), retention, 600.0, DAY)
     found = judge_busy(make_series(columns, ages), terms)
     event(f"{bool(found)}")
     for number, status in found.items():
@@ -96,7 +98,7 @@ def test_all_at_once_is_as_one_by_one(data: st.DataObject) -> None:
 
 def test_what_a_busy_cluster_is_made_of_is_judged_at_once() -> None:
     ages = [-30.0 * number for number in range(24, -1, -1)]
-    terms = Terms(members=True, retention=7 * DAY, window=600.0, horizon=DAY)
+    terms = JudgingTerms(members=True, retention=7 * DAY, window=600.0, horizon=DAY)
     steady = [(0, 100 * n - 3, 100 * n, 100 * n) for n in range(1, 26)]
     uneven = [(0, 100 * n - n % 7, 100 * n, 100 * n) for n in range(1, 26)]
     found = judge_busy(make_series([steady, uneven], ages), terms)
@@ -107,10 +109,10 @@ def test_what_a_busy_cluster_is_made_of_is_judged_at_once() -> None:
 
 def test_what_is_not_plain_is_left() -> None:
     ages = [-30.0 * number for number in range(24, -1, -1)]
-    short = Terms(members=True, retention=3600.0, window=600.0, horizon=DAY)
+    short = JudgingTerms(members=True, retention=3600.0, window=600.0, horizon=DAY)
     steady = [(0, 100 * n - 30, 100 * n, 100 * n) for n in range(1, 26)]
     stalled = [(0, 97, 100 * n, 100 * n) for n in range(1, 26)]
     slower = [(0, 90 * n, 100 * n, 100 * n) for n in range(1, 26)]
     assert judge_busy(make_series([steady, stalled, slower], ages), short) == {}
-    long: Any = Terms(members=True, retention=7 * DAY, window=600.0, horizon=DAY)
+    long: Any = JudgingTerms(members=True, retention=7 * DAY, window=600.0, horizon=DAY)
     assert set(judge_busy(make_series([steady, stalled, slower], ages), long)) == {0}

@@ -12,9 +12,9 @@ from kafka import KafkaAdminClient
 from kafka.cluster import ClusterMetadata
 from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError
 
-from backlog.kafka.bulk import BulkReader
 from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.layouts import Offsets
+from monitoring.groups.bulk import BulkReader
 
 GROUP_AUTHORIZATION_FAILED, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING = 30, 15, 16, 14
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backlog.errors import ClusterUnreachable
 from backlog.kafka.layouts import NONE, ClusterLayout, TopicLayout
-from monitoring.groups.dating import LONGEST, PLACES_A_PASS, ROUNDS, Dates, Undated
+from monitoring.groups.dating import LONGEST, PLACES_A_PASS, ROUNDS, OffsetDates, UndatedOffset
 from monitoring.verdicts import Verdict
 from tests.monitoring.group_world import START, Topic, World, make_world
 
@@ -40,17 +40,17 @@ class Log:
             for place, minutes in first.items()
         }
 
-    def make(self, minutes: int, retention: float | None, partition: int = 0) -> Undated:
-        return Undated("orders", "one", partition, self.high - minutes, self.high, retention)
+    def make(self, minutes: int, retention: float | None, partition: int = 0) -> UndatedOffset:
+        return UndatedOffset("orders", "one", partition, self.high - minutes, self.high, retention)
 
 
 @given(st.integers(1, 14000), st.sampled_from([DAY, 7 * DAY, 30 * DAY, None]))
 def test_an_offset_is_dated_in_one_pass(minutes: int, retention: float | None) -> None:
     log = Log()
-    dates = Dates(log.find, lambda: NOW)
+    dates = OffsetDates(log.find, lambda: NOW)
     one = log.make(minutes, retention)
     dates.look(log.layout, [one])
-    age, true = dates.tell_age(one), minutes * 60.0
+    age, true = dates.measure_age(one), minutes * 60.0
     assert age is not None
     if retention is not None and true > retention:
         assert age == pytest.approx(retention, rel=0.02), "at any moment"
@@ -62,39 +62,39 @@ def test_an_offset_is_dated_in_one_pass(minutes: int, retention: float | None) -
 
 def test_what_was_found_is_not_asked_again() -> None:
     log, now = Log(), NOW
-    dates = Dates(log.find, lambda: now)
+    dates = OffsetDates(log.find, lambda: now)
     one = log.make(5000, 7 * DAY)
     dates.look(log.layout, [one])
     first = len(log.asked)
     now += 3600
     dates.look(log.layout, [one])
     assert len(log.asked) == first
-    age = dates.tell_age(one)
+    age = dates.measure_age(one)
     assert age == pytest.approx(5000 * 60 + 3600, rel=0.02)
     dates.look(log.layout, [])
-    assert dates.tell_age(one) is None, "it is forgotten"
+    assert dates.measure_age(one) is None, "it is forgotten"
 
 
 def test_one_pass_asks_about_so_many_and_the_next_about_the_others() -> None:
     log = Log(PLACES_A_PASS + 44)
-    dates = Dates(log.find, lambda: NOW)
+    dates = OffsetDates(log.find, lambda: NOW)
     every = [log.make(3000, 7 * DAY, number) for number in range(PLACES_A_PASS + 44)]
     dates.look(log.layout, every)
     assert max(len(times) for times in log.asked) == PLACES_A_PASS
-    assert sum(dates.tell_age(one) is None for one in every) == 44
+    assert sum(dates.measure_age(one) is None for one in every) == 44
     log.asked.clear()
     dates.look(log.layout, every)
     assert max(len(times) for times in log.asked) == 44
-    assert all(dates.tell_age(one) is not None for one in every)
+    assert all(dates.measure_age(one) is not None for one in every)
 
 
 def test_what_is_older_than_anybody_asks_has_no_time() -> None:
     log = Log()
-    dates = Dates(lambda _, times: dict.fromkeys(times, 14000), lambda: NOW)
+    dates = OffsetDates(lambda _, times: dict.fromkeys(times, 14000), lambda: NOW)
     for retention in (None, 3 * LONGEST):
         one = log.make(14400, retention)
         dates.look(log.layout, [one])
-        assert dates.tell_age(one) is None
+        assert dates.measure_age(one) is None
 
 
 def test_without_an_answer_there_is_no_time() -> None:
@@ -106,9 +106,9 @@ def test_without_an_answer_there_is_no_time() -> None:
 
     log = Log()
     for find in (fail, leave_out):
-        dates = Dates(find, lambda: NOW)
+        dates = OffsetDates(find, lambda: NOW)
         dates.look(log.layout, [log.make(100, DAY)])
-        assert dates.tell_age(log.make(100, DAY)) is None
+        assert dates.measure_age(log.make(100, DAY)) is None
 
 
 def make_stalled() -> World:

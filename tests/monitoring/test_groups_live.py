@@ -16,19 +16,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import create_topic
-from backlog.kafka.bulk import BulkReader
 from backlog.kafka.clients import make_producer
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause
 from monitoring.board import Board
-from monitoring.groups.survey import Survey, Surveyed
+from monitoring.groups.bulk import BulkReader
+from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.catalogue import Family
 from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.observing import observe_stream
 from monitoring.verdicts import Verdict
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -59,8 +59,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @contextmanager
-def open_survey(properties: dict[str, str], what: Surveyed) -> Iterator[Survey]:
-    survey = Survey(BulkReader(properties), what, Tails(make_tail_reader(properties)))
+def open_survey(properties: dict[str, str], scope: SurveyScope) -> Iterator[Survey]:
+    survey = Survey(BulkReader(properties), scope, Tails(make_tail_reader(properties)))
     with closing(survey):
         yield survey
 
@@ -76,9 +76,9 @@ def test_groups_of_both_protocols_and_a_stream(
     set_offsets_raw(properties, classic, name, {0: 4, 1: 20})
     set_offsets_raw(properties, streamed, name, {0: 10, 1: 19})
     set_offsets_raw(properties, beyond, name, {0: 500})
-    what = Surveyed("main", {(streamed, name)}, allow=(f"{unique}-*",))
+    scope = SurveyScope("main", {(streamed, name)}, allow=(f"{unique}-*",))
     member = join(properties, modern, name, group_protocol="consumer")
-    with closing(member), open_survey(properties, what) as survey:
+    with closing(member), open_survey(properties, scope) as survey:
         read = 0
         while read < 30:
             message = member.poll(PATIENT)
@@ -124,7 +124,7 @@ def test_a_control_record_at_the_end_is_no_lag(
     producer.commit_transaction(PATIENT)
     await_markers(properties, name, {0: 2, 1: 2})
     set_offsets_raw(properties, group, name, {0: 1, 1: 0})
-    with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
+    with open_survey(properties, SurveyScope("main", allow=(group,))) as survey:
         # A tail is read once the group does not move, and again where the broker was too slow.
         wait_until(lambda: list_lags(survey) == [0, 2], what="the tail is known to be empty")
 
@@ -139,7 +139,7 @@ def test_retention_behind_a_group_is_a_loss(
 ) -> None:
     name, group = topic(partitions=1, config={"retention.ms": "-1"}), f"{unique}-slow"
     expire_unread(properties, name, group, old={0: 40}, read={0: 10}, young={0: 5})
-    with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
+    with open_survey(properties, SurveyScope("main", allow=(group,))) as survey:
         (status,) = survey.look().groups
     assert (status.verdict, status.lost, status.lag) == (Verdict.LOST, 30, 5)
     assert status.retention.time is not None
@@ -152,7 +152,7 @@ def test_what_was_written_before_the_first_look_is_dated(
     for hours_ago in (100, 50, 2):
         publish(properties, name, {0: 10, 1: 10}, hours_ago=hours_ago)
     set_offsets_raw(properties, group, name, {0: 5, 1: 15, 2: 0})
-    with open_survey(properties, Surveyed("main", allow=(group,))) as survey:
+    with open_survey(properties, SurveyScope("main", allow=(group,))) as survey:
         (status,) = survey.look().groups
     ages = [(part.lag_seconds or 0) / 3600 for part in status.partitions]
     # Seven days are dated to a hundredth.
@@ -205,7 +205,7 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
             wait_until(lambda: sees_lags(url, 5, 3), what="both groups")
             kafka.kill()
             wait_until(lambda: ask(url, "readyz").status_code == 503, what="not ready")
-            wait_until(lambda: tell_age(url) > 3, what="it shows how old its sample is")
+            wait_until(lambda: measure_age(url) > 3, what="it shows how old its sample is")
             assert ask(url, "healthz").status_code == 200
             wait_until(lambda: count_failures(url) > 0, what="failures of both samplers")
             kafka.restart()
@@ -253,7 +253,7 @@ def read(url: str) -> Scraped:
     return Scraped(ask(url, "metrics").text)
 
 
-def tell_age(url: str) -> float:
+def measure_age(url: str) -> float:
     return read(url).value("backlog_sample_age_seconds", stream="orders")
 
 

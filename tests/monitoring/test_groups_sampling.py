@@ -13,7 +13,7 @@ from backlog.config import root
 from backlog.errors import BacklogError, ClusterUnreachable
 from monitoring.board import Board, ClusterPass
 from monitoring.groups.sampling import GroupSampler
-from monitoring.groups.survey import Surveyed
+from monitoring.groups.survey import SurveyScope
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Survey:
     """Passes that fail as long as there is an error."""
 
     error: BacklogError | None = None
-    what: Surveyed = field(default_factory=lambda: Surveyed("main"))
+    scope: SurveyScope = field(default_factory=lambda: SurveyScope("main"))
     closed: bool = False
 
     def look(self) -> ClusterPass:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import BacklogError
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_admin, make_producer
@@ -21,6 +20,7 @@ from backlog.values import Gap
 from monitoring.gaps import Finding, Suspicion, find_gaps
 from monitoring.marks import Marks, advance_marks
 from monitoring.sampler import take_sample
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, join, properties_of, wait_until
 
 MakeTopic = Callable[..., str]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backlog.values import Cause, GapState, PartitionSample
-from monitoring.assessing import Surroundings, assess_stream
+from monitoring.assessing import StreamContext, assess_stream
 from monitoring.gaps import find_gaps
 from monitoring.lag import count_lag, read_retention, read_size_limit
 from monitoring.status import Retention
@@ -113,7 +113,7 @@ def test_fault_22_a_commit_beyond_the_end_shows() -> None:
 
 
 def test_a_tail_without_data_is_no_lag() -> None:
-    status = build_status(sample(0, 0, 49, 50), "read_committed", around=Surroundings(tails={0}))
+    status = build_status(sample(0, 0, 49, 50), "read_committed", around=StreamContext(tails={0}))
     assert (status["lag"], status["verdict"]) == (0, "ok")
 
 

@@ -212,7 +212,7 @@ def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
         if family.name.startswith("process_"):
             continue
         metric = BY_NAME[family.name]
-        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        assert (family.type, family.documentation) == (metric.type, metric.help)
         for sample in family.samples:
             assert sample.name == metric.exported_name
             assert set(sample.labels) == set(metric.labels), sample
@@ -255,11 +255,13 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
     ledger.gaps.record(replace(gap, partition=1, start=0, end=5))
     plan = {"outcome": {"counts": {"rebuilt": 40, "quarantined": 3}}}
     rebuild = ledger.recoveries.create(
-        "rebuild", "orders", "main", "orders", "service", plan, "h", [kept.id], "me"
-    )
+        "rebuild", "orders", "main", "orders", "service", plan, "h", [kept.id], "me",
+        stops_consumers=False, holds_when_failed=False,
+    )  # fmt: skip
     expand = ledger.recoveries.create(
-        "expand", "bills", "main", "bills", "biller", {}, "h", [], "me"
-    )
+        "expand", "bills", "main", "bills", "biller", {}, "h", [], "me",
+        stops_consumers=True, holds_when_failed=True,
+    )  # fmt: skip
     ledger.burndown.add(BurndownSample(expand.id, utc_now(), "relay", 50, 10, 60, 40, 3))
     later = utc_now() + timedelta(hours=1)
     ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)
@@ -297,9 +299,25 @@ def test_the_ledgers_figures(ledger: Ledger) -> None:
     assert got.value("backlog_recovery_progress_ratio", recovery=expand) == 0.4
     assert got.value("backlog_relayed_messages", recovery=expand) == 60
     assert got.value("backlog_recovery_done_messages", recovery=expand) == 40
+    assert not got.find("backlog_injected_messages", recovery=expand)
+    assert got.labels_of("backlog_recovery_state", "stops_consumers", recovery=expand) == {"true"}
+    assert got.labels_of("backlog_recovery_state", "stops_consumers", recovery=rebuild) == {"false"}
     assert 7199 < got.value("backlog_retention_overdue_seconds", stream="orders") < 7800
     assert got.value("backlog_retention_overdue_seconds", stream="bills") == 0
     assert got.value("backlog_retention_held_seconds", stream="bills") < 600
+
+
+def test_a_recovery_is_told_of_by_what_it_does_and_not_by_its_kind(ledger: Ledger) -> None:
+    record_all(ledger)
+    (gap,) = ledger.gaps.list(states=[GapState.OPEN])
+    made = ledger.recoveries.create(
+        "new", "orders", "main", "orders", "service", {}, "h", [gap.id], "me",
+        stops_consumers=True, holds_when_failed=False,
+    )  # fmt: skip
+    got = scrape_recorded(ledger)
+    for name in ("backlog_recovery_state", "backlog_injected_messages"):
+        assert got.labels_of(name, "stops_consumers", recovery=made.id) == {"true"}
+        assert got.labels_of(name, "kind", recovery=made.id) == {"new"}
 
 
 def test_a_runner_that_is_gone_is_not_alive(ledger: Ledger) -> None:
@@ -312,7 +330,19 @@ def test_a_runner_that_is_gone_is_not_alive(ledger: Ledger) -> None:
 
 def test_of_ended_recoveries_only_a_streams_last_is_there(ledger: Ledger) -> None:
     made = [
-        ledger.recoveries.create("rebuild", name, "main", name, "g", {}, "h", [], "me").id
+        ledger.recoveries.create(
+            "rebuild",
+            name,
+            "main",
+            name,
+            "g",
+            {},
+            "h",
+            [],
+            "me",
+            stops_consumers=False,
+            holds_when_failed=False,
+        ).id
         for name in ("orders", "orders", "bills", "bills")
     ]
     # A new plan supersedes the one before it: that one is rejected.

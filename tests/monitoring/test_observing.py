@@ -13,19 +13,19 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from backlog.clock import Deadline, utc_now
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import BacklogError, ClusterUnreachable
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_producer
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
-from monitoring.assessing import Surroundings, assess_stream
+from monitoring.assessing import StreamContext, assess_stream
 from monitoring.gaps import Suspicion
 from monitoring.lag import count_lag, read_tails
 from monitoring.observing import Observation, observe_stream
 from monitoring.sampler import take_sample
 from monitoring.watcher import watch_streams
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -243,7 +243,7 @@ def test_fault_20_control_records_are_neither_loss_nor_lag(
     assert [count_lag(part, "read_committed") for part in sample.partitions] == [1, 2]
     tails = read_tails(properties, sample, "read_committed", Deadline(PATIENT))
     assert tails == {0}
-    status = assess_stream(sample, "read_committed", around=Surroundings(tails=tails))
+    status = assess_stream(sample, "read_committed", around=StreamContext(tails=tails))
     assert [part.lag for part in status.partitions] == [0, 2]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from monitoring.verdicts import Verdict
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import expire_unread, properties_of, wait_until
 from tests.monitoring.prometheus import ROOT, EmbeddedPrometheus
 from tests.monitoring.test_dashboards import DASHBOARDS, list_targets

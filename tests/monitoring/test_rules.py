@@ -76,6 +76,13 @@ def test_names_of_a_rule_are_exported(rule: Any) -> None:
     assert errors == []
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_no_rule_asks_for_a_kind(rule: Any) -> None:
+    """A kind that comes later alerts as well."""
+    texts = [rule["expr"], *rule["annotations"].values(), *rule["labels"].values()]
+    assert not [text for text in texts if re.search(r"\bkind\s*[!=]|\$labels\.kind\b", text)]
+
+
 def test_series_of_the_tests_are_like_the_exported_ones() -> None:
     for path in TESTS:
         for test in yaml.safe_load(path.read_text())["tests"]:

@@ -21,9 +21,9 @@ from backlog.errors import LedgerError, UsageError
 from backlog.ledger import Ledger, open_ledger
 from monitoring.board import Board, ClusterPass
 from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.server.app import make_app
-from monitoring.server.health import Doctor
-from monitoring.server.listening import Server, bind_address, parse_address
+from replay.console.server.app import make_app
+from replay.console.server.health import Doctor
+from replay.console.server.listening import Server, bind_address, parse_address
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped
 from tests.monitoring.test_metrics import make_status

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.clock import utc_now
-from backlog.embedded import EmbeddedKafka
 from backlog.ledger import open_ledger
 from monitoring import observing, sampler
 from monitoring.assessing import assess_stream
 from monitoring.observing import CLOCK_NOISE, measure_skew, observe_stream
+from sandbox.embedded import EmbeddedKafka
 from tests.backlog.ledger.makers import NOON
 from tests.kafka_tools import StreamStub, commit, properties_of, publish
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from replay.cli import shared
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.replay.shop import PARTITIONS, Shop
 

@@ -7,15 +7,16 @@ from typing import Any
 
 from backlog.ledger.burndown import BurndownSample
 from backlog.ledger.steps import StepRecord
-from backlog.manifest import hash_value
 from backlog.values import Recovery
-from replay.workspace import Workspace
+from replay.kinds.expand.plan import ExpandPlan
+from replay.recovery.workspace import Workspace
 from tests.backlog.ledger.makers import NOON
+from tests.replay.makers import keep_plan, merge
 
 ID = "r-20261121-0001"
 
 
-def make_expand_plan(**changes: Any) -> dict[str, Any]:
+def make_expand_plan(**changes: Any) -> ExpandPlan:
     """A plan of 1.2 million messages in three partitions."""
     rows = [
         {
@@ -31,11 +32,13 @@ def make_expand_plan(**changes: Any) -> dict[str, Any]:
         for number in range(3)
     ]
     temporary = f"orders.recovery.{ID}"
-    return {
+    plan = {
         "version": 1,
         "kind": "expand",
         "stream": "orders",
+        "cluster": "main",
         "topic": "orders",
+        "topic_id": "topic-id",
         "group": "service",
         "partition_count": 3,
         "partitions": rows,
@@ -44,6 +47,10 @@ def make_expand_plan(**changes: Any) -> dict[str, Any]:
         "temporary": {"topic": temporary, "partitions": 30, "replication": 3},
         "recovery_group": f"service.recovery.{ID}",
         "order": "key",
+        "partitioner": "murmur2",
+        "isolation": "read_committed",
+        "configuration": {"isolation": "read_committed"},
+        "other_topics": [],
         "factor": 10,
         "replicas": 3,
         "consumers": 30,
@@ -77,26 +84,20 @@ def make_expand_plan(**changes: Any) -> dict[str, Any]:
         "warnings": [],
         "planned_by": {"kind": "os", "user": "planner", "host": "here"},
         "planned_at": "2026-11-21T12:00:00.000000Z",
-        **changes,
     }
+    return ExpandPlan.read(merge(plan, changes))
 
 
 def store_expand_plan(workspace: Workspace, **changes: Any) -> Recovery:
     """A planned expansion of the stream `orders`."""
-    plan = make_expand_plan(**changes)
-    return workspace.ledger.recoveries.create(
-        "expand", "orders", "main", "orders", "service", plan, hash_value(plan), (), "ada"
-    )
+    return keep_plan(workspace, make_expand_plan(**changes))
 
 
-def make_step(
-    name: str, began: float, took: float | None, *, attempts: int = 1, undone: bool = False
-) -> StepRecord:
+def make_step(name: str, began: float, took: float | None, *, attempts: int = 1) -> StepRecord:
     """A step that began so many seconds after noon; None is still at it."""
     start = NOON + timedelta(seconds=began)
     end = None if took is None else start + timedelta(seconds=took)
-    done, back = (None, end) if undone else (end, None)
-    return StepRecord(ID, name, start, start, done, back, attempts, {})
+    return StepRecord(ID, name, start, start, end, attempts, {})
 
 
 def make_burndown(

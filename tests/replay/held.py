@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from backlog.clock import Deadline
-from replay.brakes import check_brakes
-from replay.context import RunContext
-from replay.rebuild_context import RebuildContext
-from replay.steps.rebuild import inject
+from replay.kinds.rebuild.context import RebuildContext
+from replay.kinds.rebuild.steps import inject
+from replay.recovery.brakes import check_brakes
+from replay.recovery.context import RunContext
 
 HELD_AT = "HELD_AT"
 WAVE, VERIFICATION = "wave", "verification"
@@ -29,7 +29,7 @@ def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
     before: list[int] = []
     record = RebuildContext.record
 
-    def wait_and_check(context: RunContext) -> None:
+    def wait_and_check(context: RunContext[Any]) -> None:
         """Lets the first wave of this process go, and then none."""
         limit = Deadline(HELD_SECONDS)
         while not (limit.expired or context.interrupts.asked):
@@ -40,7 +40,7 @@ def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
             time.sleep(_TICK)
         check_brakes(context)
 
-    def wait_and_record(context: RunContext, action: str, **detail: Any) -> None:
+    def wait_and_record(context: RunContext[Any], action: str, **detail: Any) -> None:
         if action == "read back":
             time.sleep(HELD_SECONDS)
         record(context, action, **detail)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
+from pydantic import BaseModel
 
+from backlog.clock import utc_now
 from backlog.config import load_config
 from backlog.errors import LeaseHeld
-from backlog.kafka.ledger_topic import LedgerSnapshot
 from backlog.ledger import Owner
-from backlog.manifest import hash_value
-from backlog.values import Recovery
-from replay.approval import approve_plan
-from replay.workspace import Workspace
+from backlog.values import Recovery, RecoveryState
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.opening import open_workspace
+from replay.recovery.approval import approve_plan
+from replay.recovery.guards import store_plan as store
+from replay.recovery.plan import Plan
+from replay.recovery.workspace import Workspace
+from spark_backfill.injection.ledger_topic import LedgerSnapshot
+from spark_backfill.request import Counts, PartitionOutcome, Proof
 
 LEDGER = LedgerSnapshot("ledger", "ledger-id", 2, {0: 0, 1: 0})
 PAST = "2026-01-01T00:00:00.000000Z"
@@ -39,53 +46,106 @@ def write_config(directory: Path, **document: Any) -> Path:
 
 def open_desk(directory: Path, **document: Any) -> Workspace:
     """A workspace on `write_config`."""
-    return Workspace.open(load_config(write_config(directory, **document)))
+    return open_workspace(load_config(write_config(directory, **document)))
 
 
-def make_plan(**changes: Any) -> dict[str, Any]:
-    """A plan of ten messages in partitions 0 and 1."""
-    partition = {"expected": 5, "rebuilt": 5}
-    counts = {"expected": 10, "candidates": 10, "rebuilt": 10, "quarantined": 0, "surplus": 0}
-    proof = {"rate": 1.0, "compared": 4, "equal_values": 4, "mutable": False}
-    return {
+def make_rebuild_plan(**changes: Any) -> RebuildPlan:
+    """A plan of ten messages in partitions 0 and 1.
+
+    A change that is a mapping is merged into what is there: `outcome={"verdict": "short"}`.
+    """
+    rows = [asdict(PartitionOutcome(number, 5, 5, 0, 0, 0, 0, 0)) for number in range(2)]
+    plan = {
+        "version": 1,
+        "kind": "rebuild",
+        "stream": "orders",
+        "cluster": "main",
+        "topic": "orders",
+        "topic_id": "topic-id",
+        "partition_count": 2,
+        "group": "service",
         "outcome": {
+            "recovery_id": "r-20261121-0001",
             "verdict": "exact",
             "reasons": [],
-            "counts": counts,
-            "partitions": [{"partition": 0, **partition}, {"partition": 1, **partition}],
-            "proof": proof,
-            "quarantine": {"reasons": {}},
-            "fidelity": "restated",
+            "counts": asdict(Counts(expected=10, candidates=10, rebuilt=10)),
+            "partitions": rows,
+            "proof": asdict(Proof(4, 4, 4, 4, 4, False)),
+            "quarantine": {"count": 0, "reasons": {}, "sample": [], "path": "quarantine"},
+            "warnings": [],
+            "manifest_sha256": "ab",
             "chunks": 1,
             "bytes": 1,
+            "fidelity": "restated",
+            "bounds": [None, None],
+            "log_start": {},
+            "log_end": {},
         },
+        "manifest_sha256": "ab",
+        "topic_end_offsets": {"0": 900, "1": 900},
+        "configuration": {"isolation": "read_committed"},
         "warnings": [],
         "gaps": [],
         "other_groups": [],
         "deliver": None,
-        "options": {"allow": []},
+        "options": {"since": None, "until": None, "gaps": [], "allow": []},
         "approval": "named",
         "off_peak": None,
         "limits": {},
         "ledger_topic": LEDGER.to_json(),
         "transactional_prefix": "frozen",
         "planned_by": {"kind": "os", "user": "planner", "host": "here"},
-        **changes,
+        "planned_at": "2026-11-21T12:00:00.000000Z",
     }
+    return RebuildPlan.read(merge(plan, changes))
+
+
+def merge(plan: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan's data with the changes; models and times in them become plain JSON."""
+    merged = dict(plan)
+    for name, value in changes.items():
+        before = merged.get(name)
+        if isinstance(value, BaseModel):
+            value = value.model_dump(mode="json")
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[name] = merge(before, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def make_recovery(plan: Plan, **changes: Any) -> Recovery:
+    """A recovery of that plan that no ledger has."""
+    made = Recovery(
+        id="r-20261121-0001",
+        kind=plan.kind,
+        stream=plan.stream,
+        cluster=plan.cluster,
+        topic=plan.topic,
+        group=plan.group,
+        state=RecoveryState.PLANNED,
+        plan_hash=plan.hash(),
+        plan=plan.dump(),
+        created_at=plan.planned_at,
+    )
+    return replace(made, **changes)
+
+
+def keep_plan(
+    workspace: Workspace, plan: Plan, gap_ids: Iterable[str] = (), recovery_id: str | None = None
+) -> Recovery:
+    """Puts a plan on record."""
+    new_id = recovery_id or workspace.ledger.recoveries.next_id(utc_now())
+    return store(workspace, new_id, plan, gap_ids)
 
 
 def store_plan(workspace: Workspace, topic: str = "orders", **changes: Any) -> Recovery:
-    """A planned recovery of the stream `orders`."""
-    plan = make_plan(**changes)
-    return workspace.ledger.recoveries.create(
-        "rebuild", "orders", "main", topic, "service", plan, hash_value(plan), (), "ada"
-    )
+    """A planned rebuild of the stream `orders`."""
+    return keep_plan(workspace, make_rebuild_plan(topic=topic, **changes))
 
 
 def store_approved(workspace: Workspace, **changes: Any) -> Recovery:
     """An approved recovery."""
     planned = store_plan(workspace, **changes)
-    return approve_plan(workspace.ledger, workspace.config, planned, by="ada")
+    return approve_plan(workspace, planned, by="ada")
 
 
 def change_ledger(workspace: Workspace, statement: str, **values: Any) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from backlog.ledger.burndown import BurndownSample
-from backlog.manifest import hash_value
 from backlog.values import Chunk, GapState, PartitionSample, Recovery, RecoveryState, Sample
-from replay.approval import approve_plan
+from replay.recovery.approval import approve_plan
+from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
+from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.page import render_page
-from replay.workspace import Workspace
 from tests.backlog.ledger.makers import make_gap
 from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import make_plan
+from tests.replay.makers import keep_plan, make_rebuild_plan
 
 S = RecoveryState
 
@@ -64,27 +64,33 @@ def lose(desk: Workspace) -> tuple[str, ...]:
 
 def plan_lost(desk: Workspace, **changes: Any) -> Recovery:
     gaps = lose(desk)
-    plan = make_plan(
-        gaps=[{"id": gap, "partition": n, "start": 100, "end": 105} for n, gap in enumerate(gaps)],
-        **changes,
-    )
-    return desk.ledger.recoveries.create(
-        "rebuild", "orders", "main", "orders", "orders-service", plan, hash_value(plan), gaps, "ada"
-    )
+    rows = [
+        {
+            "id": gap,
+            "partition": number,
+            "start": 100,
+            "end": 105,
+            "cause": "expired",
+            "certainty": "exact",
+        }
+        for number, gap in enumerate(gaps)
+    ]
+    plan = make_rebuild_plan(gaps=rows, group="orders-service", **changes)
+    return keep_plan(desk, plan, gaps)
 
 
 def put_back(desk: Workspace, **changes: Any) -> Recovery:
     """A rebuild that was carried out: two chunks of five, read back."""
     ledger = desk.ledger
     planned = plan_lost(desk, **changes)
-    recovery = approve_plan(ledger, desk.config, planned, by="Grace").id
+    recovery = approve_plan(desk, planned, by="Grace").id
     chunks = [Chunk(n, 0, 5, 9, "ab", "messages/x", "ids/x") for n in range(2)]
     ledger.chunks.add_all(recovery, chunks)
     ledger.recoveries.advance(recovery, S.RUNNING, "os:root@vm", {"runner": "vm:1"})
-    note(desk, recovery, "inject started")
+    start_step(desk, recovery, "inject")
     for number in range(2):
         ledger.chunks.mark_injected(recovery, number, 0, 900 + number, 904 + number)
-    note(desk, recovery, "inject completed")
+    complete_step(desk, recovery, "inject")
     for state in (GapState.STAGED, GapState.INJECTED, GapState.VERIFIED):
         ledger.gaps.advance(ledger.recoveries.gap_ids(recovery), state, recovery)
     found = {"exact": True, "staged": 10, "matched": 10, "ids": {"missing": ["secret-id"]}}
@@ -97,7 +103,7 @@ def drain(desk: Workspace, counted: Mapping[str, int] = {}, **changes: Any) -> R
     """An expansion that was carried out; `counted` is what was not 1,200,007."""
     ledger = desk.ledger
     planned = store_expand_plan(desk, **changes)
-    recovery = approve_plan(ledger, desk.config, planned, by="Grace").id
+    recovery = approve_plan(desk, planned, by="Grace").id
     ledger.recoveries.advance(recovery, S.RUNNING, "os:root@vm", {"runner": "vm:1"})
     now = ledger.now()
     for second in range(5):
@@ -110,10 +116,8 @@ def drain(desk: Workspace, counted: Mapping[str, int] = {}, **changes: Any) -> R
     handled = whole.pop("handled")
     verified = {**whole, "partitions": {"0": 400_007}}
     for step in ("stop_consumers", "drain", "restore", "verify"):
-        note(desk, recovery, f"{step} started")
-        ledger.steps.start(recovery, step)
-        ledger.steps.complete(recovery, step, verified if step == "verify" else {})
-        note(desk, recovery, f"{step} completed")
+        start_step(desk, recovery, step)
+        complete_step(desk, recovery, step, **(verified if step == "verify" else {}))
     counts = {"relayed": whole["relayed"], "handled": handled, "drained_per_second": 1379.4}
     detail = {"verified": verified, "counts": counts}
     return ledger.recoveries.advance(recovery, S.VERIFIED, "os:root@vm", detail)
@@ -121,6 +125,16 @@ def drain(desk: Workspace, counted: Mapping[str, int] = {}, **changes: Any) -> R
 
 def note(desk: Workspace, recovery: str, action: str, **detail: Any) -> None:
     desk.ledger.events.append(recovery, "os:root@vm", action, detail)
+
+
+def start_step(desk: Workspace, recovery: str, step: str) -> None:
+    desk.ledger.steps.start(recovery, step)
+    note(desk, recovery, STEP_STARTED, step=step)
+
+
+def complete_step(desk: Workspace, recovery: str, step: str, **detail: Any) -> None:
+    desk.ledger.steps.complete(recovery, step, detail)
+    note(desk, recovery, STEP_COMPLETED, step=step, **detail)
 
 
 def sample(desk: Workspace, seconds: float, lag: int) -> None:

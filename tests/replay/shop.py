@@ -14,16 +14,19 @@ from typing import Any
 
 from backlog.config import load_config
 from backlog.kafka.admin import list_offsets
-from backlog.kafka.ledger_topic import CLOSED, read_visible
 from backlog.ledger import upgrade
 from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Recovery
-from replay.approval import approve_plan
 from replay.demo.stage import SHORT_LIVED_JVM
-from replay.injection import find_ledger
-from replay.plans import PlanOptions, plan_rebuild
-from replay.workspace import Workspace
+from replay.kinds.rebuild.injection import find_ledger
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.kinds.rebuild.planning import plan_rebuild
+from replay.opening import open_workspace
+from replay.recovery.approval import approve_plan
+from replay.recovery.workspace import Workspace
+from spark_backfill.injection.ledger_topic import CLOSED, read_visible
 from tests.kafka_tools import commit, move_log_start, read_all
+from tests.replay.calling import call_main
 from tests.spark_backfill.world import (
     FIELDS,
     ORDERS,
@@ -131,6 +134,12 @@ class Shop:
             assert said.code == code, f"backlogctl {' '.join(words)}: {said}"
         return said
 
+    def call(self, *words: str, code: int = 0, **environment: str) -> Said:
+        """Runs `backlogctl` in this process, with its Spark: where nothing depends on processes."""
+        said = Said(*call_main(words, self.directory, {**self.environment, **environment}))
+        assert said.code == code, f"backlogctl {' '.join(words)}: {said}"
+        return said
+
     def start(
         self, *words: str, module: str = "replay.cli", **environment: str
     ) -> subprocess.Popen[str]:
@@ -156,18 +165,18 @@ class Shop:
     def open(self) -> Workspace:
         """The workspace, in this process."""
         path = self.directory / "backlog.yaml"
-        return Workspace.open(load_config(path, {**os.environ, **self.environment}))
+        return open_workspace(load_config(path, {**os.environ, **self.environment}))
 
     def plan(self, workspace: Workspace | None = None) -> Recovery:
         """Plans in this process, with the session's Spark."""
         opened = workspace or self.open()
-        return plan_rebuild(opened, opened.config.stream(self.stream), PlanOptions())
+        return plan_rebuild(opened, opened.config.stream(self.stream), RebuildOptions())
 
     def plan_approved(self) -> Recovery:
         """Plans and approves in this process."""
         workspace = self.open()
         planned = self.plan(workspace)
-        return approve_plan(workspace.ledger, workspace.config, planned, by="tester")
+        return approve_plan(workspace, planned, by="tester")
 
     def read_injected(self) -> list[tuple[int, bytes | None, bytes | None]]:
         """(partition, key, value) of each committed message that we put back."""

@@ -1,4 +1,4 @@
-"""The command line as a process: options, exit codes, errors, one document with --json."""
+"""The command line: options, exit codes, errors, one document with --json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.replay.shop import LOST, TOTAL, Shop
 
 
 def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
-    """Options are taken before and after the verb; JSON is one document; a file is not needed."""
+    """Options are taken before and after the verb; JSON is one document; a file is not needed.
+
+    As a process: the others call what the process calls.
+    """
     entry = shop.run("--json", "status").document["streams"][0]
     assert entry["verdict"] == "lost"
     assert entry["lost"] == LOST
@@ -46,12 +49,12 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
 
 def test_waived_gap_needs_a_reason(shop: Shop) -> None:
     """A gap is closed with a reason, which stays."""
-    gap = shop.run("gaps", "--json").document["gaps"][0]["id"]
-    assert shop.run("waive", gap, "--reason", " ", "--json", code=2).error["code"] == "usage"
-    waived = shop.run("waive", gap, "--reason", "test data", "--json").document
+    gap = shop.call("gaps", "--json").document["gaps"][0]["id"]
+    assert shop.call("waive", gap, "--reason", " ", "--json", code=2).error["code"] == "usage"
+    waived = shop.call("waive", gap, "--reason", "test data", "--json").document
     assert waived["state"] == "waived"
     assert "test data" in waived["reason"]
-    assert shop.run("status", "--json").document["streams"][0]["lost"] < LOST
+    assert shop.call("status", "--json").document["streams"][0]["lost"] < LOST
 
 
 def test_fault_22_committed_beyond_the_end_is_an_alarm(empty_shop: Shop) -> None:
@@ -59,17 +62,17 @@ def test_fault_22_committed_beyond_the_end_is_an_alarm(empty_shop: Shop) -> None
     publish(empty_shop.properties, empty_shop.topic, {0: 5, 1: 5, 2: 5})
     commit(empty_shop.properties, empty_shop.group, empty_shop.topic, {0: 5, 1: 5, 2: 5})
     set_offsets_raw(empty_shop.properties, empty_shop.group, empty_shop.topic, {1: 50})
-    entry = empty_shop.run("status", "--json").document["streams"][0]
+    entry = empty_shop.call("status", "--json").document["streams"][0]
     assert entry["verdict"] == "beyond_end"
     assert any("beyond the end" in warning for warning in entry["warnings"])
-    assert "beyond the end" in empty_shop.run("gaps").out
+    assert "beyond the end" in empty_shop.call("gaps").out
 
 
 def test_nothing_lost_is_refused(empty_shop: Shop) -> None:
     """A plan needs something that is lost."""
     publish(empty_shop.properties, empty_shop.topic, {0: 5, 1: 5, 2: 5})
     commit(empty_shop.properties, empty_shop.group, empty_shop.topic, {0: 5, 1: 5, 2: 5})
-    error = empty_shop.run("plan", "rebuild", "orders", "--json", code=5).error
+    error = empty_shop.call("plan", "rebuild", "orders", "--json", code=5).error
     assert "nothing is lost" in error["message"]
 
 
@@ -91,10 +94,10 @@ def test_nothing_lost_is_refused(empty_shop: Shop) -> None:
 )
 def test_bad_usage(shop: Shop, words: list[str], told: str) -> None:
     """Exit code 2, the error in words and as a document; never a traceback."""
-    said = shop.run(*words, "--json", code=2)
+    said = shop.call(*words, "--json", code=2)
     assert told in json.dumps(said.error)
     assert "Traceback" not in said.err
-    people = shop.run(*words, code=2)
+    people = shop.call(*words, code=2)
     assert people.out == ""
     assert people.err.startswith("error: ")
 
@@ -103,7 +106,7 @@ def test_wrong_configuration(empty_shop: Shop) -> None:
     """The key is named, and the nearest known one."""
     path = empty_shop.directory / "backlog.yaml"
     path.write_text(path.read_text().replace('"staging"', '"stagging"'))
-    error = empty_shop.run("status", "--json", code=2).error
+    error = empty_shop.call("status", "--json", code=2).error
     assert error["code"] == "configuration"
     assert "stagging" in error["message"]
     assert "staging" in error["message"]
@@ -113,11 +116,11 @@ def test_no_configuration(empty_shop: Shop) -> None:
     """The hint says how to get one, and `init` writes one that loads."""
     path = empty_shop.directory / "backlog.yaml"
     path.unlink()
-    assert "backlogctl init" in empty_shop.run("status", "--json", code=2).error["hint"]
-    assert empty_shop.run("init", "--json").document["file"] == "backlog.yaml"
+    assert "backlogctl init" in empty_shop.call("status", "--json", code=2).error["hint"]
+    assert empty_shop.call("init", "--json").document["file"] == "backlog.yaml"
     assert path.exists()
-    assert empty_shop.run("init", "--json", code=2).error["code"] == "usage"
-    assert empty_shop.run("init", "--force").out.startswith("wrote backlog.yaml")
+    assert empty_shop.call("init", "--json", code=2).error["code"] == "usage"
+    assert empty_shop.call("init", "--force").out.startswith("wrote backlog.yaml")
 
 
 def test_unreachable_cluster_is_named(
@@ -125,7 +128,7 @@ def test_unreachable_cluster_is_named(
 ) -> None:
     """The addresses that were tried are in the error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("replay.observation.LOOK_SECONDS", 1.0)
+    monkeypatch.setattr("replay.around.observation.LOOK_SECONDS", 1.0)
     words = ["--bootstrap", "127.0.0.1:1", "--group", "g", "--topic", "t"]
     assert main(["status", *words, "--json"]) == 1
     error = json.loads(capfd.readouterr().out)["error"]
@@ -142,7 +145,7 @@ def test_unknown_exception_is_one_line(
         raise ZeroDivisionError("an accident")
 
     monkeypatch.chdir(empty_shop.directory)
-    monkeypatch.setattr("replay.observation.choose_streams", fail)
+    monkeypatch.setattr("replay.around.observation.choose_streams", fail)
     assert main(["status"]) == 1
     told = capfd.readouterr().err
     assert "ZeroDivisionError: an accident" in told
@@ -168,7 +171,7 @@ def test_help_is_quick_and_loads_no_spark() -> None:
     """Neither `--help` nor the verbs that look need Spark, pandas or pyarrow's compute."""
     program = (
         "import sys; from replay.cli import main; main(['--help']);"
-        "import replay.observation, replay.workspace, replay.rendering, replay.views;"
+        "import replay.around.observation, replay.recovery.workspace, replay.telling.terminal, replay.telling.documents;"
         "print([m for m in ('pyspark', 'pandas') if m in sys.modules])"
     )
     answer = subprocess.run(
@@ -181,7 +184,7 @@ def test_help_is_quick_and_loads_no_spark() -> None:
 
 def test_watch_samples(shop: Shop) -> None:
     """Two rounds leave two samples and the gaps; it says what it found."""
-    said = shop.run("watch", "--rounds", "1", "--json")
+    said = shop.call("watch", "--rounds", "1", "--json")
     assert said.document["new_gaps"] == 3
     assert "expired" in said.err
     with sqlite3.connect(shop.directory / "ledger.db") as ledger:

@@ -13,9 +13,9 @@ import pytest
 from backlog.errors import Refused, UsageError
 from backlog.values import RecoveryState
 from fanout.launchers import Role
-from replay.consumers import start_consumers
-from replay.fleets import fleet_of, launcher_of
-from tests.fanout.launchers.fleets import no_look
+from replay.around.consumers import start_consumers
+from replay.around.fleets import fleet_of, launcher_of
+from tests.fanout.launchers.fleets import no_stop
 from tests.kafka_tools import join, wait_until
 from tests.replay.makers import open_desk
 from tests.replay.shop import Shop
@@ -104,7 +104,7 @@ def test_a_start_is_refused_while_an_expansion_has_stopped_them(
     stream = workspace.config.stream("orders")
 
     class Found:
-        id, kind = "r-1", "expand"
+        id, kind, stops_consumers = "r-1", "expand", True
 
         def __init__(self) -> None:
             self.state = RecoveryState(state)
@@ -129,7 +129,7 @@ def test_without_a_cluster_the_processes_are_started_and_told_all_the_same(
         told = start_consumers(workspace, stream, print)
     finally:
         fleet = fleet_of(workspace, stream, Role.ORIGINAL)
-        launcher_of(workspace, stream, print).stop(fleet, no_look)
+        launcher_of(workspace, stream, print).stop(fleet, no_stop)
     assert (told["running"], told["group_state"]) == (2, None)
     assert "127.0.0.1:1" in told["problem"]
 

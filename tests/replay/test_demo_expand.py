@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from backlog.config import load_config
-from replay.demo.expand_audit import read_logs
-from replay.demo.expand_shop import CONFIG, Size, count_expected, render_configuration
-from replay.demo.expand_story import tell_story
+from replay.demo.expand.audit import read_logs
+from replay.demo.expand.shop import CONFIG, Size, count_expected, render_configuration
+from replay.demo.expand.story import tell_story
 from tests.kafka_tools import wait_until
 
 SMALL = Size(
@@ -33,8 +33,8 @@ SMALL = Size(
 )
 TELL = """
 from rich.console import Console
-from replay.demo.expand_shop import Size
-from replay.demo.expand_story import tell_story
+from replay.demo.expand.shop import Size
+from replay.demo.expand.story import tell_story
 tell_story(Console(), Size(orders=3_000, customers=300))
 """
 SECOND = 1_000_000_000

@@ -11,13 +11,13 @@ import pytest
 
 from backlog.errors import Refused
 from backlog.values import RecoveryState
-from replay.approval import approve_automatically, approve_plan, reject_plan
 from replay.cli import main, shared
-from replay.expand_rendering import draw_burndown, draw_expand_plan, draw_recovery
-from replay.expand_views import describe_progress
-from replay.rendering import draw_recoveries
-from replay.views import describe_recovery, describe_run, list_next_commands
-from replay.workspace import Workspace
+from replay.recovery.approval import approve_automatically, approve_plan, reject_plan
+from replay.recovery.workspace import Workspace
+from replay.telling.burndown import draw_progress
+from replay.telling.documents import describe_recovery, describe_run, list_next_commands
+from replay.telling.progress import describe_progress
+from replay.telling.terminal import draw_recoveries
 from tests.backlog.ledger.makers import NOON
 from tests.replay.expand_makers import (
     make_burndown,
@@ -26,7 +26,7 @@ from tests.replay.expand_makers import (
     store_expand_plan,
 )
 from tests.replay.makers import open_desk, store_plan
-from tests.replay.test_rendering import ODD, draw
+from tests.replay.test_rendering import ODD, draw, draw_told
 
 MINUTE = NOON + timedelta(minutes=1)
 
@@ -38,7 +38,7 @@ def desk(tmp_path: Path) -> Workspace:
 
 def test_an_expansion_is_described_as_the_contract_says(desk: Workspace) -> None:
     recovery = store_expand_plan(desk, warnings=["beware"])
-    document = describe_recovery(recovery)
+    document = describe_recovery(desk, recovery)
     contract = {"id", "kind", "stream", "state", "plan_hash", "verdict", "counts", "partitions"}
     assert contract | {"warnings"} <= set(document)
     assert (document["kind"], document["verdict"]) == ("expand", "wins")
@@ -51,57 +51,56 @@ def test_an_expansion_is_described_as_the_contract_says(desk: Workspace) -> None
         "temporary_partitions": 30,
     }
     for wins, verdict in ((None, "no_deadline"), (False, "loses")):
-        assert describe_recovery(store_expand_plan(desk, wins=wins))["verdict"] == verdict
+        assert describe_recovery(desk, store_expand_plan(desk, wins=wins))["verdict"] == verdict
 
 
 def test_a_run_has_counts_before_it_has_any(desk: Workspace) -> None:
     recovery = store_expand_plan(desk)
     empty = {"relayed": 0, "handled": 0, "drained_per_second": None}
-    assert describe_run(recovery, {})["counts"] == empty
-    told = describe_run(recovery, {"counts": {"relayed": 7, "handled": 5}, "seconds": 3})
+    assert describe_run(desk, recovery, {})["counts"] == empty
+    told = describe_run(desk, recovery, {"counts": {"relayed": 7, "handled": 5}, "seconds": 3})
     assert told["counts"] == {"relayed": 7, "handled": 5, "drained_per_second": None}
     assert (told["id"], told["state"], told["seconds"]) == (recovery.id, "planned", 3)
 
 
 def test_an_expansion_is_approved_and_rejected_by_name(desk: Workspace) -> None:
     planned = store_expand_plan(desk, approval="auto")
-    assert approve_automatically(desk.ledger, desk.config, planned).state is RecoveryState.PLANNED
-    assert list_next_commands(planned) == [f"backlogctl approve {planned.id} --by NAME"]
-    assert approve_plan(desk.ledger, desk.config, planned, by="ada").approved_by == "ada"
+    assert approve_automatically(desk, planned).state is RecoveryState.PLANNED
+    assert list_next_commands(desk, planned) == [f"backlogctl approve {planned.id} --by NAME"]
+    assert approve_plan(desk, planned, by="ada").approved_by == "ada"
     desk.ledger.recoveries.advance(planned.id, RecoveryState.CANCELLED, "ada")
     other = store_expand_plan(desk)
-    assert reject_plan(desk.ledger, other, by="ada", reason="").state is RecoveryState.REJECTED
+    assert reject_plan(desk, other, by="ada", reason="").state is RecoveryState.REJECTED
 
 
 def test_a_copy_that_does_not_fit_is_not_approved_unless_allowed(desk: Workspace) -> None:
-    disk = {**make_expand_plan()["disk"], "enough": False}
-    full = store_expand_plan(desk, disk=disk)
-    assert list_next_commands(full) == []
+    full = store_expand_plan(desk, disk={"enough": False})
+    assert list_next_commands(desk, full) == []
     with pytest.raises(Refused, match="no room") as caught:
-        approve_plan(desk.ledger, desk.config, full, by="ada")
+        approve_plan(desk, full, by="ada")
     assert "backlogctl plan expand orders" in caught.value.hint
-    options = {**make_expand_plan()["options"], "allow": ["disk"]}
-    allowed = store_expand_plan(desk, disk=disk, options=options)
-    assert approve_plan(desk.ledger, desk.config, allowed, by="ada").approved_by == "ada"
+    allowed = store_expand_plan(desk, disk={"enough": False}, options={"allow": ["disk"]})
+    assert approve_plan(desk, allowed, by="ada").approved_by == "ada"
 
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_plan_is_whole_in_any_terminal(desk: Workspace, width: int) -> None:
     partitions = [
-        {**make_expand_plan()["partitions"][0], "partition": number, "lag": 1000 + number}
+        {**make_expand_plan().dump()["partitions"][0], "partition": number, "lag": 1000 + number}
         for number in range(30)
     ]
     recovery = store_expand_plan(desk, partitions=partitions, warnings=["beware " * 20])
-    document = describe_recovery(recovery)
-    text = draw(draw_recovery(document), draw_recoveries({"recoveries": [document]}), width=width)
+    document = describe_recovery(desk, recovery)
+    text = draw_told(desk, recovery, width)
+    text += draw(draw_recoveries({"recoveries": [document]}), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
     for told in (
-        "in 11 h 6 min as it is",
-        "in 14 min expanded, by 30 consumers: 46 times as fast",
+        "drained in 11 h 6 min, by 3 consumers",
+        "drained in 14 min, by 30 consumers: 46 times as fast",
         "1,200,000 (no commit)",
         "and 18 partitions with",
         "retention.ms of orders from 1 d to unlimited",
-        "1 other group on the topic: audit",
+        "other groups  audit",
         "planned  wins",
     ):
         assert told in text
@@ -120,12 +119,12 @@ def test_a_plan_says_what_is_unknown(desk: Workspace) -> None:
         "other_groups": [],
         "raised": [],
     }
-    text = draw(draw_expand_plan(describe_recovery(store_expand_plan(desk, **changes))))
-    assert "never as it is" in text
+    text = draw_told(desk, store_expand_plan(desk, **changes))
+    assert "never drained, by 3 consumers" in text
     assert "when it deletes what is unread is not known" in text
-    assert "no other group reads it" in text
+    assert "none reads the topic" in text
     free = {**changes, "hold": {"needed": False, "changes": {}}}
-    text = draw(draw_expand_plan(describe_recovery(store_expand_plan(desk, **free))))
+    text = draw_told(desk, store_expand_plan(desk, **free))
     assert "deletes nothing in sight" in text
     assert "no deadline" in text
 
@@ -139,11 +138,11 @@ def test_foreign_text_is_not_markup(desk: Workspace) -> None:
         "rate_source": ODD,
         "disk": {"enough": True, "told": ODD},
     }
-    document = describe_recovery(store_expand_plan(desk, **changes))
-    document["approved_by"] = document["approved_identity"] = ODD
+    planned = store_expand_plan(desk, **changes)
+    recovery = replace(planned, approved_by=ODD, approved_identity=ODD)
     steps = [make_step(ODD, 0, 1), make_step(ODD, 1, None)]
     progress = describe_progress(steps, (), MINUTE)
-    text = draw(draw_recovery(document), draw_burndown(progress), width=300)
+    text = draw_told(desk, recovery, 300) + draw(draw_progress(progress), width=300)
     assert text.count("[/ops]") >= 8 + 3
 
 
@@ -151,7 +150,7 @@ def test_the_live_view_tells_rates_of_the_last_seconds_and_the_time_left() -> No
     steps = [
         make_step("validate", 0, 0.5),
         make_step("stop_consumers", 1, 20, attempts=2),
-        make_step("create_topic", 21, 1, undone=True),
+        make_step("create_topic", 21, 1),
         make_step("relay", 22, None),
     ]
     progress = describe_progress(steps, make_burndown(20), MINUTE)
@@ -161,10 +160,10 @@ def test_the_live_view_tells_rates_of_the_last_seconds_and_the_time_left() -> No
     assert (down["eta_seconds"], down["consumers"]) == (80.0, 30)
     assert progress["step"] == "relay"
     states = [step["state"] for step in progress["steps"]]
-    assert states == ["done", "done", "rolled back", "running"]
+    assert states == ["done", "done", "done", "running"]
     assert [step["seconds"] for step in progress["steps"]] == [0.5, 20.0, 1.0, 38.0]
     for width in (80, 100):
-        text = draw(draw_burndown(progress), width=width)
+        text = draw(draw_progress(progress), width=width)
         assert max(len(line) for line in text.splitlines()) <= width
         for told in (
             "now: relay",
@@ -175,7 +174,6 @@ def test_the_live_view_tells_rates_of_the_last_seconds_and_the_time_left() -> No
             "drained in about 1 min 20 s",
             "stop consumers",
             "2 attempts",
-            "rolled back",
         ):
             assert told in text
 
@@ -184,16 +182,16 @@ def test_fault_27_nothing_moves_and_nothing_is_known() -> None:
     still = describe_progress([], make_burndown(0), MINUTE)
     assert still["burndown"]["eta_seconds"] is None
     assert still["burndown"]["relayed_per_second"] is None
-    assert "not yet known when it is drained" in draw(draw_burndown(still))
+    assert "not yet known when it is drained" in draw(draw_progress(still))
     stuck = describe_progress([], make_burndown(20, relayed=0, handled=0), MINUTE)
     assert stuck["burndown"]["eta_seconds"] is None
     done = describe_progress([], make_burndown(200), MINUTE, live=False)
     assert done["burndown"]["left"] == 0
     assert len(done["burndown"]["curve"]) == 36
-    text = draw(draw_burndown(done))
+    text = draw(draw_progress(done))
     assert "100 %" in text
     assert "drained in" not in text
-    assert "no step has begun" in draw(draw_burndown(describe_progress([], (), MINUTE)))
+    assert "no step has begun" in draw(draw_progress(describe_progress([], (), MINUTE)))
 
 
 def test_show_and_recoveries_take_both_kinds(
@@ -209,7 +207,7 @@ def test_show_and_recoveries_take_both_kinds(
     told = capfd.readouterr().out
     assert rebuild.id in told
     assert expansion.id in told
-    approve_plan(desk.ledger, desk.config, expansion, by="ada")
+    approve_plan(desk, expansion, by="ada")
     desk.ledger.recoveries.advance(expansion.id, RecoveryState.RUNNING, "ada")
     desk.ledger.steps.start(expansion.id, "stop_consumers")
     for sample in make_burndown(3):
@@ -228,4 +226,4 @@ def test_show_and_recoveries_take_both_kinds(
     rejected = store_expand_plan(desk)
     monkeypatch.setattr(shared, "SESSION", shared.Session())
     assert main(["reject", rejected.id]) == 0
-    assert capfd.readouterr().out == f"{rejected.id} rejected\n"
+    assert capfd.readouterr().out == f"{rejected.id} rejected; the layout is as it was\n"

@@ -10,16 +10,16 @@ import pytest
 
 from backlog.clock import utc_now
 from backlog.config import load_config
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import Refused
 from backlog.kafka.admin import alter_topic_config, read_topic_overrides
 from backlog.kafka.log_dirs import LogDirs
 from backlog.ledger import OPERATOR
 from fanout.disk import DiskCheck
-from replay import holds
+from replay.around import holds
+from replay.around.holds import hold_stream, release_due, release_stream
 from replay.cli import main
-from replay.holds import hold_stream, release_due, release_stream
-from replay.workspace import Workspace
+from replay.opening import open_workspace
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of
 from tests.replay.makers import PAST, change_ledger, write_config
@@ -41,7 +41,7 @@ class Desk:
             clusters={"main": self.properties},
             streams={"orders": stream},
         )
-        self.workspace = Workspace.open(load_config(path))
+        self.workspace = open_workspace(load_config(path))
         self.stream = self.workspace.config.stream("orders")
         self.topic = topic
 
@@ -185,7 +185,7 @@ def test_topic_that_keeps_everything_needs_no_hold(
 
 
 def test_hold_of_an_unreachable_cluster_stays_and_is_told(tmp_path: Path) -> None:
-    workspace = Workspace.open(load_config(write_config(tmp_path)))
+    workspace = open_workspace(load_config(write_config(tmp_path)))
     held = workspace.ledger.holds.begin(
         stream="orders",
         cluster="gone",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from replay import interrupts as room
-from replay.interrupts import Interrupts
+from replay.recovery import interrupts as room
+from replay.recovery.interrupts import Interrupts
 from tests.replay.shop import ROOT
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]

@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import ConfigurationError, PlanStale, Refused
 from backlog.kafka.admin import describe_topic
 from backlog.kafka.errors import TopicMissing
-from backlog.kafka.ledger_topic import LedgerSnapshot
-from backlog.values import Chunk, RecoveryState
-from replay import injection
-from replay.cancellation import cancel_work
-from replay.injection import LEDGER_MADE, fence_recovery, freeze_ledger
-from replay.workspace import Workspace
+from backlog.values import Chunk, Recovery, RecoveryState
+from replay.kinds.rebuild import injection
+from replay.kinds.rebuild.injection import LEDGER_MADE, fence_recovery, freeze_ledger
+from replay.kinds.rebuild.kind import KIND as REBUILD
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.recovery.approval import approve_plan
+from replay.recovery.cancelling import cancel_work
+from replay.recovery.workspace import Workspace
+from sandbox.embedded import EmbeddedKafka
+from spark_backfill.injection.ledger_topic import LedgerSnapshot
 from spark_backfill.request import PriorChunk
+from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import (
     LEDGER,
     find_detail,
@@ -28,11 +32,15 @@ from tests.replay.makers import (
     store_plan,
     write_config,
 )
+from tests.replay.test_unknown_kind import store_mystery
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Workspace:
     return open_desk(tmp_path)
+
+
+S = RecoveryState
 
 
 def set_ledger(monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None) -> None:
@@ -69,7 +77,7 @@ def test_ledger_that_is_gone_is_not_taken_for_nothing_injected(
     recovery = put_back_some(desk)
     stream = desk.config.stream("orders")
     set_ledger(monkeypatch, LEDGER)
-    assert freeze_ledger(desk, stream) == (LEDGER.to_json(), ())
+    assert freeze_ledger(desk, stream) == (LEDGER, ())
     set_ledger(monkeypatch, now)
     with pytest.raises(Refused, match=f"what {recovery} put into topic orders is") as caught:
         freeze_ledger(desk, stream)
@@ -105,7 +113,7 @@ class Fencing:
 @pytest.fixture
 def fencing(monkeypatch: pytest.MonkeyPatch) -> Fencing:
     fencing = Fencing()
-    monkeypatch.setattr("spark_backfill.transactional.fence_slots", fencing)
+    monkeypatch.setattr("spark_backfill.injection.transactional.fence_slots", fencing)
     return fencing
 
 
@@ -161,3 +169,45 @@ def test_recovery_whose_ledger_was_deleted_can_be_cancelled(
     assert "deleted" in find_detail(desk, recovery, "fenced without a record")["message"]
     with pytest.raises(TopicMissing):
         describe_topic(clusters["main"], gone.topic)
+
+
+@pytest.mark.parametrize("state", [S.PLANNED, S.REJECTED, S.RUNNING, S.VERIFIED])
+def test_fault_84_an_expansion_of_the_topic_has_put_nothing_back(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, state: RecoveryState
+) -> None:
+    """It has no Kafka ledger to ask, whatever became of it."""
+    set_ledger(monkeypatch, LEDGER)
+    expansion = store_expand_plan(desk)
+    if state is S.REJECTED:
+        desk.ledger.recoveries.advance(expansion.id, state, "ada")
+    elif state is not S.PLANNED:
+        approve_plan(desk, expansion, by="ada")
+        for each in dict.fromkeys((S.RUNNING, state)):
+            desk.ledger.recoveries.advance(expansion.id, each, "ada")
+    assert freeze_ledger(desk, desk.config.stream("orders")) == (LEDGER, ())
+
+
+def test_a_plan_that_never_ran_is_not_asked(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another version that was rejected: it is in nobody's way."""
+    set_ledger(monkeypatch, LEDGER)
+    rejected = store_plan(desk)
+    desk.ledger.recoveries.advance(rejected.id, S.REJECTED, "ada")
+    monkeypatch.setattr(REBUILD, "read_plan", refuse_to_read)
+    assert freeze_ledger(desk, desk.config.stream("orders")) == (LEDGER, ())
+
+
+def test_what_ran_and_cannot_be_read_is_not_taken_for_nothing(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a kind that this program does not know, killed before its count was copied."""
+    set_ledger(monkeypatch, LEDGER)
+    mystery = store_mystery(desk, S.FAILED)
+    assert mystery.injected == 0
+    with pytest.raises(Refused, match="does not know the kind mystery"):
+        freeze_ledger(desk, desk.config.stream("orders"))
+
+
+def refuse_to_read(recovery: Recovery) -> RebuildPlan:
+    raise Refused("of another version", subject=f"recovery {recovery.id}")

@@ -14,12 +14,16 @@ from backlog.errors import UsageError
 from backlog.kafka.admin import TopicInfo
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Chunk, ChunkState, Gap, GapState, RecoveryState
-from replay import plans
-from replay.losses import lies_in, mark_lost_again, tighten_times
-from replay.plans import Ground, PlanOptions, choose_gaps
-from replay.workspace import Workspace
+from replay.kinds.rebuild import planning as plans
+from replay.kinds.rebuild.losses import lies_in, mark_lost_again, tighten_times
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.kinds.rebuild.planning import Losses, choose_gaps
+from replay.opening import open_workspace
+from replay.recovery.workspace import Workspace
 from spark_backfill.request import PriorChunk
 from tests.backlog.ledger.makers import NOON, make_gap, make_sample
+from tests.replay.makers import keep_plan, make_rebuild_plan
 from tests.spark_backfill.world import make_stream
 
 CHUNK = Chunk(0, 0, 10, 100, "hash", "messages/0", "ids/0")
@@ -30,7 +34,7 @@ GROUP = "orders-service"
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     text = f"ledger: sqlite:///{tmp_path}/ledger.db\nstaging: {{dir: {tmp_path}/staging}}\n"
-    return Workspace.open(Config.from_text(text, tmp_path))
+    return open_workspace(Config.from_text(text, tmp_path))
 
 
 @pytest.fixture
@@ -53,10 +57,7 @@ def test_a_chunk_is_lost_again_where_the_gaps_cover_all_of_it() -> None:
 def put_back(workspace: Workspace, gap: Gap) -> str:
     """A recovery of the gap whose only chunk went to the offsets 100 to 109."""
     ledger = workspace.ledger
-    plan = {"topic_id": "topic-id"}
-    made = ledger.recoveries.create(
-        "rebuild", "orders", "main", "orders", GROUP, plan, "hash", [gap.id], "ada"
-    )
+    made = keep_plan(workspace, make_rebuild_plan(group=GROUP), [gap.id])
     ledger.chunks.add_all(made.id, [CHUNK])
     ledger.chunks.mark_injected(made.id, 0, 0, 100, 109)
     return made.id
@@ -109,20 +110,20 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
 ) -> None:
     gap = workspace.ledger.gaps.record(make_gap(10, 20))
 
-    def compute(*arguments: Any) -> dict[str, Any]:
+    def compute(*arguments: Any) -> RebuildPlan:
         workspace.staging_of(arguments[4]).mkdir(parents=True)
-        return {"manifest_sha256": "hash"}
+        return make_rebuild_plan()
 
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    ground = Ground(TOPIC, (gap,), {}, (), None)
-    monkeypatch.setattr(plans, "observe_ground", lambda *arguments: ground)
+    losses = Losses(TOPIC, (gap,), {}, (), None)
+    monkeypatch.setattr(plans, "observe_losses", lambda *arguments: losses)
     monkeypatch.setattr(plans, "_compute_plan", compute)
     monkeypatch.setattr(plans, "read_manifest", lambda *arguments: Staged())
     monkeypatch.setattr(workspace.ledger.chunks, "add_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        plans.plan_rebuild(workspace, stream, PlanOptions())
+        plans.plan_rebuild(workspace, stream, RebuildOptions())
     (recovery,) = workspace.ledger.recoveries.list()
     assert recovery.state is RecoveryState.REJECTED
     assert workspace.ledger.gaps.get(gap.id).state is GapState.OPEN

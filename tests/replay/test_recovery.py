@@ -23,7 +23,8 @@ from tests.replay.shop import (
 
 HELD = "tests.replay.held"
 WITHIN = 200.0  # seconds
-pytestmark = pytest.mark.timeout(900)  # each starts Java several times
+# Each starts Java several times, and has the Spark of this process.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.spark]
 
 
 def test_whole_way_on_sqlite(shop: Shop) -> None:
@@ -37,7 +38,7 @@ def test_whole_way_on_sqlite(shop: Shop) -> None:
     recovery = plan["id"]
     assert shop.read_injected() == []
 
-    assert shop.run("run", recovery, "--json", code=3).error["code"] == "approval_needed"
+    assert shop.call("run", recovery, "--json", code=3).error["code"] == "approval_needed"
     approved = shop.run("approve", recovery, "--by", "Ada", "--json").document
     assert approved["state"] == "approved"
     assert approved["approved_by"] == "Ada"
@@ -47,33 +48,43 @@ def test_whole_way_on_sqlite(shop: Shop) -> None:
     assert done["state"] == "verified"
     assert done["counts"] == {"injected": LOST, "skipped": 0, "quarantined": 0}
     shop.check_same_set()
-    assert {g["state"] for g in shop.run("gaps", "--json").document["gaps"]} == {"verified"}
+    assert {g["state"] for g in shop.call("gaps", "--json").document["gaps"]} == {"verified"}
 
     again = shop.run("run", recovery, "--json").document
     assert again["state"] == "verified"
     assert again["already_done"]
     assert again["counts"]["injected"] == LOST
     shop.check_same_set()
-    assert "verified before" in shop.run("run", recovery).out
+    assert "verified before" in shop.call("run", recovery).out
 
-    shown = shop.run("show", recovery, "--json").document
+    shown = shop.call("show", recovery, "--json").document
     assert shown["events_intact"]
-    actions = [event["action"] for event in shown["events"]]
-    steps = ["planned", "approved", "running", "inject completed", "verify completed", "verified"]
-    assert [action for action in actions if action in steps] == steps
-    assert shop.run("recoveries", "--json").document["recoveries"][0]["id"] == recovery
-    assert recovery in shop.run("recoveries").out
+    lines = [(event["action"], event["detail"].get("step")) for event in shown["events"]]
+    wanted = [
+        ("planned", None),
+        ("approved", None),
+        ("running", None),
+        ("step completed", "inject"),
+        ("step completed", "verify"),
+        ("verified", None),
+    ]
+    assert [line for line in lines if line in wanted] == wanted
+    steps = [(step["step"], step["state"]) for step in shown["progress"]["steps"]]
+    names = ("check_target", "stage_check", "inject", "verify")
+    assert steps == [(name, "done") for name in names]
+    assert shop.call("recoveries", "--json").document["recoveries"][0]["id"] == recovery
+    assert recovery in shop.call("recoveries").out
     check_report(shop, recovery)
-    refused = shop.run("plan", "rebuild", "orders", "--json", code=5).error
+    refused = shop.call("plan", "rebuild", "orders", "--json", code=5).error
     assert refused["code"] == "refused"
     ends = shop.read_ends()
     commit(shop.properties, shop.group, shop.topic, {p: end - 1 for p, end in ends.items()})
-    assert shop.run("status", "--json").document["streams"][0]["verdict"] == "ok"
+    assert shop.call("status", "--json").document["streams"][0]["verdict"] == "ok"
 
 
 def check_report(shop: Shop, recovery: str) -> None:
     """It says what was lost, put back and read back, partition by partition, and who approved."""
-    document = shop.run("report", recovery, "--json", "--html", "report.html").document
+    document = shop.call("report", recovery, "--json", "--html", "report.html").document
     lost = count_by_partition(range(DONE, DONE + LOST))
     assert document["verdict"] == "exact"
     assert document["losses"]["count"] == LOST
@@ -128,7 +139,7 @@ def test_fault_01_killed_runner_is_run_again(shop: Shop) -> None:
     assert ledger.recoveries.get(recovery).state == "running"
     assert 0 < ledger.recoveries.get(recovery).injected < len(shop.read_injected())
 
-    document = shop.run("run", recovery, "--json").document
+    document = shop.call("run", recovery, "--json").document
     assert document["state"] == "verified"
     assert document["counts"]["injected"] + document["counts"]["skipped"] == LOST
     assert document["counts"]["skipped"] > 0
@@ -145,12 +156,12 @@ def test_pause_resume_and_interrupt(shop: Shop) -> None:
 
     runner = shop.start("run", recovery, "--json", module=HELD, HELD_AT=WAVE)
     wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, WITHIN, "the first chunk")
-    shop.run("pause", recovery)
+    shop.call("pause", recovery)
     out, err = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 4, (out, err)
     assert json.loads(out)["error"]["code"] == "paused"
     assert ledger.recoveries.get(recovery).state == "paused"
-    held = shop.run("run", recovery, "--json", code=4).error
+    held = shop.call("run", recovery, "--json", code=4).error
     assert "resume" in held["hint"]
 
     before = ledger.recoveries.get(recovery).injected
@@ -162,7 +173,7 @@ def test_pause_resume_and_interrupt(shop: Shop) -> None:
     assert f"backlogctl run {recovery}" in err
     assert "Traceback" not in err
 
-    shop.run("run", recovery)
+    shop.call("run", recovery)
     shop.check_same_set()
 
 
@@ -175,7 +186,7 @@ def test_an_interrupt_of_what_only_reads_is_at_once(shop: Shop) -> None:
         return [event.action for event in ledger.events.list(recovery)]
 
     runner = shop.start("run", recovery, module=HELD, HELD_AT=VERIFICATION)
-    wait_until(lambda: "verify started" in list_actions(), WITHIN, "the verification")
+    wait_until(lambda: ledger.steps.get(recovery, "verify"), WITHIN, "the verification")
     os.kill(runner.pid, signal.SIGTERM)
     out, err = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 4, (out, err)
@@ -184,7 +195,7 @@ def test_an_interrupt_of_what_only_reads_is_at_once(shop: Shop) -> None:
     assert ledger.recoveries.get(recovery).injected == LOST
     assert "read back" not in list_actions()
 
-    shop.run("run", recovery)
+    shop.call("run", recovery)
     shop.check_same_set()
 
 
@@ -195,7 +206,7 @@ def test_cancel_of_a_live_runner(shop: Shop) -> None:
     ledger = shop.open().ledger
     runner = shop.start("run", recovery, "--json", module=HELD, HELD_AT=WAVE)
     wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, WITHIN, "the first chunk")
-    cancelled = shop.run("cancel", recovery, "--json").document
+    cancelled = shop.call("cancel", recovery, "--json").document
     assert cancelled["state"] == "cancelled"
     out, _ = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 1
@@ -203,7 +214,7 @@ def test_cancel_of_a_live_runner(shop: Shop) -> None:
     injected = len(shop.read_injected())
     assert 0 < injected < LOST
     assert {gap.state for gap in ledger.gaps.list()} == {"open"}
-    assert shop.run("run", recovery, "--json", code=5).error["code"] == "refused"
+    assert shop.call("run", recovery, "--json", code=5).error["code"] == "refused"
     assert shop.read_closed(recovery) == set(range(PARTITIONS)), "a zombie of any slot is told"
 
     shop.write_config(limits={})
@@ -211,20 +222,20 @@ def test_cancel_of_a_live_runner(shop: Shop) -> None:
     counts = second.plan["outcome"]["counts"]
     assert counts["already_injected"] == injected
     assert counts["rebuilt"] == LOST - injected
-    shop.run("run", second.id)
+    shop.call("run", second.id)
     shop.check_same_set()
 
 
 def test_events_tell_who_and_when(shop: Shop) -> None:
     """The record of a plan that was rejected; its gaps are open again."""
     recovery = shop.plan().id
-    rejected = shop.run("reject", recovery, "--reason", "not today", "--json").document
+    rejected = shop.call("reject", recovery, "--reason", "not today", "--json").document
     assert rejected["state"] == "rejected"
     assert {gap.state for gap in shop.open().ledger.gaps.list()} == {"open"}
-    shown = shop.run("show", recovery).out
+    shown = shop.call("show", recovery).out
     assert "not today" in shown
     started = time.monotonic()
-    assert shop.run("approve", recovery, "--by", "x", "--json", code=5).error["code"] == "refused"
+    assert shop.call("approve", recovery, "--by", "x", "--json", code=5).error["code"] == "refused"
     assert time.monotonic() - started < 60
     assert sum(count_by_partition(range(DONE, DONE + LOST)).values()) == LOST
 
@@ -235,14 +246,14 @@ def test_fault_64_other_readers_are_named_and_must_be_allowed(shop: Shop) -> Non
     commit(shop.properties, audit, shop.topic, {0: shop.read_ends()[0]})
     planned = shop.plan()
     assert planned.plan["other_groups"] == [audit]
-    assert audit in shop.run("show", planned.id).out
-    refused = shop.run("approve", planned.id, "--by", "Ada", "--json", code=5).error
+    assert audit in shop.call("show", planned.id).out
+    refused = shop.call("approve", planned.id, "--by", "Ada", "--json", code=5).error
     assert audit in refused["message"]
     assert "deliver: topic" in refused["hint"]
-    assert shop.run("run", planned.id, "--json", code=3).error["code"] == "approval_needed"
+    assert shop.call("run", planned.id, "--json", code=3).error["code"] == "approval_needed"
     assert shop.read_injected() == []
 
     shop.write_config(deliver="topic")
     again = shop.plan()
     assert any(audit in warning for warning in again.plan["warnings"])
-    assert shop.run("approve", again.id, "--by", "Ada", "--json").document["state"] == "approved"
+    assert shop.call("approve", again.id, "--by", "Ada", "--json").document["state"] == "approved"

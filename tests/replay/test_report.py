@@ -12,14 +12,19 @@ import pytest
 
 from backlog.errors import UsageError
 from backlog.values import RecoveryState
-from replay.approval import approve_plan
+from replay.recovery.approval import approve_plan
+from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.summary import draw_summary
 from replay.report.timeline import find_rise
-from replay.workspace import Workspace
 from tests.backlog.ledger.makers import NOON
 from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import change_ledger, make_plan, open_desk, store_approved, store_plan
+from tests.replay.makers import (
+    change_ledger,
+    open_desk,
+    store_approved,
+    store_plan,
+)
 from tests.replay.report_makers import (
     drain,
     plan_lost,
@@ -94,7 +99,7 @@ def test_every_state_says_where_it_stands(desk: Workspace, kind: str, state: S) 
     name, ledger = planned.id, desk.ledger
     detail: Mapping[str, Any] = {}
     if state not in (S.PLANNED, S.REJECTED):
-        approve_plan(ledger, desk.config, planned, by="Grace")
+        approve_plan(desk, planned, by="Grace")
     if state not in (S.PLANNED, S.REJECTED, S.APPROVED):
         ledger.recoveries.advance(name, S.RUNNING, "op")
     if state in (S.PAUSED, S.FAILED):
@@ -125,7 +130,7 @@ def test_every_state_says_where_it_stands(desk: Workspace, kind: str, state: S) 
 
 def test_consumers_that_stand_still_are_told(desk: Workspace) -> None:
     recovery = store_expand_plan(desk)
-    approve_plan(desk.ledger, desk.config, recovery, by="Grace")
+    approve_plan(desk, recovery, by="Grace")
     desk.ledger.recoveries.advance(recovery.id, S.RUNNING, "op")
     desk.ledger.steps.start(recovery.id, "stop_consumers")
     desk.ledger.recoveries.advance(recovery.id, S.FAILED, "op", {"message": "no broker"})
@@ -133,19 +138,25 @@ def test_consumers_that_stand_still_are_told(desk: Workspace) -> None:
 
 
 def test_the_rest_of_a_short_plan_is_told(desk: Workspace) -> None:
-    outcome = make_plan()["outcome"]
-    outcome |= {"verdict": "short", "reasons": ["3 lost offsets have no rebuilt message: why"]}
-    outcome["counts"] |= {"rebuilt": 7, "shortfall": 3, "quarantined": 1, "collapsed": 2}
-    outcome["quarantine"] = {
-        "reasons": {"its identity is NULL": 1},
-        "sample": [{"primary_key": ["customer-17"], "reason": "x"}],
-        "path": "/srv/quarantine",
+    differs = {"identity": "customer-18", "partition": 0, "offset": 3}
+    differs |= {"what": "value", "detail": "is 1, 2 rebuilt"}
+    outcome: dict[str, Any] = {
+        "verdict": "short",
+        "reasons": ["3 lost offsets have no rebuilt message: why"],
+        "counts": {"rebuilt": 7, "shortfall": 3, "quarantined": 1, "collapsed": 2, "surviving": 2},
+        "quarantine": {
+            "count": 1,
+            "reasons": {"its identity is NULL": 1},
+            "sample": [{"primary_key": ["customer-17"], "reason": "x"}],
+            "path": "/srv/quarantine",
+        },
+        "proof": {"differences": [differs]},
     }
-    outcome["proof"] |= {"differences": [{"identity": "customer-18", "detail": "is 1, 2 rebuilt"}]}
     document, page = report(desk, store_plan(desk, outcome=outcome))
     found = {item["name"]: item["value"] for item in document["unexplained"]["items"]}
     assert found == {"shortfall": 3, "quarantined": 1, "collapsed": 2, "not_put_back": 7}
     assert "3 lost offsets have no rebuilt message: why" in page.text
+    assert "− 2 still in the topic" in page.text, "what is subtracted is told as such"
     assert "in quarantine: 1 × its identity is NULL" in page.text
     everything = json.dumps(document) + page.text
     assert "customer-1" not in everything, "keys of rows are nobody's business"

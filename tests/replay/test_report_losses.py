@@ -10,8 +10,8 @@ import pytest
 
 from backlog.clock import format_time, read_time
 from backlog.values import Gap, RecoveryState
+from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
-from replay.workspace import Workspace
 from tests.backlog.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan, store_expand_plan
 from tests.replay.makers import open_desk
@@ -49,8 +49,8 @@ def test_what_an_expansion_has_not_lost_is_not_told(desk: Workspace) -> None:
 def test_an_old_loss_that_lasted_until_the_plan_is_told(desk: Workspace) -> None:
     now = desk.ledger.now()
     old = lose(desk, now - 20 * DAY, 1_100_000, 1_200_000)
-    rows = make_expand_plan()["partitions"]
-    rows[0] |= {"lost": 100_000, "start": 1_200_000}
+    first, *rest = make_expand_plan().dump()["partitions"]
+    rows = [{**first, "lost": 100_000, "start": 1_200_000}, *rest]
     recovery = store_expand_plan(desk, partitions=rows, lost=100_000).id
     sample(desk, -19 * DAY.total_seconds(), 70)
     sample(desk, -60, 5_000)

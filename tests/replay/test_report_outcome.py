@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from backlog.errors import Refused
+from backlog.manifest import hash_value
 from backlog.values import RecoveryState
-from replay.approval import approve_plan
+from replay.recovery.approval import approve_plan
+from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
-from replay.workspace import Workspace
-from tests.replay.expand_makers import make_expand_plan, store_expand_plan
-from tests.replay.makers import make_plan, open_desk, store_approved
+from tests.replay.expand_makers import make_expand_plan
+from tests.replay.makers import make_rebuild_plan, open_desk, store_approved
 from tests.replay.report_makers import drain, plan_lost, put_back, report
 
 S = RecoveryState
@@ -36,7 +37,7 @@ def test_a_stale_plan_cannot_be_run_again(desk: Workspace) -> None:
 
 def test_what_a_cancelled_rebuild_left_out_is_not_explained_away(desk: Workspace) -> None:
     planned = plan_lost(desk)
-    approve_plan(desk.ledger, desk.config, planned, by="Grace")
+    approve_plan(desk, planned, by="Grace")
     desk.ledger.recoveries.advance(planned.id, S.CANCELLED, "op")
     rest = make_report(desk, planned.id)["unexplained"]
     assert [(item["name"], item["value"]) for item in rest["items"]] == [("not_put_back", 10)]
@@ -63,42 +64,73 @@ def test_what_was_drained_is_compared(desk: Workspace, changes: dict[str, int], 
     assert "unread at the end" not in page.text
 
 
-def _without(whole: dict[str, Any], *names: str) -> dict[str, Any]:
-    for name in names:
-        *outer, last = name.split(".")
-        part = whole
-        for key in outer:
-            part = part[key]
-        del part[last]
+def _without(whole: dict[str, Any], name: str) -> dict[str, Any]:
+    *outer, last = name.split(".")
+    part = whole
+    for key in outer:
+        part = part[key]
+    del part[last]
     return whole
+
+
+def keep(desk: Workspace, kind: str, plan: dict[str, Any]) -> str:
+    """Stores whatever is said as a plan; its id."""
+    return desk.ledger.recoveries.create(
+        kind,
+        "orders",
+        "main",
+        "orders",
+        "service",
+        plan,
+        hash_value(plan),
+        (),
+        "ada",
+        stops_consumers=False,
+        holds_when_failed=False,
+    ).id
 
 
 @pytest.mark.parametrize(
     "missing",
-    ["outcome", "outcome.counts", "outcome.counts.expected", "outcome.proof", "outcome.chunks"],
+    ["outcome", "outcome.counts", "outcome.proof", "outcome.chunks", "planned_by", "warnings"],
 )
-def test_a_rebuild_of_another_version_is_refused(desk: Workspace, missing: str) -> None:
-    old = _without(make_plan(), missing)
-    recovery = desk.ledger.recoveries.create(
-        "rebuild", "orders", "main", "orders", "service", old, "hash", (), "ada"
-    )
+def test_a_rebuild_without_a_field_is_refused(desk: Workspace, missing: str) -> None:
+    old = keep(desk, "rebuild", _without(make_rebuild_plan().dump(), missing))
     with pytest.raises(Refused, match=rf"another version.*{missing} is required"):
-        make_report(desk, recovery.id)
+        make_report(desk, old)
 
 
 @pytest.mark.parametrize("name", ["lag", "temporary", "wins", "rate_per_consumer", "partitions"])
-def test_an_expansion_of_another_version_is_refused(desk: Workspace, name: str) -> None:
-    odd = {"of": "another version"}
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_expansion_whose_field_is_another_or_not_there_is_refused(
+    desk: Workspace, name: str, gone: bool
+) -> None:
+    whole = make_expand_plan().dump()
+    odd = _without(whole, name) if gone else {**whole, name: {"of": "another version"}}
+    old = keep(desk, "expand", odd)
     with pytest.raises(Refused, match=rf"another version.*{name}"):
-        make_report(desk, store_expand_plan(desk, **{name: odd}).id)
+        make_report(desk, old)
+
+
+@pytest.mark.parametrize("kind", ["rebuild", "expand"])
+def test_a_plan_of_a_newer_version_is_refused_by_its_number(desk: Workspace, kind: str) -> None:
+    plan = make_rebuild_plan() if kind == "rebuild" else make_expand_plan()
+    newer = keep(desk, kind, {**plan.dump(), "version": 99})
+    with pytest.raises(Refused, match="it has version 99, and this program knows 1") as caught:
+        make_report(desk, newer)
+    assert f"backlogctl cancel {newer}" in caught.value.hint
+
+
+def test_an_unknown_kind_is_refused_with_its_name(desk: Workspace) -> None:
+    other = keep(desk, "mystery", {"version": 1})
+    with pytest.raises(Refused, match="this program does not know the kind mystery") as caught:
+        make_report(desk, other)
+    assert caught.value.subject == f"recovery {other}"
 
 
 def test_what_need_not_be_in_a_plan_may_be_missing(desk: Workspace) -> None:
-    optional = ("stopped", "raised", "created", "given_back", "planned_by", "planned_at")
-    whole = _without(make_expand_plan(), *optional, "warnings")
-    recovery = desk.ledger.recoveries.create(
-        "expand", "orders", "main", "orders", "service", whole, "hash", (), "ada"
-    )
-    document, page = report(desk, recovery)
-    assert document["people"]["planned_by"] == "?:?@?"
+    whole = _without(make_expand_plan().dump(), "off_peak")
+    document, page = report(desk, keep(desk, "expand", _without(whole, "origin")))
+    assert document["people"]["planned_by"] == "os:planner@here"
+    assert document["record"]["plan_holds"]
     assert "unread when planned" in page.text

@@ -9,11 +9,11 @@ import pytest
 
 from backlog.errors import BacklogError, UsageError
 from replay.cli import main
-from replay.report.curves import thin
+from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.files import write_whole
 from replay.report.page import render_page
-from replay.workspace import Workspace
+from replay.telling.progress import thin
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import open_desk, store_plan
 from tests.replay.report_makers import Page, drain, note, put_back, report, sample

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from backlog.errors import LeaseHeld, Paused, ProducerFenced
 from backlog.values import Recovery, RecoveryState
-from replay import cancellation, runner, ways
-from replay.brakes import CancelRequested
-from replay.context import RunContext
-from replay.runner import Run
-from replay.workspace import Workspace
+from replay.kinds.rebuild.kind import Rebuild
+from replay.recovery import cancelling as cancellation
+from replay.recovery import runner
+from replay.recovery.brakes import CancelRequested
+from replay.recovery.context import RunContext
+from replay.recovery.runner import Run
+from replay.recovery.workspace import Workspace
 from tests.replay.makers import open_desk, read_actions, store_approved, take_over
 
 S = RecoveryState
@@ -25,22 +28,19 @@ class Act:
 
     name = "act"
 
-    def __init__(self, part: Callable[[RunContext], None]) -> None:
+    def __init__(self, part: Callable[[RunContext[Any]], None]) -> None:
         self._part = part
 
-    def validate(self, context: RunContext) -> None:
+    def validate(self, context: RunContext[Any]) -> None:
         """Nothing to look at."""
 
-    def start(self, context: RunContext) -> None:
+    def start(self, context: RunContext[Any]) -> None:
         """The part."""
         self._part(context)
 
-    def complete(self, context: RunContext) -> None:
+    def complete(self, context: RunContext[Any]) -> None:
         """Notes that it came so far."""
         context.record("act closed")
-
-    def rollback(self, context: RunContext) -> None:
-        """Nothing to take back."""
 
 
 @pytest.fixture
@@ -52,7 +52,11 @@ def desk(tmp_path: Path) -> Workspace:
 def fenced(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
     """The recoveries that were fenced, as they were then."""
     seen: list[Recovery] = []
-    monkeypatch.setattr(cancellation, "fence_recovery", lambda _, recovery: seen.append(recovery))
+
+    def close(kind: Rebuild, workspace: Workspace, recovery: Recovery, *_: Any, **__: Any) -> None:
+        seen.append(recovery)
+
+    monkeypatch.setattr(Rebuild, "close", close)
     return seen
 
 
@@ -60,9 +64,10 @@ def run_with(
     monkeypatch: pytest.MonkeyPatch,
     desk: Workspace,
     recovery_id: str,
-    part: Callable[[RunContext], None],
+    part: Callable[[RunContext[Any]], None],
 ) -> Recovery:
-    monkeypatch.setitem(ways.WAYS, "rebuild", ways.Way(RunContext, (Act(part),)))
+    monkeypatch.setattr(Rebuild, "context", RunContext)
+    monkeypatch.setattr(Rebuild, "steps", (Act(part),))
     return Run(desk, recovery_id, Console(quiet=True)).carry_out()
 
 
@@ -71,7 +76,7 @@ def test_cancel_during_the_first_run_fences(
 ) -> None:
     recovery = store_approved(desk).id
 
-    def cancel(context: RunContext) -> None:
+    def cancel(context: RunContext[Any]) -> None:
         assert context.recovery.state is S.APPROVED, "it was read before the run began"
         raise CancelRequested("cancelled")
 
@@ -96,7 +101,7 @@ def test_fault_02_runner_without_its_lease_leaves_the_state_alone(
 ) -> None:
     recovery = store_approved(desk).id
 
-    def lose(context: RunContext) -> None:
+    def lose(context: RunContext[Any]) -> None:
         take_over(desk, recovery)
         if error is not None:
             raise error
@@ -117,7 +122,7 @@ def test_fault_02_runner_without_its_lease_cancels_nothing(
 ) -> None:
     recovery = store_approved(desk).id
 
-    def lose(context: RunContext) -> None:
+    def lose(context: RunContext[Any]) -> None:
         take_over(desk, recovery)
         raise CancelRequested("cancelled")
 
@@ -130,10 +135,10 @@ def test_fault_02_runner_without_its_lease_cancels_nothing(
 def test_failed_and_paused_runs_go_on(monkeypatch: pytest.MonkeyPatch, desk: Workspace) -> None:
     recovery = store_approved(desk).id
 
-    def fail(context: RunContext) -> None:
+    def fail(context: RunContext[Any]) -> None:
         raise ProducerFenced("a newer producer")
 
-    def pause(context: RunContext) -> None:
+    def pause(context: RunContext[Any]) -> None:
         raise Paused("outside")
 
     for part, error, state in ((fail, ProducerFenced, S.FAILED), (pause, Paused, S.PAUSED)):

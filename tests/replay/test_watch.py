@@ -17,9 +17,10 @@ from monitoring import watcher
 from monitoring.board import Board
 from monitoring.marks import make_marks
 from monitoring.observing import Observation
-from replay import exporting, holds
+from replay.around import holds
 from replay.cli import main
-from replay.cli.watch import Told
+from replay.cli.watch import RecentTexts
+from replay.console import exporting
 from tests.replay.makers import write_config
 
 STREAMS = {
@@ -145,7 +146,7 @@ def test_watch_outlasts_a_ledger_that_does_not_tell_gaps(
 
 
 def test_what_was_told_is_forgotten_when_it_was_not_heard_for_long() -> None:
-    told = Told(most=2)
+    told = RecentTexts(most=2)
     assert [told.is_new(text) for text in "abac"] == [True, True, False, True]
     assert not told.is_new("a"), "it was heard again"
     assert told.is_new("b")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from backlog.errors import ConfigurationError, UsageError
-from spark_backfill.candidates import find_bounds
-from spark_backfill.jdbc import make_access
-from spark_backfill.kafka_options import make_java_options
+from spark_backfill.messages.candidates import find_bounds
+from spark_backfill.sources.jdbc import make_access
+from spark_backfill.spark.kafka_options import make_java_options
 from tests.spark_backfill import world
 
 MARGIN = timedelta(minutes=10)

@@ -13,12 +13,12 @@ from backlog.clock import Deadline
 from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
 from backlog.kafka.calls import outlast
 from backlog.kafka.clients import make_admin
-from spark_backfill import brakes, canary, targets
-from spark_backfill.brakes import CombinedBrakes, LiveLagBrake, Progress
-from spark_backfill.canary import await_group_past
-from spark_backfill.targets import await_visible
+from spark_backfill.injection import brakes, canary, targets
+from spark_backfill.injection.brakes import CombinedBrakes, InjectionProgress, LiveLagBrake
+from spark_backfill.injection.canary import await_group_past
+from spark_backfill.injection.targets import await_visible
 
-START = Progress(injected=0, skipped=0, total=10)
+START = InjectionProgress(injected=0, skipped=0, total=10)
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 AWAY = ClusterUnreachable("no broker answered")
 
@@ -72,7 +72,7 @@ def test_our_own_messages_are_no_lag_while_their_markers_are_being_written(
 
     monkeypatch.setattr(brakes, "list_offsets", list_offsets)
     assert brake.look(START) == ""
-    after = Progress(injected=100, skipped=0, total=100, slots={0: 100}, chunks={0: 1})
+    after = InjectionProgress(injected=100, skipped=0, total=100, slots={0: 100}, chunks={0: 1})
     stable.pop(0)
     assert brake.look(after) == ""
     stable.pop(0)

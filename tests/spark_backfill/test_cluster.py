@@ -14,9 +14,9 @@ from typing import Self
 import psutil
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.admin import list_offsets
-from backlog.ports import HOST
+from sandbox.embedded import EmbeddedKafka
+from sandbox.ports import HOST
 from tests.conftest import MakeTopic
 from tests.kafka_tools import wait_until
 from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL, Shop

@@ -12,11 +12,10 @@ import pytest
 from confluent_kafka import Producer
 
 from backlog import stamps
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import BacklogError, KafkaFailure, Refused, SourceError
 from backlog.manifest import CHUNK_SCHEMA, write_chunk
 from backlog.values import OffsetRange
-from spark_backfill.candidates import SourceAccess
+from sandbox.embedded import EmbeddedKafka
 from spark_backfill.evidence import (
     ConsumedEvidence,
     Evidence,
@@ -26,9 +25,10 @@ from spark_backfill.evidence import (
 )
 from spark_backfill.evidence.base import LABELS
 from spark_backfill.evidence.offsets import describe_moves, read_offsets
-from spark_backfill.jdbc import make_access
-from spark_backfill.reflection import open_engine, reflect_table
+from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.request import PriorChunk
+from spark_backfill.sources.jdbc import make_access
+from spark_backfill.sources.reflection import open_engine, reflect_table
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 
@@ -48,8 +48,8 @@ class Case:
 @pytest.fixture(
     params=["survivors", "survivors_by_header", "consumed", "consumed_text", "injected"]
 )
-def case(request: pytest.FixtureRequest) -> Case:
-    """Each kind."""
+def case(request: pytest.FixtureRequest, spark: SparkSession) -> Case:
+    """Each kind; all of them need Spark, which marks their tests."""
     made: Case = request.getfixturevalue(request.param)
     return made
 

@@ -10,14 +10,14 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.stamps import make_message_id
-from spark_backfill.candidates import (
+from spark_backfill.messages.candidates import (
     Bounds,
     build_candidates,
     filter_times,
     read_rows,
 )
-from spark_backfill.columns import parse_time_text
-from spark_backfill.messages import build_messages, hash_message_id
+from spark_backfill.messages.rules import build_messages, hash_message_id
+from spark_backfill.sources.columns import parse_time_text
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
 

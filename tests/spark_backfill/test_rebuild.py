@@ -14,16 +14,16 @@ import pytest
 from confluent_kafka import Producer
 
 from backlog.clock import format_time
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import Refused
 from backlog.manifest import read_manifest
 from backlog.stamps import make_message_id
+from sandbox.embedded import EmbeddedKafka
 from spark_backfill import rebuild
-from spark_backfill.candidates import count_rows
 from spark_backfill.evidence.offsets import LogOffsets, read_offsets
+from spark_backfill.messages.candidates import count_rows
+from spark_backfill.messages.staging import ChunkLimits
 from spark_backfill.rebuild import plan_rebuild
 from spark_backfill.request import Counts, PriorChunk
-from spark_backfill.staging import ChunkLimits
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

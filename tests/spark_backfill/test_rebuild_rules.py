@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import Refused, StagingError, UsageError
 from backlog.stamps import make_message_id
 from backlog.values import Cause, Certainty
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

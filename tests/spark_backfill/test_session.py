@@ -15,10 +15,10 @@ from pyspark import SparkContext
 
 from backlog.config import SparkSection
 from backlog.errors import StagingError
-from backlog.ports import HOST
-from spark_backfill import cluster, session
-from spark_backfill.cluster import SparkFailure, explain_start, require_master
-from spark_backfill.probe import Sight, look_around, write_token
+from sandbox.ports import HOST
+from spark_backfill.spark import cluster, session
+from spark_backfill.spark.cluster import SparkFailure, explain_start, require_master
+from spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
 
 CLUSTER = "spark://h:7077"
 
@@ -100,27 +100,29 @@ def test_a_master_that_does_not_take_the_application_is_named() -> None:
 
 
 def test_executors_are_judged(tmp_path: Path) -> None:
-    good = Sight("h", "python", "x.zip", answer="answer")
+    good = ExecutorReport("h", "python", "x.zip", answer="answer")
     (tmp_path / "answer").touch()
     cluster._judge([good], CLUSTER, tmp_path, tmp_path)
     cluster._judge([good], CLUSTER, None, None)
     with pytest.raises(StagingError, match="is not seen here"):
         cluster._judge([good], CLUSTER, tmp_path, tmp_path / "other")
-    bad = Sight("h", "python", "x.zip", unshared="denied")
+    bad = ExecutorReport("h", "python", "x.zip", staging_error="denied")
     with pytest.raises(StagingError, match="on h does not share it: denied"):
         cluster._judge([good, bad], CLUSTER, tmp_path, tmp_path)
     with pytest.raises(SparkFailure, match="No module named 'y'"):
-        cluster._judge([Sight("h", "p", "x", missing="No module named 'y'")], CLUSTER, None, None)
+        cluster._judge(
+            [ExecutorReport("h", "p", "x", missing="No module named 'y'")], CLUSTER, None, None
+        )
 
 
 def test_a_staging_directory_that_is_not_shared_is_found(tmp_path: Path) -> None:
     token = write_token(tmp_path / "probe")
-    seen = look_around(str(tmp_path / "probe"), token)
-    assert (seen.missing, seen.unshared) == ("", "")
+    seen = inspect_executor(str(tmp_path / "probe"), token)
+    assert (seen.missing, seen.staging_error) == ("", "")
     assert (tmp_path / "probe" / seen.answer).read_text() == token
-    elsewhere = look_around(str(tmp_path / "elsewhere"), token)
-    assert "No such file" in elsewhere.unshared
-    assert "another directory" in look_around(str(tmp_path / "probe"), "another").unshared
+    elsewhere = inspect_executor(str(tmp_path / "elsewhere"), token)
+    assert "No such file" in elsewhere.staging_error
+    assert "another directory" in inspect_executor(str(tmp_path / "probe"), "another").staging_error
 
 
 @pytest.mark.spark
@@ -129,7 +131,7 @@ def test_a_host_that_does_not_know_its_own_name(tmp_path: Path) -> None:
     nobody.touch()
     code = """
 from backlog.config import SparkSection
-from spark_backfill.session import open_session
+from spark_backfill.spark.session import open_session
 assert open_session(SparkSection(master="local[1]"), "test").range(9).count() == 9
 """
     # Java then knows no name at all.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backlog import stamps
 from backlog.manifest import CHUNK_SCHEMA, read_chunk
-from spark_backfill.staging import ChunkLimits, StampValues, stamp_messages, write_chunks
+from spark_backfill.messages.staging import ChunkLimits, StampValues, stamp_messages, write_chunks
 
 SCHEMA = pa.schema(
     [

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.values import OffsetRange
-from spark_backfill.verdict import Ground, Tally, count_expected, judge_plan
+from spark_backfill.verdict import Tally, VerdictBasis, count_expected, judge_plan
 
-SHARP = Ground(sharp=True)
+SHARP = VerdictBasis(sharp=True)
 counts = st.dictionaries(st.integers(0, 5), st.integers(0, 50), max_size=6)
 
 
@@ -64,17 +64,17 @@ def test_errors_that_cancel_out_between_partitions_are_never_exact(
 
 
 @pytest.mark.parametrize(
-    "ground",
+    "basis",
     [
-        Ground(sharp=False),
+        VerdictBasis(sharp=False),
         replace(SHARP, bounded=True),
         replace(SHARP, holes="the topic is compacted"),
         replace(SHARP, spread=True),
         replace(SHARP, unproved="nothing survives to compare with"),
     ],
 )
-def test_weak_ground_is_never_exact(ground: Ground) -> None:
-    verdict = judge_plan({0: 4}, tally({0: 4}), ground)
+def test_weak_evidence_is_never_exact(basis: VerdictBasis) -> None:
+    verdict = judge_plan({0: 4}, tally({0: 4}), basis)
     assert verdict.kind == "short"
     assert len(verdict.reasons) == 1
 
@@ -87,10 +87,10 @@ def test_fault_19_and_20_the_unexplained_rest_is_at_most_that_many() -> None:
 
 
 def test_one_mutable_row_may_stand_for_several_messages() -> None:
-    ground = replace(SHARP, collapsible=True)
-    verdict = judge_plan({0: 10, 1: 4}, tally({0: 6}, quarantined={0: 1}), ground)
+    basis = replace(SHARP, collapsible=True)
+    verdict = judge_plan({0: 10, 1: 4}, tally({0: 6}, quarantined={0: 1}), basis)
     assert [p.collapsed for p in verdict.partitions] == [3, 0]
-    surviving = judge_plan({1: 4}, tally({}, surviving={1: 2}), ground)
+    surviving = judge_plan({1: 4}, tally({}, surviving={1: 2}), basis)
     assert surviving.partitions[0].collapsed == 4
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backlog.errors import VerificationFailed
-from spark_backfill.verification import VerificationResult
+from spark_backfill.injection.verification import VerificationResult
 
 
 def result(**changes: Any) -> VerificationResult:

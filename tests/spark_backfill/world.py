@@ -20,9 +20,9 @@ from backlog.kafka.admin import Isolation, list_offsets
 from backlog.manifest import read_chunk, read_manifest
 from backlog.partitioners import hash_murmur2
 from backlog.values import Cause, Certainty, Gap, GapState
+from spark_backfill.messages.staging import ChunkLimits
 from spark_backfill.rebuild import plan_rebuild
 from spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
-from spark_backfill.staging import ChunkLimits
 from tests.kafka_tools import wait_until
 
 if TYPE_CHECKING:

@@ -23,22 +23,23 @@ from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.config import Stream, load_config
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import BacklogError, UsageError
 from backlog.numbers import format_duration
 from backlogctl_airflow.local.settings import User
 from backlogctl_airflow.local.standalone import AirflowStandalone, check_port
 from fanout.launchers import Fleet, Role
-from replay.demo.configuration import render_configuration
-from replay.demo.expand_shop import NewOrders, Size, await_commits, make_backlog
-from replay.demo.order_service import handle_orders
-from replay.demo.shop import YOUNG, make_orders, publish_orders, write_table
+from replay.around.fleets import fleet_of, launcher_of
+from replay.around.observation import look_at_stream
+from replay.demo.expand.shop import NewOrders, Size, await_commits, make_backlog
+from replay.demo.rebuild.configuration import render_configuration
+from replay.demo.rebuild.order_service import handle_orders
+from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, write_table
+from replay.demo.rebuild.story import UNREAD
+from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
 from replay.demo.stage import SHORT_LIVED_JVM
-from replay.demo.story import UNREAD
-from replay.demo.topic import expire_old, make_topic, read_ends
-from replay.fleets import fleet_of, launcher_of
-from replay.observation import look_at_stream
-from replay.workspace import Workspace
+from replay.opening import open_workspace
+from replay.recovery.workspace import Workspace
+from sandbox.embedded import EmbeddedKafka
 
 # Half an hour of backlog for the usual consumers, and three minutes for ten times as many.
 PAYMENTS = Size(orders=300_000, rate=120, arriving=200, topic="payments", group="payment-service")
@@ -49,7 +50,7 @@ _PAYMENTS_TEXT = """
     group: @GROUP@
     consumers:
       launcher: process
-      command: [@PYTHON@, -m, replay.demo.order_consumer]
+      command: [@PYTHON@, -m, replay.demo.expand.order_consumer]
       replicas: @REPLICAS@
       environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
       directory: .
@@ -74,7 +75,7 @@ class Steps:
         took = format_duration(time.monotonic() - began)
         self._console.print(Text.assemble(("  ✔ ", "green"), text, (f"  {took}", "dim")))
 
-    def tell(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """What goes on within a step."""
         self._console.print(Text(f"    {text}", style="dim"))
 
@@ -121,7 +122,7 @@ def show_shop(console: Console, place: Path, port: int) -> None:
     with ExitStack() as stack:
         stack.callback(lambda: console.print("  everything was stopped"))
         with steps.doing("Kafka"):
-            kafka = EmbeddedKafka.start(place / "kafka", progress=steps.tell)
+            kafka = EmbeddedKafka.start(place / "kafka", progress=steps.say)
         stack.enter_context(kafka)
         config = write_configuration(place, kafka.bootstrap)
         with steps.doing("10,000 orders, of which 1,000 are lost"):
@@ -139,7 +140,7 @@ def show_shop(console: Console, place: Path, port: int) -> None:
                 config=config,
                 port=port,
                 extra_env={"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM},
-                progress=steps.tell,
+                progress=steps.say,
             )
         stack.enter_context(airflow)
         print_welcome(console, airflow, config)
@@ -241,5 +242,5 @@ def _describe(user: User) -> str:
 
 
 def _open(config: Path) -> tuple[Workspace, Stream]:
-    workspace = Workspace.open(load_config(config))
+    workspace = open_workspace(load_config(config))
     return workspace, workspace.config.stream(PAYMENTS.topic)

@@ -1,5 +1,5 @@
-"""Starts Airflow's components, and ends them and all that they started when told to, or when our
-own parent goes away, however it does.
+"""Starts Airflow's components; ends them and all that they started when it is asked to, or when its
+parent is gone.
 
 Run by its path, as `python -I -S keeper.py SPEC`, so it imports the standard library only. SPEC is
 a JSON file:
@@ -7,7 +7,7 @@ a JSON file:
     {"prepare": [...command], "components": {"scheduler": [...command], ...}, "logs": directory}
 
 The first line on stdout is a JSON document: `{"pids": {name: pid}}`, or `{"ended": "prepare"}` when
-that failed; a component that ends unasked later is told as `{"ended": name, "code": n}`, and
+that failed; a component that ends unasked later is reported as `{"ended": name, "code": n}`, and
 everything ends with it. The parent holds the other end of our stdin: lines `kill NAME`
 and `start NAME` are answered with the component's pid; when it is closed, all is ended.
 """
@@ -39,7 +39,7 @@ class Keeper:
         self._spec = spec
         self._pids: dict[str, int] = {}
         self._codes: dict[str, int] = {}
-        self._told: set[str] = set()  # ended because the parent asked
+        self._ended_on_request: set[str] = set()  # ended because the parent asked
         self._woken, wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(wake, False)
@@ -64,7 +64,7 @@ class Keeper:
         _say({"pids": self._pids})
         while self._listen():
             for name in list(self._codes):
-                if name not in self._told:
+                if name not in self._ended_on_request:
                     _say({"ended": name, "code": self._codes[name]})
                     return 1
         return 0
@@ -118,14 +118,14 @@ class Keeper:
 
     def _obey(self, verb: str, name: str) -> None:
         if verb == "kill":
-            self._told.add(name)
+            self._ended_on_request.add(name)
             pid = self._pids[name]
             _send(pid, signal.SIGKILL)
             while name in self._pids:
                 self._reap()
                 time.sleep(_TICK)
         else:
-            self._told.discard(name)
+            self._ended_on_request.discard(name)
             self._codes.pop(name, None)
             self._start(name, self._spec["components"][name])
             pid = self._pids[name]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backlog.ports import HOST
+from sandbox.ports import HOST
 
 Bundle = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ def make_environment(
     bundles: Iterable[Bundle],
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Ours, without what another Airflow of the user was told; `extra` goes last.
+    """The environment without the user's own settings of Airflow; `extra` goes last.
 
     `ports`: of the pages and the API, and of the API that tasks use.
     """

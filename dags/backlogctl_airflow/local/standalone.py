@@ -17,14 +17,12 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
 
 from backlog.errors import EmbeddedError
-from backlog.jars import Progress
-from backlog.ports import HOST, free_port, listens
+from backlog.progress import Say
 from backlogctl_airflow.local import keeper
 from backlogctl_airflow.local.settings import (
     PASSWORDS,
@@ -33,6 +31,7 @@ from backlogctl_airflow.local.settings import (
     User,
     make_environment,
 )
+from sandbox.ports import HOST, free_port, listens
 
 DAGS = ("detect_backlog", "recover_backlog")
 _UP_WITHIN = 300.0
@@ -94,7 +93,7 @@ class AirflowStandalone:
         bundles: Iterable[Bundle] = (RUNBOOKS,),
         extra_env: Mapping[str, str] | None = None,
         triggerer: bool = False,
-        progress: Progress | None = None,
+        progress: Say = lambda _: None,
     ) -> Self:
         """Starts the components and waits until they are healthy and the DAGs are there.
 
@@ -198,12 +197,7 @@ class AirflowStandalone:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -215,7 +209,7 @@ class AirflowStandalone:
         self,
         environment: Mapping[str, str],
         components: Mapping[str, list[str]],
-        progress: Progress | None,
+        progress: Say,
     ) -> None:
         (self.home / "dags").mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
@@ -227,7 +221,7 @@ class AirflowStandalone:
             "logs": str(self.logs),
         }
         _write_private(self.home / "keeper.json", spec)
-        _tell(progress, "Airflow's database is made")
+        progress("Airflow's database is made")
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", keeper.__file__, str(self.home / "keeper.json")],
             cwd=self.home,
@@ -239,7 +233,7 @@ class AirflowStandalone:
             text=True,
         )
         self._pids = self._hear()["pids"]
-        _tell(progress, "Airflow's components start")
+        progress("Airflow's components start")
 
     def _ask(self, line: str) -> dict[str, Any]:
         stdin = self._keeper.stdin
@@ -257,14 +251,14 @@ class AirflowStandalone:
             raise self._explain(f"{answer['ended']} ended", str(answer["ended"]))
         return answer
 
-    def _wait_until_up(self, dags: set[str], triggerer: bool, progress: Progress | None) -> None:
+    def _wait_until_up(self, dags: set[str], triggerer: bool, progress: Say) -> None:
         parts = ["metadatabase", "scheduler", "dag_processor"]
         parts += ["triggerer"] if triggerer else []
         limit = time.monotonic() + _UP_WITHIN
         with httpx.Client(base_url=self.address, timeout=30) as client:
             while not (_is_healthy(client, parts) and listens(self._execution_port)):
                 self._check(limit, "it is not healthy")
-            _tell(progress, "Airflow is healthy; its DAGs are read")
+            progress("Airflow is healthy; its DAGs are read")
             client.headers["Authorization"] = f"Bearer {self.log_in(self.users[0].name)}"
             while missing := dags - _list_dags(client):
                 if wrong := _list_import_errors(client):
@@ -324,8 +318,3 @@ def _ask_early(client: httpx.Client, path: str, **params: Any) -> dict[str, Any]
 def _write_private(path: Path, document: object) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(document, file)
-
-
-def _tell(progress: Progress | None, text: str) -> None:
-    if progress is not None:
-        progress(text)

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-import monitoring.page
+import replay.console.page
 from backlog.config import mask_secrets
 from backlog.errors import BacklogError, ConfigurationError, LedgerError, Refused, UsageError
 from backlogctl_airflow.page.desk import Desk
@@ -28,8 +28,8 @@ from backlogctl_airflow.page.rights import (
     require_run,
     require_user,
 )
-from monitoring.page.guards import Guard, make_headers
-from replay.origins import list_recoveries_of_run
+from replay.console.page.guards import Guard, find_root, make_headers
+from replay.recovery.origins import list_recoveries_of_run
 from replay.report.document import make_report
 from replay.report.page import render_page
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOG = logging.getLogger("backlog.airflow.page")
-_STATIC = Path(next(iter(monitoring.page.__path__))) / "static"
+_STATIC = Path(next(iter(replay.console.page.__path__))) / "static"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
@@ -93,11 +93,11 @@ def make_app(desk: Desk | None = None) -> FastAPI:
         return make_notice(
             "This page cannot be made",
             "A fault of the program; the log of Airflow's API server has the error.",
-            up=_find_up(request),
+            up=find_root(request),
             status=500,
         )
 
-    app.add_middleware(Guard, headers=make_headers(), tell_fault=say_fault)
+    app.add_middleware(Guard, headers=make_headers(), say_fault=say_fault)
     app.add_exception_handler(BacklogError, _say_error)
     app.add_exception_handler(HTTPException, _say_refusal)
     return app
@@ -117,7 +117,7 @@ class _Handed(Response):
 
 def _say_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BacklogError)
-    say = partial(make_notice, up=_find_up(request), hint=error.hint)
+    say = partial(make_notice, up=find_root(request), hint=error.hint)
     told = f"{error.subject}: {error.message}" if error.subject else error.message
     match error:
         case ConfigurationError():
@@ -136,36 +136,29 @@ def _say_error(request: Request, error: Exception) -> Response:
 def _say_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
+    say = partial(make_notice, up=find_root(request), status=status)
     # A token that nobody can read any more: Airflow's own pages ask for a login then, too.
     if status == 401 or (status == 403 and error.detail == "Invalid JWT token"):
         response = _ask_login(request)
     elif status == 403:
-        response = make_notice(
+        response = say(
             "You may not see this",
             f"It needs the right to read the DAG {RECOVER}; for the recovery of one run, to read"
             " the runs of its DAG.",
-            up=_find_up(request),
-            status=status,
             home=False,
         )
     elif status == 404:
-        response = make_notice(
+        response = say(
             "There is no such page",
             "What exists: the overview, and a page for each stream and recovery.",
-            up=_find_up(request),
-            status=status,
         )
     elif status == 405:
-        response = make_notice(
+        response = say(
             "This page is only looked at",
             f"Nothing can be changed here; runs of {RECOVER} and `backlogctl` do that.",
-            up=_find_up(request),
-            status=status,
         )
     else:
-        response = make_notice(
-            HTTPStatus(status).phrase, str(error.detail), up=_find_up(request), status=status
-        )
+        response = say(HTTPStatus(status).phrase, str(error.detail))
     response.headers.update(error.headers or {})
     return response
 
@@ -178,10 +171,3 @@ def _ask_login(request: Request) -> Response:
     if request.method == "GET" and request.headers.get("sec-fetch-dest") == "document":
         return RedirectResponse(login)
     return make_login(login)
-
-
-def _find_up(request: Request) -> str:
-    """The way to the overview from any address below it."""
-    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
-    root: str = request.scope.get("root_path", "")
-    return "../" * max(0, raw.count(b"/") - root.count("/") - 1)

@@ -17,10 +17,10 @@ from backlog.config.root import DEFAULT_FILE
 from backlog.errors import BacklogError
 from backlog.values import Recovery, RecoveryState
 from monitoring.observing import measure_skew
-from monitoring.page.app import make_page
-from replay.origins import find_dag
-from replay.views import list_next_commands
-from replay.workspace import Workspace
+from replay.console.page.app import make_page
+from replay.opening import open_workspace
+from replay.recovery.origins import find_origin
+from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -92,17 +92,15 @@ class Desk:
         if before is not None:
             # Who still reads from it keeps the connection they have.
             before.workspace.ledger.close()
-        workspace = Workspace.open(config)
+        workspace = open_workspace(config)
         try:
             skew = measure_skew(workspace.ledger)
         except BaseException:
             workspace.ledger.close()
             raise
         page = make_page(
-            workspace.ledger,
-            config,
+            workspace,
             board=None,
-            next_commands=list_next_commands,
             find_approval=find_approval,
             reports=True,
             # Samples carry the ledger's time.
@@ -113,7 +111,7 @@ class Desk:
 
 def find_approval(recovery: Recovery) -> str:
     """Where Airflow asks about a plan that one of its runs made; "" for all others."""
-    waits = recovery.state is RecoveryState.PLANNED and find_dag(recovery) is not None
+    waits = recovery.state is RecoveryState.PLANNED and find_origin(recovery) is not None
     return "in Airflow, under Required Actions" if waits else ""
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from backlog.clock import utc_now
 from backlog.config import mask_secrets
 from backlog.values import Recovery
-from monitoring.page.words import list_filters, say_ago
+from replay.console.page.rendering import make_environment
+from replay.console.page.words import say_ago
 
 if TYPE_CHECKING:
     from fastapi.responses import HTMLResponse
@@ -68,16 +69,4 @@ def _render(template: str, status: int, **values: Any) -> HTMLResponse:
 
 @cache
 def _make_environment() -> Environment:
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("backlogctl_airflow.page"), PackageLoader("monitoring.page")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(list_filters(mask_secrets))
-    return environment
+    return make_environment(mask_secrets, "backlogctl_airflow.page", "replay.console.page")

@@ -10,7 +10,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires
 from fastapi import HTTPException, Request
 
 from backlog.errors import BacklogError
-from replay.origins import find_dag
+from replay.recovery.origins import find_origin
 
 RECOVER = "recover_backlog"
 
@@ -25,7 +25,7 @@ def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> No
     """The right to the page, or to the runs of the DAG that planned this one recovery.
 
     Raises:
-        HTTPException: 403; it does not tell whether there is such a recovery.
+        HTTPException: 403; it does not reveal whether the recovery exists.
     """
     try:
         require_page(request, user)
@@ -39,6 +39,7 @@ def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> No
 def _find_dag(request: Request, recovery_id: str) -> str | None:
     try:
         ledger = request.app.state.desk.open().workspace.ledger
-        return find_dag(ledger.recoveries.get(recovery_id))
+        origin = find_origin(ledger.recoveries.get(recovery_id))
+        return None if origin is None else origin.dag_id
     except BacklogError:
         return None

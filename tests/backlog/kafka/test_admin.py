@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from backlog.clock import Deadline
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import ClusterUnreachable, ConfigurationError, KafkaFailure
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_admin, make_consumer
 from backlog.kafka.errors import GroupActive, TopicMissing
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import commit, join, properties_of, publish
 
 MakeTopic = Callable[..., str]

@@ -7,10 +7,10 @@ import pytest
 from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable, KafkaFailure
 from backlog.kafka.admin import read_metadata
-from backlog.kafka.calls import retry_passing
+from backlog.kafka.calls import retry_transient
 from backlog.kafka.clients import PRODUCER, make_admin, make_producer
 from backlog.kafka.errors import TopicMissing
-from spark_backfill.targets import require_replicas
+from spark_backfill.injection.targets import require_replicas
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 
@@ -41,4 +41,4 @@ def test_the_last_answer_is_told_where_the_last_try_had_no_time_for_one(
         raise next(answers)
 
     with pytest.raises(told):
-        retry_passing(make_admin(NOWHERE), Deadline(seconds), ask, lambda _: True)
+        retry_transient(make_admin(NOWHERE), Deadline(seconds), ask, lambda _: True)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from backlog.clock import Deadline
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import BacklogError, KafkaFailure, Refused
 from backlog.kafka import admin as verbs
 from backlog.kafka.admin import TopicSetting
 from backlog.kafka.clients import make_admin
 from backlog.kafka.errors import TopicMissing
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import delete_topic, properties_of
 
 MakeTopic = Callable[..., str]

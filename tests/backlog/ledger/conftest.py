@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +10,16 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event
 
 from backlog.ledger import Ledger, open_ledger, upgrade
-from tests.services import EmbeddedPostgres
+from tests.services import Postgres
 
 
 @pytest.fixture(scope="session")
-def pg_database(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """One database for all tests of the ledger."""
-    postgres.execute("CREATE DATABASE test_ledger")
-    yield postgres.url("test_ledger")
-    postgres.execute("DROP DATABASE test_ledger WITH (FORCE)")
+def pg_database(postgres: Postgres) -> Iterator[str]:
+    """One database for all of this process's tests of the ledger."""
+    database = f"test_ledger_{uuid.uuid4().hex[:8]}"
+    postgres.execute(f"CREATE DATABASE {database}")
+    yield postgres.url(database)
+    postgres.execute(f"DROP DATABASE {database} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -60,6 +62,16 @@ def raw(url: str) -> Iterator[Engine]:
         event.listen(engine, "connect", lambda c, _: c.execute("PRAGMA foreign_keys = ON"))
     yield engine
     engine.dispose()
+
+
+def upgrade_to(revision: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the ledger that an older program had."""
+    from alembic import command
+
+    real = command.upgrade
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "upgrade", lambda config, _: real(config, revision))
+        upgrade(url)
 
 
 def change(engine: Engine, statement: str) -> None:

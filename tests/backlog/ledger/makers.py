@@ -85,6 +85,8 @@ def plan(
         plan_hash,
         gap_ids,
         "ada",
+        stops_consumers=kind != "rebuild",
+        holds_when_failed=kind != "rebuild",
     )
 
 

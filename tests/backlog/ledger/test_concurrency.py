@@ -112,7 +112,7 @@ def test_plans_of_one_gap_made_at_once_supersede_each_other(ledger: Ledger, url:
     states = [recovery.state for recovery in ledger.recoveries.list()]
     assert sorted(states) == ["planned", "rejected", "rejected"]
     live = ledger.recoveries.list(states=[RecoveryState.PLANNED])[0]
-    assert ledger.gaps.recovery_of(gap.id) == live.id
+    assert ledger.recoveries.gap_ids(live.id) == (gap.id,)
 
 
 def test_gaps_recorded_at_once_are_recorded_once(ledger: Ledger, url: str) -> None:

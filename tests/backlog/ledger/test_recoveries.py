@@ -57,7 +57,19 @@ def test_recovery_is_stored_with_its_gaps_and_first_event(ledger: Ledger) -> Non
 )
 def test_recoveries_are_found_by_where_they_came_from(ledger: Ledger, run: str) -> None:
     def store(stream: str, plan: dict[str, object]) -> str:
-        made = ledger.recoveries.create("rebuild", stream, "main", stream, "g", plan, "h", (), "a")
+        made = ledger.recoveries.create(
+            "rebuild",
+            stream,
+            "main",
+            stream,
+            "g",
+            plan,
+            "h",
+            (),
+            "a",
+            stops_consumers=False,
+            holds_when_failed=False,
+        )
         return made.id
 
     origin = {"scheduler": "airflow", "dag_id": "recover", "run_id": run, "note": "at night"}
@@ -76,8 +88,9 @@ def test_ids_are_reserved_once(ledger: Ledger) -> None:
     assert (first, second) == ("r-20261121-0001", "r-20261121-0002")
     assert ledger.recoveries.next_id(NOON + FAR) == "r-20261122-0001"
     create = partial(
-        ledger.recoveries.create, "rebuild", "orders", "main", "orders", "g", {}, "h", (), "ada"
-    )
+        ledger.recoveries.create, "rebuild", "orders", "main", "orders", "g", {}, "h", (), "ada",
+        stops_consumers=False, holds_when_failed=False,
+    )  # fmt: skip
     assert create(id=second).id == second
     with pytest.raises(Refused, match="taken"):
         create(id=second)
@@ -94,7 +107,7 @@ def test_new_plan_supersedes_the_old_one(ledger: Ledger) -> None:
     assert ledger.recoveries.get(elsewhere.id).state is S.PLANNED
     states = {gap.id: gap.state for gap in ledger.gaps.list()}
     assert states == {one.id: GapState.PLANNED, two.id: GapState.OPEN}
-    assert ledger.gaps.recovery_of(one.id) == new.id
+    assert ledger.recoveries.gap_ids(new.id) == (one.id,)
     assert ledger.recoveries.gap_ids(old.id) == (one.id, two.id), "history stays"
 
 
@@ -184,6 +197,8 @@ def test_fault_63_expired_approval_does_not_start_and_can_be_renewed(
         ("UPDATE backlog_recoveries SET plan = '{}'", "never change"),
         ("UPDATE backlog_recoveries SET plan_hash = 'x'", "never change"),
         ("UPDATE backlog_recoveries SET topic = 'x'", "never change"),
+        ("UPDATE backlog_recoveries SET stops_consumers = NOT stops_consumers", "never change"),
+        ("UPDATE backlog_recoveries SET holds_when_failed = NOT holds_when_failed", "never change"),
         ("UPDATE backlog_recoveries SET state = 'approved'", "recoveries_approval"),
         (
             "UPDATE backlog_recoveries SET state = 'approved', approved_by = 'eve',"
@@ -247,6 +262,25 @@ def test_failed_expansion_is_in_the_way_until_it_is_run_again_or_cancelled(ledge
     assert ledger.recoveries.advance(failed.id, S.RUNNING, "ada").state is S.RUNNING
     bring_to(ledger, failed, S.FAILED, S.CANCELLED)
     assert approve(ledger, second).state is S.APPROVED
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_failed_recovery_of_any_kind_is_in_the_way_where_it_left_something_changed(
+    ledger: Ledger, holds: bool
+) -> None:
+    made = ledger.recoveries.create(
+        "mend", "orders", "main", "orders", "orders-service", {}, "hash", (), "ada",
+        stops_consumers=not holds, holds_when_failed=holds,
+    )  # fmt: skip
+    assert (made.stops_consumers, made.holds_when_failed) == (not holds, holds)
+    assert ledger.recoveries.get(made.id) == made
+    bring_to(ledger, made, *WAY_TO[S.FAILED])
+    second = plan(ledger)
+    if holds:
+        with pytest.raises(InvalidTransition, match=f"recovery {made.id} .* is failed"):
+            approve(ledger, second)
+    else:
+        assert approve(ledger, second).state is S.APPROVED
 
 
 def test_failed_rebuild_is_not_named_as_the_one_in_the_way(ledger: Ledger) -> None:

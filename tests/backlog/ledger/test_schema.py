@@ -14,13 +14,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
-from backlog.errors import InvalidTransition, LedgerError
-from backlog.ledger import Ledger, open_ledger, schema, upgrade
-from backlog.ledger.database import Database
+from backlog.errors import LedgerError
+from backlog.ledger import open_ledger, schema, upgrade
 from backlog.ledger.models import metadata
-from backlog.values import RecoveryState as S
-from tests.backlog.ledger.conftest import change
-from tests.backlog.ledger.makers import bring_to, plan
+from tests.backlog.ledger.conftest import change, upgrade_to
 
 
 def test_tables_made_by_migrations_are_those_of_the_models(raw: Engine) -> None:
@@ -36,37 +33,12 @@ def test_head_is_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(config).get_current_head() == schema.HEAD
 
 
-def test_ledger_of_the_first_revision_is_upgraded_with_what_it_holds(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from alembic import command
-
-    real = command.upgrade
-    monkeypatch.setattr(command, "upgrade", lambda config, _: real(config, "0001"))
-    upgrade(empty_url)
-    monkeypatch.undo()
-    with Ledger(Database(empty_url)) as before:
-        waiting = bring_to(before, plan(before), S.APPROVED, S.RUNNING, S.FAILED)
-        active = bring_to(before, plan(before), S.APPROVED)
-    assert upgrade(empty_url) == schema.HEAD
-    with open_ledger(empty_url) as after:
-        assert [one.id for one in after.recoveries.list()] == [waiting.id, active.id]
-        assert after.steps.start(active.id, "hold").attempts == 1
-        assert after.holds.list() == ()
-        with pytest.raises(InvalidTransition, match=f"recovery {active.id}"):
-            after.recoveries.advance(waiting.id, S.RUNNING, "ada")
-
-
 @pytest.mark.postgres
 def test_postgresql_of_the_first_revision_is_told_to_be_upgraded(
     pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from alembic import command
-
-    real = command.upgrade
-    monkeypatch.setattr(command, "upgrade", lambda config, _: real(config, "0001"))
-    upgrade(pg_url)
-    with pytest.raises(LedgerError, match="revision 0001, not 0002") as caught:
+    upgrade_to("0001", pg_url, monkeypatch)
+    with pytest.raises(LedgerError, match="revision 0001, not 0003") as caught:
         open_ledger(pg_url)
     assert "backlogctl db upgrade" in caught.value.hint
 

@@ -11,7 +11,7 @@ from backlog.ledger import BurndownSample, Ledger
 from tests.backlog.ledger.makers import NOON, plan
 
 
-def test_step_is_started_completed_and_rolled_back(ledger: Ledger) -> None:
+def test_step_is_started_completed(ledger: Ledger) -> None:
     recovery = plan(ledger, kind="expand").id
     assert ledger.steps.get(recovery, "hold") is None
     first = ledger.steps.start(recovery, "hold")
@@ -26,13 +26,6 @@ def test_step_is_started_completed_and_rolled_back(ledger: Ledger) -> None:
     assert ledger.steps.complete(recovery, "hold", {"topic": "other"}) == done, "once"
     assert ledger.steps.start(recovery, "hold").completed_at == done.completed_at
 
-    back = ledger.steps.roll_back(recovery, "hold")
-    assert (back.is_complete, back.rolled_back_at is None) == (False, False)
-    assert ledger.steps.roll_back(recovery, "hold") == back
-    anew = ledger.steps.start(recovery, "hold")
-    assert (anew.attempts, anew.rolled_back_at) == (4, None)
-    assert ledger.steps.complete(recovery, "hold").detail == {}
-
 
 def test_steps_are_in_the_order_of_their_start(ledger: Ledger) -> None:
     recovery, other = plan(ledger).id, plan(ledger, stream="invoices").id
@@ -44,11 +37,10 @@ def test_steps_are_in_the_order_of_their_start(ledger: Ledger) -> None:
     assert ledger.steps.get(recovery, "hold") == ledger.steps.list(recovery)[1]
 
 
-def test_step_that_never_started_is_neither_done_nor_undone(ledger: Ledger) -> None:
+def test_step_that_never_started_is_not_done(ledger: Ledger) -> None:
     recovery = plan(ledger).id
-    for verb in (ledger.steps.complete, ledger.steps.roll_back):
-        with pytest.raises(UsageError, match="never started"):
-            verb(recovery, "hold")
+    with pytest.raises(UsageError, match="never started"):
+        ledger.steps.complete(recovery, "hold")
     with pytest.raises(Refused):
         ledger.steps.start("r-19700101-0001", "hold")
 

@@ -101,5 +101,5 @@ def kill_all(pids: Mapping[int, object]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def no_look() -> None:
+def no_stop() -> None:
     """Nothing stops the run."""

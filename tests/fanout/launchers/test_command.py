@@ -12,7 +12,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, root
 from backlog.errors import BacklogError
 from fanout.launchers import CommandLauncher, Fleet, command
-from tests.fanout.launchers.fleets import make_fleet, no_look, python
+from tests.fanout.launchers.fleets import make_fleet, no_stop, python
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def make(**settings: Any) -> CommandLauncher:
 
 def test_without_a_status_nobody_knows(fleet: Fleet) -> None:
     launcher = make()
-    launcher.scale(fleet, 3, no_look)
+    launcher.scale(fleet, 3, no_stop)
     assert launcher.count_running(fleet) is None
-    launcher.stop(fleet, no_look)
+    launcher.stop(fleet, no_stop)
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,16 @@ def test_a_failed_command_is_an_error_with_its_last_lines(
     with pytest.raises(
         BacklogError, match=r"exit code 1.*(\n.*)*line 98\ndenied: \*\*\*"
     ) as caught:
-        make(stop=python(text)).stop(fleet, no_look)
+        make(stop=python(text)).stop(fleet, no_stop)
     assert "hunter2" not in f"{caught.value} {caught.value!r}"
     assert "line 5\n" not in caught.value.message
     assert "consumers.stop" in caught.value.subject
     with pytest.raises(BacklogError, match="only on stdout"):
         make(scale=python("import sys; print('only on stdout'); sys.exit(2)")).scale(
-            fleet, 1, no_look
+            fleet, 1, no_stop
         )
     with pytest.raises(BacklogError, match="could not be started: No such file"):
-        make(scale=["no-such-program"]).scale(fleet, 1, no_look)
+        make(scale=["no-such-program"]).scale(fleet, 1, no_stop)
     with pytest.raises(BacklogError, match="printed no number but: none"):
         make(status=["echo", "none"]).count_running(fleet)
 
@@ -81,7 +81,7 @@ def test_a_command_that_takes_too_long_is_ended(
     began = time.monotonic()
     text = f"echo begun; touch {begun}; sleep 600; :"
     with pytest.raises(BacklogError, match=r"longer than 0.3 s(.|\n)*begun"):
-        make(scale=["sh", "-c", text], command_within="300ms").scale(fleet, 1, no_look)
+        make(scale=["sh", "-c", text], command_within="300ms").scale(fleet, 1, no_stop)
     assert time.monotonic() - began < 120
 
 
@@ -92,15 +92,15 @@ def test_scale_waits_for_status_and_gives_up_in_the_end(
     count.write_text("0")
     text = "import sys; p = sys.argv[1]; n = int(open(p).read()) + 1; open(p, 'w').write(str(n));"
     status = python(text + "print(n - 1)", str(count))
-    make(status=status).scale(fleet, 2, no_look)
+    make(status=status).scale(fleet, 2, no_stop)
     assert count.read_text() == "3"
     slow = make(status=["echo", "7"], command_within="200ms")
     # Its commands take no time: they have the same limit.
     monkeypatch.setattr(slow, "_run", lambda *_: "7")
-    with pytest.raises(BacklogError, match=r"still says 7 after 0.2 s, not 2"):
-        slow.scale(fleet, 2, no_look)
-    with pytest.raises(BacklogError, match=r"still says 7 after 0.2 s, not 0"):
-        make(status=["echo", "7"], stop_within="200ms").stop(fleet, no_look)
+    with pytest.raises(BacklogError, match=r"still prints 7 after 0.2 s, not 2"):
+        slow.scale(fleet, 2, no_stop)
+    with pytest.raises(BacklogError, match=r"still prints 7 after 0.2 s, not 0"):
+        make(status=["echo", "7"], stop_within="200ms").stop(fleet, no_stop)
 
 
 def test_look_ends_a_command(fleet: Fleet) -> None:

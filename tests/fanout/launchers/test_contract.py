@@ -12,7 +12,7 @@ import pytest
 
 from backlog.config import Ramp
 from fanout.launchers import ramp_up
-from tests.fanout.launchers.fleets import no_look, read_seen
+from tests.fanout.launchers.fleets import no_stop, read_seen
 from tests.fanout.launchers.worlds import LocalWorld, ManualWorld, World, wait_for_count
 
 # The configuration's own tests read it by reference. Other processes' tests have secrets too.
@@ -42,26 +42,26 @@ def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalWorld
 def test_up_again_down_and_stopped_twice(world: World) -> None:
     launcher = world.launcher()
     assert launcher.count_running(world.fleet) == 0
-    launcher.scale(world.fleet, 2, no_look)
+    launcher.scale(world.fleet, 2, no_stop)
     wait_for_count(world, 2)
-    launcher.scale(world.fleet, 2, no_look)
+    launcher.scale(world.fleet, 2, no_stop)
     wait_for_count(world, 2)
-    launcher.scale(world.fleet, 3, no_look)
+    launcher.scale(world.fleet, 3, no_stop)
     wait_for_count(world, 3)
-    launcher.scale(world.fleet, 1, no_look)
+    launcher.scale(world.fleet, 1, no_stop)
     wait_for_count(world, 1)
-    launcher.stop(world.fleet, no_look)
+    launcher.stop(world.fleet, no_stop)
     wait_for_count(world, 0)
-    launcher.stop(world.fleet, no_look)
+    launcher.stop(world.fleet, no_stop)
     wait_for_count(world, 0)
 
 
 def test_a_new_launcher_finds_the_same_fleet(world: World) -> None:
-    world.launcher().scale(world.fleet, 2, no_look)
+    world.launcher().scale(world.fleet, 2, no_stop)
     assert world.launcher().count_running(world.fleet) == 2
-    world.launcher().scale(world.fleet, 3, no_look)
+    world.launcher().scale(world.fleet, 3, no_stop)
     wait_for_count(world, 3)
-    world.launcher().stop(world.fleet, no_look)
+    world.launcher().stop(world.fleet, no_stop)
     wait_for_count(world, 0)
 
 
@@ -74,7 +74,7 @@ def test_look_ends_the_waiting_and_the_next_call_goes_on(world: World) -> None:
 
     with pytest.raises(Pause):
         world.launcher().scale(world.fleet, 2, stop_at_once)
-    world.launcher().scale(world.fleet, 2, no_look)
+    world.launcher().scale(world.fleet, 2, no_stop)
     wait_for_count(world, 2)
 
 
@@ -97,7 +97,7 @@ def test_a_ramp_goes_up_in_steps_and_not_above_the_limit(world: World) -> None:
     assert isinstance(world, ManualWorld) or time.monotonic() - began >= 0.7
     assert len(looks) > 3
     wait_for_count(world, 3)
-    assert ramp_up(world.launcher(), world.fleet, 3, ramp, no_look, steps.append) == 3
+    assert ramp_up(world.launcher(), world.fleet, 3, ramp, no_stop, steps.append) == 3
     assert steps[-1] == 3
 
 
@@ -108,7 +108,7 @@ def test_a_plan_says_how(world: World) -> None:
 
 
 def test_a_consumer_learns_what_to_read(local: LocalWorld) -> None:
-    local.launcher().scale(local.fleet, 2, no_look)
+    local.launcher().scale(local.fleet, 2, no_stop)
     wait_for_count(local, 2)
     for told in read_seen(local.seen).values():
         environment = told["environment"]
@@ -133,7 +133,7 @@ def test_what_the_caller_was_told_is_not_told_to_consumers(
     monkeypatch.setenv("BACKLOG_CRASH_AT", "p4.6")
     monkeypatch.setenv("BACKLOG_TOPIC", "another")
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", SECRET)
-    local.launcher().scale(local.fleet, 1, no_look)
+    local.launcher().scale(local.fleet, 1, no_stop)
     wait_for_count(local, 1)
     (told,) = read_seen(local.seen).values()
     assert not {"BACKLOG_CRASH_AT", "AIRFLOW__CORE__FERNET_KEY"} & set(told["environment"])
@@ -141,7 +141,7 @@ def test_what_the_caller_was_told_is_not_told_to_consumers(
 
 
 def test_fault_59_a_secret_is_in_no_file_and_no_argument(local: LocalWorld) -> None:
-    local.launcher().scale(local.fleet, 2, no_look)
+    local.launcher().scale(local.fleet, 2, no_stop)
     wait_for_count(local, 2)
     for path in local.fleet.directory.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path

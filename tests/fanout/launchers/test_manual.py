@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import TopicPartition
 
-from backlog.embedded import EmbeddedKafka
 from backlog.kafka.clients import make_consumer
 from fanout.launchers import Fleet, ManualLauncher, manual
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.fanout.launchers.fleets import make_fleet, no_look
+from tests.fanout.launchers.fleets import make_fleet, no_stop
 from tests.kafka_tools import properties_of
 
 
@@ -65,9 +65,9 @@ def test_consumers_that_never_show_as_members(fleet: Fleet) -> None:
         errands[-1].start()
 
     launcher = ManualLauncher(properties_of(fleet.bootstrap_servers), hear)
-    launcher.scale(fleet, 3, no_look)
+    launcher.scale(fleet, 3, no_stop)
     assert consumer.last > 0
-    launcher.stop(fleet, no_look)
+    launcher.stop(fleet, no_stop)
     assert time.monotonic() - consumer.last > 5
     for errand in errands:
         errand.join()

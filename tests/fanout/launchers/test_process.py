@@ -19,14 +19,13 @@ import pytest
 
 from backlog.config import Config
 from backlog.errors import BacklogError
-from fanout.launchers import Fleet, ProcessLauncher, process
-from fanout.launchers import supervisor as room
+from fanout.launchers import Fleet, ProcessLauncher, process, supervisor
 from tests.fanout.launchers.fleets import (
     CONSUMER,
     kill_all,
     make_fleet,
     make_processes,
-    no_look,
+    no_stop,
     python,
     read_seen,
 )
@@ -74,7 +73,7 @@ def make(fleet: Fleet, seen: Path, tmp_path: Path) -> Iterator[Make]:
         return make_processes(command, tmp_path, **{"stop_within": "30s", **settings})
 
     yield launch
-    launch().stop(fleet, no_look)
+    launch().stop(fleet, no_stop)
     left = read_seen(seen)
     kill_all(left)
     assert not left
@@ -87,11 +86,13 @@ def await_seen(seen: Path, count: int) -> set[int]:
 
 
 def read_state(fleet: Fleet) -> dict[str, Any]:
-    return room.read_private(fleet.directory / room.STATE)
+    return supervisor.read_private(fleet.directory / supervisor.STATE)
 
 
 def is_locked(fleet: Fleet) -> bool:
-    answer = subprocess.run(["flock", "-n", str(fleet.directory / room.LOCK), "true"], check=False)
+    answer = subprocess.run(
+        ["flock", "-n", str(fleet.directory / supervisor.LOCK), "true"], check=False
+    )
     return answer.returncode != 0
 
 
@@ -99,7 +100,7 @@ def test_a_killed_consumer_is_started_again_and_counted(
     make: Make, fleet: Fleet, seen: Path
 ) -> None:
     launcher = make()
-    launcher.scale(fleet, 2, no_look)
+    launcher.scale(fleet, 2, no_stop)
     victim = min(await_seen(seen, 2))
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: len(read_seen(seen)) == 2 and victim not in read_seen(seen))
@@ -109,21 +110,21 @@ def test_a_killed_consumer_is_started_again_and_counted(
 
 
 def test_scaling_keeps_those_that_run(make: Make, fleet: Fleet, seen: Path) -> None:
-    make().scale(fleet, 2, no_look)
+    make().scale(fleet, 2, no_stop)
     before = await_seen(seen, 2)
-    make().scale(fleet, 3, no_look)
+    make().scale(fleet, 3, no_stop)
     assert before < await_seen(seen, 3)
-    make().scale(fleet, 2, no_look)
+    make().scale(fleet, 2, no_stop)
     assert set(read_seen(seen)) == before
 
 
 def test_thirty_are_started_side_by_side(make: Make, fleet: Fleet) -> None:
     began = time.monotonic()
-    make().scale(fleet, 30, no_look)
+    make().scale(fleet, 30, no_stop)
     assert time.monotonic() - began < 14  # one after another takes half a second each
     assert make().count_running(fleet) == 30
     began = time.monotonic()
-    make().stop(fleet, no_look)
+    make().stop(fleet, no_stop)
     assert time.monotonic() - began < 25  # by SIGTERM: without, 30 s
 
 
@@ -131,12 +132,12 @@ def test_a_killed_supervisor_takes_its_consumers_along(
     make: Make, fleet: Fleet, seen: Path
 ) -> None:
     launcher = make()
-    launcher.scale(fleet, 2, no_look)
+    launcher.scale(fleet, 2, no_stop)
     first = await_seen(seen, 2)
     os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGKILL)
     wait_until(lambda: not read_seen(seen))
     assert launcher.count_running(fleet) == 0
-    launcher.scale(fleet, 2, no_look)
+    launcher.scale(fleet, 2, no_stop)
     assert not first & await_seen(seen, 2)
 
 
@@ -145,37 +146,37 @@ def test_what_escaped_a_killed_supervisor_is_found(
     make: Make, fleet: Fleet, seen: Path, then: str
 ) -> None:
     launcher = make(python(PARENT, CONSUMER.replace("{", "{{").replace("}", "}}"), str(seen)))
-    launcher.scale(fleet, 1, no_look)
+    launcher.scale(fleet, 1, no_stop)
     (child,) = await_seen(seen, 1)
     os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGKILL)
     wait_until(lambda: launcher.count_running(fleet) == 0)
     assert read_seen(seen)
     if then == "stop":
-        launcher.stop(fleet, no_look)
+        launcher.stop(fleet, no_stop)
         assert not read_seen(seen)
     else:
-        launcher.scale(fleet, 1, no_look)
+        launcher.scale(fleet, 1, no_stop)
         wait_until(lambda: read_seen(seen).keys() - {child})
         assert child not in read_seen(seen)
 
 
 def test_children_of_a_consumer_end_with_it(make: Make, fleet: Fleet, seen: Path) -> None:
     launcher = make(python(PARENT, CONSUMER.replace("{", "{{").replace("}", "}}"), str(seen)))
-    launcher.scale(fleet, 1, no_look)
+    launcher.scale(fleet, 1, no_stop)
     (child,) = await_seen(seen, 1)
     os.kill(read_state(fleet)["consumers"][0]["pid"], signal.SIGKILL)
     wait_until(lambda: read_seen(seen).keys() - {child}, what="it is started again")
     assert child not in read_seen(seen)
-    launcher.stop(fleet, no_look)
+    launcher.stop(fleet, no_stop)
     assert not read_seen(seen)
 
 
 def test_who_does_not_hear_sigterm_is_killed_in_time(make: Make, fleet: Fleet, seen: Path) -> None:
     launcher = make(python(STUBBORN, str(seen)), stop_within="1s")
-    launcher.scale(fleet, 2, no_look)
+    launcher.scale(fleet, 2, no_stop)
     await_seen(seen, 2)
     began = time.monotonic()
-    launcher.stop(fleet, no_look)
+    launcher.stop(fleet, no_stop)
     assert 0.9 < time.monotonic() - began < 14  # after 16 its supervisor is given up
     assert not read_seen(seen)
 
@@ -194,7 +195,7 @@ def test_a_killed_caller_leaves_a_fleet_that_is_found(
     assert caller.returncode == -signal.SIGKILL
     before = await_seen(seen, 3)
     assert make().count_running(fleet) == 3
-    make().scale(fleet, 3, no_look)
+    make().scale(fleet, 3, no_stop)
     assert set(read_seen(seen)) == before
 
 
@@ -202,17 +203,17 @@ def test_a_supervisor_that_hangs_is_replaced(
     make: Make, fleet: Fleet, seen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = make(stop_within="500ms")
-    launcher.scale(fleet, 1, no_look)
+    launcher.scale(fleet, 1, no_stop)
     monkeypatch.setattr(process, "_SUPERVISOR_WITHIN", 0.5)
     # A machine that stands still is no reason to give up here.
     monkeypatch.setattr(process, "_SUPERVISOR_TRIES", 100)
     for _ in range(2):
         os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGSTOP)
-        launcher.scale(fleet, 2, no_look)
+        launcher.scale(fleet, 2, no_stop)
         assert launcher.count_running(fleet) == 2
         await_seen(seen, 2)
     os.kill(read_state(fleet)["supervisor"]["pid"], signal.SIGSTOP)
-    launcher.stop(fleet, no_look)
+    launcher.stop(fleet, no_stop)
     assert not read_seen(seen)
 
 
@@ -220,18 +221,18 @@ def test_another_callers_last_word_counts(make: Make, fleet: Fleet, seen: Path) 
     launcher = make()
 
     def ask_for_two() -> None:
-        document = room.read_private(fleet.directory / room.WANTED)
+        document = supervisor.read_private(fleet.directory / supervisor.WANTED)
         if document["count"] != 2:
-            room.write_private(fleet.directory / room.WANTED, {**document, "count": 2})
+            supervisor.write_private(fleet.directory / supervisor.WANTED, {**document, "count": 2})
 
     with pytest.raises(BacklogError, match="another process asked for 2 consumers"):
         launcher.scale(fleet, 3, ask_for_two)
-    launcher.scale(fleet, 3, no_look)
+    launcher.scale(fleet, 3, no_stop)
     assert launcher.count_running(fleet) == 3
 
 
 def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Path) -> None:
-    callers = [threading.Thread(target=make().scale, args=(fleet, 4, no_look)) for _ in range(6)]
+    callers = [threading.Thread(target=make().scale, args=(fleet, 4, no_stop)) for _ in range(6)]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -239,8 +240,8 @@ def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Pa
     assert make().count_running(fleet) == 4
     await_seen(seen, 4)
     # One that is started by hand does not get the lock.
-    with (fleet.directory / room.LOCK).open() as lock:
-        program = [sys.executable, "-I", "-S", room.__file__, str(fleet.directory)]
+    with (fleet.directory / supervisor.LOCK).open() as lock:
+        program = [sys.executable, "-I", "-S", supervisor.__file__, str(fleet.directory)]
         second = subprocess.run(
             [*program, str(lock.fileno())],
             pass_fds=(lock.fileno(),),
@@ -250,7 +251,7 @@ def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Pa
         )
     assert second.returncode == 1
     assert "another supervisor" in second.stderr
-    make().stop(fleet, no_look)
+    make().stop(fleet, no_stop)
     assert not is_locked(fleet)
 
 
@@ -263,23 +264,23 @@ def test_consumers_that_end_at_once_are_an_error_with_their_last_lines(
     with monkeypatch.context() as patch:
         patch.setattr(process, "_SETTLED", 60.0)  # however slowly they start
         with pytest.raises(BacklogError, match="no broker at all\nreally not") as caught:
-            make(python(text)).scale(fleet, 2, no_look)
+            make(python(text)).scale(fleet, 2, no_stop)
     assert "exit code 3" in caught.value.message
     assert re.search(r"ended at once [3-9] times", caught.value.message)
     assert str(fleet.directory) in caught.value.hint
     # The cause was mended: the next one needs no stop before.
-    make().scale(fleet, 2, no_look)
+    make().scale(fleet, 2, no_stop)
     assert make().count_running(fleet) == 2
 
 
 def test_a_command_that_is_not_there_is_an_error(make: Make, fleet: Fleet, tmp_path: Path) -> None:
     with pytest.raises(BacklogError, match=r"No such file.*no-such-program"):
-        make(["no-such-program"]).scale(fleet, 1, no_look)
+        make(["no-such-program"]).scale(fleet, 1, no_stop)
     with pytest.raises(BacklogError, match="no directory /nowhere"):
-        make(directory=Path("/nowhere")).scale(fleet, 1, no_look)
+        make(directory=Path("/nowhere")).scale(fleet, 1, no_stop)
     (tmp_path / "file").touch()
     with pytest.raises(BacklogError, match="cannot be started"):
-        make().scale(make_fleet(tmp_path / "file"), 1, no_look)
+        make().scale(make_fleet(tmp_path / "file"), 1, no_stop)
 
 
 def test_fault_59_a_secret_in_the_last_lines_is_masked(
@@ -295,24 +296,24 @@ def test_fault_59_a_secret_in_the_last_lines_is_masked(
     assert found is not None
     try:
         with pytest.raises(BacklogError) as caught:
-            ProcessLauncher(found).scale(fleet, 1, no_look)
+            ProcessLauncher(found).scale(fleet, 1, no_stop)
     finally:
-        ProcessLauncher(found).stop(fleet, no_look)
+        ProcessLauncher(found).stop(fleet, no_stop)
     assert "denied: ***" in str(caught.value)
     assert "hunter2" not in f"{caught.value} {caught.value!r}"
 
 
 def test_a_recycled_pid_is_never_taken_for_ours(make: Make, fleet: Fleet) -> None:
-    make().scale(fleet, 1, no_look)
+    make().scale(fleet, 1, no_stop)
     state = read_state(fleet)
-    make().stop(fleet, no_look)
+    make().stop(fleet, no_stop)
     with subprocess.Popen(["sleep", "600"]) as other:
         try:
             state["consumers"][0]["pid"] = state["supervisor"]["pid"] = other.pid
-            room.write_private(fleet.directory / room.STATE, state)
+            supervisor.write_private(fleet.directory / supervisor.STATE, state)
             assert make().count_running(fleet) == 0
-            make().stop(fleet, no_look)
-            make().scale(fleet, 1, no_look)
+            make().stop(fleet, no_stop)
+            make().scale(fleet, 1, no_stop)
             assert other.poll() is None
         finally:
             other.kill()
@@ -320,15 +321,15 @@ def test_a_recycled_pid_is_never_taken_for_ours(make: Make, fleet: Fleet) -> Non
 
 def test_logs_are_of_the_owner_and_bounded_at_a_start(make: Make, fleet: Fleet) -> None:
     fleet.directory.mkdir(mode=0o700)
-    log = room.log_of(fleet.directory, 0)
-    log.write_text("x" * (room.LOG_LIMIT + 1))
+    log = supervisor.log_of(fleet.directory, 0)
+    log.write_text("x" * (supervisor.LOG_LIMIT + 1))
     log.chmod(0o600)
     text = "import signal; print('started', flush=True); signal.sigwait({15})"
-    make(python(text)).scale(fleet, 1, no_look)
+    make(python(text)).scale(fleet, 1, no_stop)
     wait_until(lambda: log.read_text() == "started\n")
     assert log.with_suffix(".log.1").exists()
-    make().stop(fleet, no_look)
-    make(python(text)).scale(fleet, 1, no_look)
+    make().stop(fleet, no_stop)
+    make(python(text)).scale(fleet, 1, no_stop)
     wait_until(lambda: log.read_text() == "started\n" * 2)
     assert fleet.directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o077 for path in fleet.directory.iterdir()} == {0}
@@ -344,8 +345,8 @@ def test_consumers_inherit_neither_locks_nor_stdin(
     )
     with (tmp_path / "callers.lock").open("w") as own:
         os.set_inheritable(own.fileno(), True)
-        make(python(text)).scale(fleet, 1, no_look)
-    log = room.log_of(fleet.directory, 0)
+        make(python(text)).scale(fleet, 1, no_stop)
+    log = supervisor.log_of(fleet.directory, 0)
     wait_until(log.read_text)
     assert set(eval(log.read_text())) == {"/dev/null", str(log)}
     pid = read_state(fleet)["supervisor"]["pid"]
@@ -357,10 +358,10 @@ def test_consumers_inherit_neither_locks_nor_stdin(
 def test_a_fleet_whose_directory_is_removed_ends(
     make: Make, fleet: Fleet, seen: Path, tmp_path: Path
 ) -> None:
-    make().scale(fleet, 2, no_look)
+    make().scale(fleet, 2, no_stop)
     await_seen(seen, 2)
     # At once: its supervisor writes there.
     shutil.rmtree(fleet.directory.rename(tmp_path / "removed"))
     wait_until(lambda: not read_seen(seen))
-    make().stop(fleet, no_look)  # nothing is left to do
+    make().stop(fleet, no_stop)  # nothing is left to do
     assert not fleet.directory.exists()

@@ -1,4 +1,4 @@
-"""Fixtures of the relay's tests: each engine, and a ground to relay on."""
+"""Fixtures of the relay tests: each engine, and topics and a group to relay."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from fanout.relay import guard
 from fanout.relay.interface import RelayEngine
 from fanout.relay.worker import ENGINES
+from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.fanout.relay.doing import Ground
+from tests.fanout.relay.doing import RelayWorld
 from tests.kafka_tools import properties_of, set_offsets_raw
 
-MakeGround = Callable[..., Ground]
+MakeWorld = Callable[..., RelayWorld]
 KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
@@ -32,19 +32,19 @@ def engine(request: pytest.FixtureRequest) -> RelayEngine:
 
 
 @pytest.fixture
-def ground(kafka: EmbeddedKafka, topic: MakeTopic, group: str) -> MakeGround:
-    """`ground(partitions=2, target_partitions=10, config={...}, target_config={...})`."""
+def make_world(kafka: EmbeddedKafka, topic: MakeTopic, group: str) -> MakeWorld:
+    """`make_world(partitions=2, target_partitions=10, config={...}, target_config={...})`."""
 
     def make(
         partitions: int = 2,
         target_partitions: int = 10,
         config: Mapping[str, str] | None = None,
         target_config: Mapping[str, str] | None = None,
-    ) -> Ground:
+    ) -> RelayWorld:
         properties = properties_of(kafka.bootstrap)
         source = topic(partitions, {**KEPT, **(config or {})}, "source")
         target = topic(target_partitions, {**KEPT, **(target_config or {})}, "target")
         set_offsets_raw(properties, group, source, dict.fromkeys(range(partitions), 0))
-        return Ground(properties, source, target, group, partitions, target_partitions)
+        return RelayWorld(properties, source, target, group, partitions, target_partitions)
 
     return make

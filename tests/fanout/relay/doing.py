@@ -27,7 +27,7 @@ Identity = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...
 
 
 @dataclass(frozen=True)
-class Ground:
+class RelayWorld:
     """A source topic, a temporary topic and a group whose commits are 0."""
 
     properties: dict[str, str]
@@ -128,7 +128,7 @@ def identify(message: Message) -> Identity:
 
 
 def check_copied(
-    ground: Ground,
+    world: RelayWorld,
     *,
     order: str = "key",
     partitioner: str = "murmur2",
@@ -143,10 +143,10 @@ def check_copied(
     """
     source = [
         message
-        for message in read_committed(ground.properties, ground.source, ground.partitions)
+        for message in read_committed(world.properties, world.source, world.partitions)
         if (message.offset() or 0) >= (since or {}).get(message.partition() or 0, 0)
     ]
-    target = ground.read_target()
+    target = world.read_target()
     wanted = Counter(map(identify, source))
     found = Counter(map(identify, [*target, *also]))
     wrong = [f"lost: {what} x {count}" for what, count in list((wanted - found).items())[:3]]
@@ -154,7 +154,7 @@ def check_copied(
     return (
         wrong
         + _check_order(source, target, wanted)
-        + _check_places(ground, target, order, partitioner)
+        + _check_places(world, target, order, partitioner)
     )
 
 
@@ -179,13 +179,13 @@ def _check_order(
 
 
 def _check_places(
-    ground: Ground, target: Sequence[Message], order: str, partitioner: str
+    world: RelayWorld, target: Sequence[Message], order: str, partitioner: str
 ) -> list[str]:
     """A key is where its producers' hash puts it, modulo the new count."""
     if order != "key" or not target:
         return []
     keys: list[bytes | None] = [message.key() for message in target]
-    places = PARTITIONERS[partitioner](pa.array(keys, pa.binary()), ground.target_partitions)
+    places = PARTITIONERS[partitioner](pa.array(keys, pa.binary()), world.target_partitions)
     return [
         f"key {key!r} is in partition {message.partition()}, not {place}"
         for message, key, place in zip(target, keys, places.tolist(), strict=True)
@@ -321,9 +321,9 @@ def relay(
     return start_relays(engine, task, ranges, notify).end()
 
 
-def pin_nothing(ground: Ground) -> bytes:
+def pin_nothing(world: RelayWorld) -> bytes:
     """The metadata of a consumer that never joined: generation −1, no fence at all."""
-    consumer = make_consumer(ground.properties, {"group.id": ground.group})
+    consumer = make_consumer(world.properties, {"group.id": world.group})
     try:
         return bytes(consumer.consumer_group_metadata())
     finally:
@@ -344,9 +344,9 @@ def open_transaction(
     return producer
 
 
-def await_commits(ground: Ground, wanted: Mapping[int, int], seconds: float = 90.0) -> None:
+def await_commits(world: RelayWorld, wanted: Mapping[int, int], seconds: float = 90.0) -> None:
     """Until the group has committed this."""
-    wait_until(lambda: ground.commits() == wanted, seconds, f"commits become {wanted}")
+    wait_until(lambda: world.commits() == wanted, seconds, f"commits become {wanted}")
 
 
 def keep_calling(check: Callable[[], None], seconds: float = 90.0) -> NoReturn:

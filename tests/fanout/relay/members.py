@@ -9,24 +9,24 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Message
 
 from backlog.kafka.clients import make_consumer
-from tests.fanout.relay.doing import Ground
+from tests.fanout.relay.doing import RelayWorld
 from tests.kafka_tools import wait_until
 
 
-def drain_as_member(ground: Ground, count: int, **settings: str) -> list[Message]:
+def drain_as_member(world: RelayWorld, count: int, **settings: str) -> list[Message]:
     """A member of the group reads `count` messages from its commits on, commits them, leaves."""
-    with member_of(ground, **settings) as consumer:
+    with member_of(world, **settings) as consumer:
         return read_on(consumer, count)
 
 
 @contextmanager
-def member_of(ground: Ground, **settings: str) -> Iterator[Consumer]:
+def member_of(world: RelayWorld, **settings: str) -> Iterator[Consumer]:
     """A consumer of the original group, as the launcher's would be."""
     named = {name.replace("_", "."): value for name, value in settings.items()}
     consumer = make_consumer(
-        ground.properties, {"group.id": ground.group, "fetch.wait.max.ms": 50, **named}
+        world.properties, {"group.id": world.group, "fetch.wait.max.ms": 50, **named}
     )
-    consumer.subscribe([ground.source])
+    consumer.subscribe([world.source])
     try:
         yield consumer
     finally:

@@ -13,10 +13,10 @@ from backlog.errors import KafkaFailure, ProducerFenced, Refused
 from backlog.kafka.clients import make_producer
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
-from tests.fanout.relay.conftest import MakeGround
+from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     OLD_MS,
-    Ground,
+    RelayWorld,
     await_commits,
     check_copied,
     fill,
@@ -40,18 +40,20 @@ AWKWARD: tuple[tuple[bytes | None, bytes | None, list[tuple[str, Any]] | None], 
 )
 
 
-def produce(ground: Ground, messages: Any, **settings: Any) -> None:
+def produce(world: RelayWorld, messages: Any, **settings: Any) -> None:
     """Messages to partition 0, each at a time of its own, years ago."""
-    producer = make_producer(ground.properties, **{"enable_idempotence": False, **settings})
+    producer = make_producer(world.properties, **{"enable_idempotence": False, **settings})
     for number, (key, value, headers) in enumerate(messages):
         at = OLD_MS + number * 86_400_000
-        producer.produce(ground.source, value, key, 0, timestamp=at, headers=headers)
+        producer.produce(world.source, value, key, 0, timestamp=at, headers=headers)
     assert producer.flush(90) == 0
 
 
 @pytest.mark.parametrize("order", ["key", "round_robin"])
-def test_messages_are_copied_untouched(ground: MakeGround, engine: RelayEngine, order: str) -> None:
-    here = ground(partitions=1)
+def test_messages_are_copied_untouched(
+    make_world: MakeWorld, engine: RelayEngine, order: str
+) -> None:
+    here = make_world(partitions=1)
     produce(here, AWKWARD, compression_type="gzip")
     with here.guarded(order=order) as task:
         (position,) = relay(engine, task, here.ranges()).values()
@@ -63,8 +65,8 @@ def test_messages_are_copied_untouched(ground: MakeGround, engine: RelayEngine, 
     assert (position.committed, position.relayed, position.bytes) == (len(AWKWARD),) * 2 + (data,)
 
 
-def test_the_brokers_append_times_are_kept(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=1, config={"message.timestamp.type": "LogAppendTime"})
+def test_the_brokers_append_times_are_kept(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=1, config={"message.timestamp.type": "LogAppendTime"})
     began = time.time() * 1000
     produce(here, AWKWARD)
     with here.guarded() as task:
@@ -75,9 +77,9 @@ def test_the_brokers_append_times_are_kept(ground: MakeGround, engine: RelayEngi
 
 @pytest.mark.parametrize("partitioner", ["murmur2", "crc32"])
 def test_a_key_goes_where_its_producers_would_send_it_and_stays_in_order(
-    ground: MakeGround, engine: RelayEngine, partitioner: str
+    make_world: MakeWorld, engine: RelayEngine, partitioner: str
 ) -> None:
-    here = ground(partitions=3, target_partitions=7)
+    here = make_world(partitions=3, target_partitions=7)
     fill(here.properties, here.source, {0: 900, 1: 500, 2: 1})
     with here.guarded(partitioner=partitioner) as task:
         relay(engine, task, here.ranges())
@@ -87,8 +89,8 @@ def test_a_key_goes_where_its_producers_would_send_it_and_stays_in_order(
     assert set(places) == set(range(7))
 
 
-def test_round_robin_is_even_over_restarts(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=2, target_partitions=10)
+def test_round_robin_is_even_over_restarts(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=2, target_partitions=10)
     fill(here.properties, here.source, {0: 3000, 1: 3000})
     with here.guarded(order="round_robin") as task:
         for ends in ((7, 1), (1000, 333), (1001, 2999), (3000, 3000)):
@@ -109,9 +111,9 @@ def count_by_partition(messages: list[Message]) -> dict[int, int]:
 
 
 def test_aborted_data_is_not_copied_and_the_position_comes_to_the_end(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=2)
+    here = make_world(partitions=2)
     for first, commit in ((0, True), (100, False), (200, True), (300, False)):
         fill(
             here.properties,
@@ -140,9 +142,9 @@ def test_aborted_data_is_not_copied_and_the_position_comes_to_the_end(
 
 
 def test_an_open_transaction_of_the_source_holds_the_relay_back(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 50})
     stranger = open_transaction(here.properties, f"stranger-{here.source}", here.source, 0)
     fill(here.properties, here.source, {0: 50}, first=100)
@@ -159,8 +161,8 @@ def test_an_open_transaction_of_the_source_holds_the_relay_back(
     assert check_copied(here) == []
 
 
-def test_holes_in_the_offsets_are_no_losses(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=1)
+def test_holes_in_the_offsets_are_no_losses(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 40})
     fill(here.properties, here.source, {0: 40}, transaction=here.source, commit=False)
     fill(here.properties, here.source, {0: 40}, first=80)
@@ -175,8 +177,8 @@ def test_holes_in_the_offsets_are_no_losses(ground: MakeGround, engine: RelayEng
     assert check_copied(here) == []
 
 
-def test_a_range_stops_exactly_at_its_end(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=2)
+def test_a_range_stops_exactly_at_its_end(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 500, 1: 500})
     with here.guarded() as task:
         found = relay(engine, task, [SourceRange(0, 0, 123), SourceRange(1, 0, 1)])
@@ -192,8 +194,8 @@ def test_a_range_stops_exactly_at_its_end(ground: MakeGround, engine: RelayEngin
     assert len(here.read_target()) == 124
 
 
-def test_fault_27_an_empty_partition(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=2)
+def test_fault_27_an_empty_partition(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 3})
     told: list[Position] = []
     with here.guarded() as task:
@@ -208,9 +210,9 @@ def test_fault_27_an_empty_partition(ground: MakeGround, engine: RelayEngine) ->
 
 
 def test_counters_go_on_over_runs_and_forget_what_was_aborted(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1, target_partitions=5)
+    here = make_world(partitions=1, target_partitions=5)
     fill(here.properties, here.source, {0: 6000}, size=20)
 
     def fence(position: Position) -> None:
@@ -237,9 +239,9 @@ def test_counters_go_on_over_runs_and_forget_what_was_aborted(
 
 
 def test_counters_of_another_recovery_are_not_taken_over(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 20})
     with here.guarded() as task:
         relay(engine, task, [SourceRange(0, 0, 15)])
@@ -247,8 +249,10 @@ def test_counters_of_another_recovery_are_not_taken_over(
         assert relay(engine, task, here.ranges())[0].relayed == 5
 
 
-def test_each_commit_is_told_once_it_is_committed(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=1)
+def test_each_commit_is_told_once_it_is_committed(
+    make_world: MakeWorld, engine: RelayEngine
+) -> None:
+    here = make_world(partitions=1)
     told: list[tuple[Position, dict[int, int], int]] = []
 
     def note(position: Position) -> None:
@@ -267,9 +271,9 @@ def test_each_commit_is_told_once_it_is_committed(ground: MakeGround, engine: Re
 
 
 def test_the_last_offsets_are_those_of_the_last_data_records(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=2, target_partitions=5)
+    here = make_world(partitions=2, target_partitions=5)
     fill(here.properties, here.source, {0: 700, 1: 300})
     with here.guarded(order="round_robin") as task:
         found = relay(engine, task, [SourceRange(0, 0, 600)])
@@ -281,9 +285,11 @@ def test_the_last_offsets_are_those_of_the_last_data_records(
 
 
 def test_fault_14_a_message_larger_than_the_temporary_topic_takes_is_named(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1, target_partitions=2, target_config={"max.message.bytes": "20000"})
+    here = make_world(
+        partitions=1, target_partitions=2, target_config={"max.message.bytes": "20000"}
+    )
     fill(here.properties, here.source, {0: 5})
     large = random.Random(1).randbytes(50_000)
     produce(here, [(b"large", large, None), *((b"large", b"small", None),) * 5])
@@ -299,9 +305,9 @@ def test_fault_14_a_message_larger_than_the_temporary_topic_takes_is_named(
 
 
 def test_what_the_broker_will_never_take_is_not_tried_again(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1, target_config={"cleanup.policy": "compact"})
+    here = make_world(partitions=1, target_config={"cleanup.policy": "compact"})
     produce(here, [(None, b"without a key", None)])
     with here.guarded() as task, pytest.raises(KafkaFailure, match="INVALID_RECORD") as caught:
         relay(engine, task, here.ranges())
@@ -310,9 +316,9 @@ def test_what_the_broker_will_never_take_is_not_tried_again(
 
 
 def test_offsets_that_are_not_decided_are_waited_for(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 20})
     other = open_transaction(here.properties, f"other-{here.source}", here.target, 0)
     with here.guarded() as task:
@@ -327,9 +333,9 @@ def test_offsets_that_are_not_decided_are_waited_for(
 
 
 def test_what_is_gone_before_it_was_relayed_is_told(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 30})
     move_log_start(here.properties, here.source, {0: 10})
     with here.guarded() as task:
@@ -342,9 +348,9 @@ def test_what_is_gone_before_it_was_relayed_is_told(
 
 
 def test_fault_21_without_a_commit_it_is_not_known_where_to_begin(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 3})
     delete_group(here.properties, here.group)
     with here.guarded() as task:

@@ -12,7 +12,6 @@ import pytest
 from backlog.crashpoints import VARIABLE
 from backlog.errors import ProducerFenced
 from backlog.kafka.admin import list_offsets
-from fanout.crashpoints import RELAY_POINTS
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import (
     Position,
@@ -22,9 +21,10 @@ from fanout.relay.interface import (
     name_transactional_id,
 )
 from fanout.relay.pool import RelayPool
-from tests.fanout.relay.conftest import MakeGround
+from tests.crash.points import RELAY_POINTS
+from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
-    Ground,
+    RelayWorld,
     await_commits,
     check_copied,
     fill,
@@ -57,8 +57,8 @@ def run_on(pool: RelayPool, seconds: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_second_relay_fences_the_first(ground: MakeGround, engine: RelayEngine) -> None:
-    here = ground(partitions=1)
+def test_a_second_relay_fences_the_first(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=1)
     with here.guarded() as task:
         with filling(here.properties, here.source, 1):
             first = start_relays(engine, task, [SourceRange(0, 0)])
@@ -73,26 +73,26 @@ def test_a_second_relay_fences_the_first(ground: MakeGround, engine: RelayEngine
     assert check_copied(here) == []
 
 
-def relay_past_another(ground: Ground, engine: RelayEngine, **changes: str) -> None:
+def relay_past_another(world: RelayWorld, engine: RelayEngine, **changes: str) -> None:
     """After the relay's first commit another one copies everything; then the first goes on."""
-    fill(ground.properties, ground.source, {0: 200})
-    with ground.guarded() as task:
-        other = ground.task(task.group_metadata, **changes)
+    fill(world.properties, world.source, {0: 200})
+    with world.guarded() as task:
+        other = world.task(task.group_metadata, **changes)
         seen: list[Position] = []
 
         def overtake(position: Position) -> None:
             seen.append(position)
             if len(seen) == 1:
-                fill(ground.properties, ground.source, {0: 200}, first=200)
-                relay(engine, other, ground.ranges())
+                fill(world.properties, world.source, {0: 200}, first=200)
+                relay(engine, other, world.ranges())
 
         start_relays(engine, task, [SourceRange(0, 0, 400)], overtake).end()
 
 
 def test_a_relay_that_goes_on_behind_another_copies_nothing(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     with pytest.raises(ProducerFenced):
         relay_past_another(here, engine)
     assert here.commits() == {0: 400}
@@ -100,16 +100,16 @@ def test_a_relay_that_goes_on_behind_another_copies_nothing(
 
 
 def test_without_a_static_transactional_id_the_oracle_sees_messages_doubled(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
     # What the test above is worth: an id of each run's own fences nobody.
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     relay_past_another(here, engine, transactional_prefix="another")
     assert len([text for text in check_copied(here) if text.startswith("too many")]) == 3
 
 
-def test_an_abandoned_transaction_is_ended_at_once(ground: MakeGround) -> None:
-    here = ground(partitions=3)
+def test_an_abandoned_transaction_is_ended_at_once(make_world: MakeWorld) -> None:
+    here = make_world(partitions=3)
     name = name_transactional_id("backlog", here.source, 1)
     abandoned = open_transaction(here.properties, name, here.target, 4)
     assert here.has_open_transactions()
@@ -123,9 +123,9 @@ def test_an_abandoned_transaction_is_ended_at_once(ground: MakeGround) -> None:
 
 @pytest.mark.parametrize("point", RELAY_POINTS)
 def test_fault_01_a_relay_that_is_killed_goes_on_where_it_was(
-    ground: MakeGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 400})
     times = 1 if point == "p4.6.init.after" else 2
     with here.guarded() as task:

@@ -26,9 +26,9 @@ from fanout.relay.interface import (
 )
 from fanout.relay.pool import RelayPool
 from fanout.relay.session import Hooks, RelaySession
-from tests.fanout.relay.conftest import MakeGround
+from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
-    Ground,
+    RelayWorld,
     await_commits,
     check_copied,
     fill,
@@ -50,20 +50,20 @@ PROTOCOLS = {
 
 
 def session_of(
-    ground: Ground, log: Path, hooks: Hooks = NOTHING, **changes: object
+    world: RelayWorld, log: Path, hooks: Hooks = NOTHING, **changes: object
 ) -> RelaySession:
-    """A session on the ground."""
+    """A session on the world."""
     return RelaySession(
-        ground.guard,
-        lambda metadata: ground.task(metadata, **changes),
+        world.guard,
+        lambda metadata: world.task(metadata, **changes),
         log / "relay.log",
         hooks,
         processes=2,
     )
 
 
-def test_it_joins_an_empty_group_at_once_and_leaves_it_at_once(ground: MakeGround) -> None:
-    here = ground(partitions=3)
+def test_it_joins_an_empty_group_at_once_and_leaves_it_at_once(make_world: MakeWorld) -> None:
+    here = make_world(partitions=3)
 
     def visit() -> float:
         """Seconds that it takes, without the end of its session."""
@@ -83,8 +83,8 @@ def test_it_joins_an_empty_group_at_once_and_leaves_it_at_once(ground: MakeGroun
     assert any(visit() < 5 for _ in range(5))
 
 
-def test_it_names_who_is_in_the_group_and_takes_nothing_from_them(ground: MakeGround) -> None:
-    here = ground(partitions=2)
+def test_it_names_who_is_in_the_group_and_takes_nothing_from_them(make_world: MakeWorld) -> None:
+    here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 5, 1: 5})
     with member_of(here, client_id="orders-7") as consumer:
         await_joined(consumer)
@@ -106,8 +106,8 @@ def test_it_names_who_is_in_the_group_and_takes_nothing_from_them(ground: MakeGr
             thread.join()
 
 
-def test_join_is_given_up_when_the_caller_has_to_stop(ground: MakeGround) -> None:
-    here = ground(partitions=1)
+def test_join_is_given_up_when_the_caller_has_to_stop(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
     guard = Guard(here.properties, here.group, "no-such-topic", 1, "r-1")
 
     def look() -> None:
@@ -124,9 +124,9 @@ def test_join_is_given_up_when_the_caller_has_to_stop(ground: MakeGround) -> Non
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_fault_65_a_consumer_that_comes_back_stops_the_relay(
-    ground: MakeGround, tmp_path: Path, protocol: str
+    make_world: MakeWorld, tmp_path: Path, protocol: str
 ) -> None:
-    here = ground(partitions=2)
+    here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 3000, 1: 3000})
     session = session_of(here, tmp_path, transaction_timeout_ms=6_000)
     seen: list[dict[int, int]] = []
@@ -189,35 +189,35 @@ def watch(session: RelaySession, consumer: Consumer, read: list[Message]) -> Non
             read.append(message)
 
 
-def overtake(ground: Ground, into: list[Message]) -> None:
+def overtake(world: RelayWorld, into: list[Message]) -> None:
     """A consumer that comes back, reads everything, and is gone again."""
-    into += drain_as_member(ground, sum(ground.ends().values()) - sum(ground.commits().values()))
+    into += drain_as_member(world, sum(world.ends().values()) - sum(world.commits().values()))
 
 
 def relay_past_a_visitor(
-    ground: Ground, engine: RelayEngine, metadata: bytes, read: list[Message], end: int = 400
+    world: RelayWorld, engine: RelayEngine, metadata: bytes, read: list[Message], end: int = 400
 ) -> list[dict[int, int]]:
     """After the relay's first commit a consumer drains the group; then the relay goes on."""
     commits: list[dict[int, int]] = []
 
     def visit(position: Position) -> None:
         if not read:
-            fill(ground.properties, ground.source, {0: 200}, first=200)
-            overtake(ground, read)
-            commits.append(ground.commits())
+            fill(world.properties, world.source, {0: 200}, first=200)
+            overtake(world, read)
+            commits.append(world.commits())
 
-    running = start_relays(engine, ground.task(metadata), [SourceRange(0, 0, end)], visit)
+    running = start_relays(engine, world.task(metadata), [SourceRange(0, 0, end)], visit)
     try:
         running.end()
     finally:
-        commits.append(ground.commits())
+        commits.append(world.commits())
     return commits
 
 
 def test_fault_65_a_relay_that_goes_on_after_a_visitor_commits_nothing(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 200})
     read: list[Message] = []
     guard = here.guard()
@@ -233,10 +233,10 @@ def test_fault_65_a_relay_that_goes_on_after_a_visitor_commits_nothing(
 
 
 def test_without_the_guards_membership_the_oracle_sees_messages_doubled(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
     # What the test above is worth: generation −1 is no fence.
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 200})
     read: list[Message] = []
     commits = relay_past_a_visitor(here, engine, pin_nothing(here), read)
@@ -245,9 +245,9 @@ def test_without_the_guards_membership_the_oracle_sees_messages_doubled(
 
 
 def test_without_the_guards_membership_offsets_go_backwards(
-    ground: MakeGround, engine: RelayEngine
+    make_world: MakeWorld, engine: RelayEngine
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 200})
     commits = relay_past_a_visitor(here, engine, pin_nothing(here), [], end=300)
     assert commits == [{0: 400}, {0: 300}]
@@ -274,9 +274,9 @@ def await_failure(pool: RelayPool, seconds: float = 90.0) -> KafkaFailure:
 
 @pytest.mark.parametrize("who", ["a consumer", "another relay"])
 def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
-    ground: MakeGround, tmp_path: Path, who: str
+    make_world: MakeWorld, tmp_path: Path, who: str
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 60_000})
     read: list[Message] = []
     guard = here.guard()
@@ -319,8 +319,8 @@ def make_engine() -> RelayEngine:
     return ENGINES[DEFAULT_ENGINE]()
 
 
-def test_a_guard_is_not_taken_for_a_consumer(ground: MakeGround) -> None:
-    here = ground(partitions=1)
+def test_a_guard_is_not_taken_for_a_consumer(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
     with here.guarded():
         assert find_others(here.properties, here.group, Deadline(60)) == ()
         with member_of(here, client_id="x") as consumer:

@@ -8,18 +8,18 @@ from backlog.errors import KafkaFailure, ProducerFenced
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import SourceRange
 from fanout.relay.records import _Relay
-from tests.fanout.relay.conftest import MakeGround
+from tests.fanout.relay.conftest import MakeWorld
 
 
 def lose() -> None:
     raise SystemError("<method 'flush'> returned NULL without setting an exception")
 
 
-def test_a_reason_that_the_client_has_lost_is_asked_for(ground: MakeGround) -> None:
-    here = ground(partitions=1)
+def test_a_reason_that_the_client_has_lost_is_asked_for(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
     task = here.task(b"")
     relay = _Relay(task, SourceRange(0, 0), lambda _: None, lambda: False)
-    with pytest.raises(KafkaFailure, match="did not say why") as none:
+    with pytest.raises(KafkaFailure, match="gave no reason") as none:
         relay._call(lose, "write")
     assert none.value.retryable
     producer = relay._producer = relay._make_producer()

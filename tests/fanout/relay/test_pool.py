@@ -10,19 +10,20 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from backlog.errors import KafkaFailure, LeaseHeld, Refused
 from fanout.relay.interface import SourceRange
 from fanout.relay.pool import RelayPool
-from tests.fanout.relay.conftest import MakeGround
+from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import await_commits, check_copied, fill, filling, keep_calling
 from tests.fanout.relay.test_fencing import pool_of, run_on
 from tests.kafka_tools import delete_group, wait_until
 
 
-def test_a_process_that_is_killed_is_started_again(ground: MakeGround, tmp_path: Path) -> None:
-    here = ground(partitions=3)
+def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_path: Path) -> None:
+    here = make_world(partitions=3)
     fill(here.properties, here.source, {0: 2000, 1: 2000, 2: 2000})
     with (
         here.guarded() as task,
@@ -78,9 +79,9 @@ time.sleep(600)
 
 
 def test_fault_01_the_processes_end_with_a_runner_that_is_killed(
-    ground: MakeGround, tmp_path: Path
+    make_world: MakeWorld, tmp_path: Path
 ) -> None:
-    here = ground(partitions=2)
+    here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 500, 1: 500})
     with here.guarded() as task:
         runner = subprocess.Popen(
@@ -106,15 +107,15 @@ def test_fault_01_the_processes_end_with_a_runner_that_is_killed(
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there, and no zombie that its new parent has not buried."""
+    """Whether the process is there, and no zombie that its new parent has not reaped."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
 
 
-def test_a_failure_that_would_come_again_is_raised(ground: MakeGround, tmp_path: Path) -> None:
-    here = ground(partitions=1)
+def test_a_failure_that_would_come_again_is_raised(make_world: MakeWorld, tmp_path: Path) -> None:
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 5})
     delete_group(here.properties, here.group)
     with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as pool:
@@ -123,8 +124,8 @@ def test_a_failure_that_would_come_again_is_raised(ground: MakeGround, tmp_path:
             keep_calling(pool.check)
 
 
-def test_a_relay_is_not_started_without_the_lease(ground: MakeGround, tmp_path: Path) -> None:
-    here = ground(partitions=1)
+def test_a_relay_is_not_started_without_the_lease(make_world: MakeWorld, tmp_path: Path) -> None:
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 5})
     mine = [True]
 
@@ -151,10 +152,10 @@ def test_a_relay_is_not_started_without_the_lease(ground: MakeGround, tmp_path: 
 
 
 def test_one_that_does_not_stop_is_killed(
-    ground: MakeGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fanout.relay.pool.STOP_SECONDS", 0.5)
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 5})
     with here.guarded() as task, pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
         pool.start()

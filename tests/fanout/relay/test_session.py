@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import LeaseHeld, ProducerFenced
 from backlog.kafka.admin import create_topic
 from fanout.relay import guard
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import SourceRange
 from fanout.relay.session import Hooks, RelaySession
-from tests.fanout.relay.conftest import KEPT, MakeGround
+from sandbox.embedded import EmbeddedKafka
+from tests.fanout.relay.conftest import KEPT, MakeWorld
 from tests.fanout.relay.doing import (
-    Ground,
+    RelayWorld,
     await_commits,
     check_copied,
     fill,
@@ -30,24 +30,26 @@ from tests.fanout.relay.test_guard import NOTHING, check_until, session_of
 from tests.kafka_tools import move_log_start, properties_of, set_offsets_raw, wait_until
 
 
-def go_on(session: RelaySession, ground: Ground, seconds: float = 120.0) -> None:
+def go_on(session: RelaySession, world: RelayWorld, seconds: float = 120.0) -> None:
     """Checks the session until everything is relayed."""
     end = time.monotonic() + seconds
-    while ground.commits() != ground.ends():
-        assert time.monotonic() < end, (ground.commits(), ground.ends())
+    while world.commits() != world.ends():
+        assert time.monotonic() < end, (world.commits(), world.ends())
         session.check()
         time.sleep(0.05)
 
 
-def start(session: RelaySession, ground: Ground) -> None:
+def start(session: RelaySession, world: RelayWorld) -> None:
     """Guard and relays, without an end."""
     session.join()
-    session.start(lambda: [SourceRange(p, 0) for p in range(ground.partitions)])
-    check_until(session, lambda: len(session.positions) == ground.partitions)
+    session.start(lambda: [SourceRange(p, 0) for p in range(world.partitions)])
+    check_until(session, lambda: len(session.positions) == world.partitions)
 
 
-def test_a_guard_that_a_visitor_pushed_out_joins_again(ground: MakeGround, tmp_path: Path) -> None:
-    here = ground(partitions=2)
+def test_a_guard_that_a_visitor_pushed_out_joins_again(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
+    here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 300, 1: 300})
     session = session_of(here, tmp_path)
     try:
@@ -65,25 +67,25 @@ def test_a_guard_that_a_visitor_pushed_out_joins_again(ground: MakeGround, tmp_p
     assert check_copied(here) == []
 
 
-def stop_in_a_transaction(session: RelaySession, ground: Ground) -> int:
+def stop_in_a_transaction(session: RelaySession, world: RelayWorld) -> int:
     """SIGSTOP of the only relay process while a transaction of it is open."""
     (pid,) = session.pids
     for _ in range(100):
-        wait_until(ground.has_open_transactions)
+        wait_until(world.has_open_transactions)
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.3)
-        if ground.has_open_transactions():  # else it was committed, and the markers came now
+        if world.has_open_transactions():  # else it was committed, and the markers came now
             return pid
         os.kill(pid, signal.SIGCONT)
     raise AssertionError("it was never stopped in a transaction")
 
 
 def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
-    ground: MakeGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The machine itself may pause as well.
     monkeypatch.setattr("fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 300})
     session = session_of(here, tmp_path, transaction_timeout_ms=4_000)
     try:
@@ -101,9 +103,9 @@ def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
 
 
 def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
-    ground: MakeGround, tmp_path: Path
+    make_world: MakeWorld, tmp_path: Path
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     session = session_of(here, tmp_path)
     fill(here.properties, here.source, {0: 10})
     try:
@@ -122,9 +124,9 @@ def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
 
 
 def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
-    ground: MakeGround, tmp_path: Path
+    make_world: MakeWorld, tmp_path: Path
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 10})
     lost: list[bool] = []
 
@@ -145,9 +147,9 @@ def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
 
 
 def test_what_retention_took_is_on_record_before_the_relay_goes_on(
-    ground: MakeGround, tmp_path: Path
+    make_world: MakeWorld, tmp_path: Path
 ) -> None:
-    here = ground(partitions=1)
+    here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 50})
     move_log_start(here.properties, here.source, {0: 20})
     expired: list[dict[int, int]] = []
@@ -173,7 +175,7 @@ def test_fault_11_the_broker_dies_and_comes_back_in_mid_relay(
         properties = properties_of(kafka.bootstrap)
         for name, partitions in (("source", 2), ("target", 6)):
             create_topic(properties, name, partitions=partitions, config=KEPT)
-        here = Ground(properties, "source", "target", "group", 2, 6)
+        here = RelayWorld(properties, "source", "target", "group", 2, 6)
         set_offsets_raw(properties, "group", "source", {0: 0, 1: 0})
         fill(properties, "source", {0: 20_000, 1: 20_000}, size=100)
         session = session_of(here, tmp_path, NOTHING)

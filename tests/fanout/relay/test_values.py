@@ -23,7 +23,6 @@ from fanout.relay.interface import (
     SourceRange,
     name_transactional_id,
 )
-from fanout.relay.pool import bound_ranges
 from fanout.relay.routing import Router
 from fanout.relay.worker import read_error, read_position, read_task, write_task
 
@@ -171,8 +170,3 @@ def test_an_error_of_an_unknown_kind_is_a_failure() -> None:
 
 def test_ids_are_static_and_never_an_injections() -> None:
     assert name_transactional_id("backlog", "orders", 3) == "backlog:relay:orders.3"
-
-
-def test_ranges_are_bound() -> None:
-    ranges = [SourceRange(0, 5), SourceRange(1, 6, 7)]
-    assert bound_ranges(ranges, {0: 9, 2: 1}) == [SourceRange(0, 5, 9)]

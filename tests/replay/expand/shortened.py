@@ -19,8 +19,8 @@ from backlog.ledger import TemporaryTopic
 from fanout.quiet import await_quiet
 from fanout.relay import guard
 from fanout.temporary import delete_temporary_topic
-from replay import expand_context
-from replay.steps.expand import remove_topic, trial
+from replay.kinds.expand import context as expand_context
+from replay.kinds.expand.steps import remove_topic, trial
 from tests.kafka_tools import read_all
 
 WORLD = "EXPAND_WORLD"  # in the environment of every process of a world: its directory
@@ -31,7 +31,7 @@ SESSION_MS = 2_000
 Patch = Callable[[Any, str, Any], None]
 
 
-def shorten(patch: Patch) -> None:
+def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     patch(expand_context, "await_quiet", partial(await_quiet, quiet=QUIET))
     patch(trial, "ENOUGH_SECONDS", MEASURED)
@@ -42,7 +42,8 @@ def shorten(patch: Patch) -> None:
         "heartbeat.interval.ms": 300,
     }
     patch(guard, "_SETTINGS", settings)
-    patch(remove_topic, "delete_temporary_topic", _keep_and_delete)
+    if keep_topic:
+        patch(remove_topic, "delete_temporary_topic", _keep_and_delete)
 
 
 def read_properties(directory: Path) -> Mapping[str, str]:

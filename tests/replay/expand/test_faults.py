@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import LeaseHeld, PlanStale, Refused
 from backlog.kafka.admin import create_topic, read_topic_id
 from backlog.kafka.clients import make_admin
@@ -19,7 +18,8 @@ from backlog.kafka.errors import GroupActive
 from fanout.launchers import Role
 from fanout.quiet import GroupStillCommits, await_quiet
 from fanout.relay.interface import ConsumerCameBack
-from replay import expand_context
+from replay.kinds.expand import context as expand_context
+from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import delete_topic, wait_until
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import SETTINGS, find_layout_problems, judge, read_log

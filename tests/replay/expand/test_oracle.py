@@ -8,9 +8,10 @@ from contextlib import suppress
 from backlog.errors import VerificationFailed
 from backlog.kafka.clients import make_consumer
 from fanout.launchers import Role
-from replay import expand_closing, expand_context
-from replay.expand_context import ExpandContext
-from replay.steps.expand.stop_consumers import start_originals
+from replay.kinds.expand import closing as expand_closing
+from replay.kinds.expand import context as expand_context
+from replay.kinds.expand.context import ExpandContext
+from replay.kinds.expand.steps.stop_consumers import start_originals
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import await_handled, find_disorder, judge, read_log
 from tests.replay.expand.world import WITHIN, World

@@ -9,20 +9,24 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from backlog.errors import BacklogError, InvalidTransition, LeaseHeld, Paused, Refused
 from backlog.values import Recovery, RecoveryState
 from fanout.launchers import Role
-from replay.approval import approve_plan
-from replay.cancellation import cancel_work
-from replay.plans import refuse_active
-from replay.steps.expand import canary
-from replay.steps.expand.canary import CanaryFailed
-from replay.workspace import Workspace
+from fanout.relay.interface import ConsumerCameBack
+from replay.kinds.expand.context import ExpandContext
+from replay.kinds.expand.steps import canary
+from replay.kinds.expand.steps.canary import CanaryFailed
+from replay.recovery.approval import approve_plan
+from replay.recovery.cancelling import cancel_work
+from replay.recovery.guards import refuse_active
+from replay.recovery.interrupts import Interrupts
+from replay.recovery.workspace import Workspace
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import WITHIN, World
 from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import open_desk, store_plan
+from tests.replay.makers import open_desk, store_plan, take_over
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until somebody has asked
 
@@ -122,7 +126,7 @@ def test_fault_44_two_approve_at_once(tmp_path: Path) -> None:
         planned = workspace.ledger.recoveries.get(recovery.id)
         together.wait()
         try:
-            ends.append(approve_plan(workspace.ledger, workspace.config, planned, by=name))
+            ends.append(approve_plan(workspace, planned, by=name))
         except BacklogError as error:
             ends.append(error)
 
@@ -144,7 +148,7 @@ def test_one_recovery_of_a_topic_or_group_at_a_time(tmp_path: Path, state: str) 
     workspace = open_desk(tmp_path)
     ledger = workspace.ledger
     expansion = store_expand_plan(workspace)
-    approve_plan(ledger, workspace.config, expansion, by="ada")
+    approve_plan(workspace, expansion, by="ada")
     for step in {"approved": (), "running": ("running",)}.get(state, ("running", state)):
         ledger.recoveries.advance(expansion.id, RecoveryState(step), "ada")
     with pytest.raises(InvalidTransition, match=f"{expansion.id} .* is {state}"):
@@ -152,4 +156,31 @@ def test_one_recovery_of_a_topic_or_group_at_a_time(tmp_path: Path, state: str) 
     for topic in ("orders", "elsewhere"):  # the same topic; another one with the same group
         other = store_plan(workspace, topic=topic)
         with pytest.raises(InvalidTransition, match=expansion.id):
-            approve_plan(ledger, workspace.config, other, by="ada")
+            approve_plan(workspace, other, by="ada")
+
+
+class GuardThatLost:
+    """A session whose guard was put out of the group."""
+
+    def check(self) -> None:
+        """Raises ConsumerCameBack."""
+        raise ConsumerCameBack("a consumer came back", subject="group service")
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_fault_02_consumers_that_another_runner_started_are_no_intruders(
+    tmp_path: Path, taken: bool
+) -> None:
+    """A runner that slept for long says that its lease is gone, whatever it notices first."""
+    desk = open_desk(tmp_path)
+    recovery = approve_plan(desk, store_expand_plan(desk), by="ada")
+    with desk.ledger.leases.hold(recovery.id) as lease:
+        context = ExpandContext(
+            desk, recovery, desk.config.stream("orders"), lease, Interrupts(), Console(quiet=True)
+        )
+        context.closing, context._requests_at = True, float("inf")
+        context.__dict__["session"] = GuardThatLost()
+        if taken:
+            take_over(desk, recovery.id)
+        with pytest.raises(LeaseHeld if taken else ConsumerCameBack):
+            context.tick()

@@ -6,7 +6,7 @@ import pytest
 
 from fanout.relay.commits import CommitWithMetadata
 from fanout.relay.counters import Counters, write_counters
-from replay.expand_source import find_overwritten
+from replay.kinds.expand.source import find_overwritten
 
 OURS = write_counters(Counters("r-1", 5, 50, {0: 5}), 4)
 OTHERS = write_counters(Counters("r-2", 5, 50, {0: 5}), 4)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanout.layout import cut_canary
-from replay.steps.expand.canary import SLOW_SHARE
-from replay.steps.expand.trial import Speed, Trial
+from replay.kinds.expand.steps.canary import SLOW_SHARE
+from replay.kinds.expand.steps.trial import Speed, Trial
 
 _TICK = 0.1
 PLANNED = st.floats(1, 20_000)

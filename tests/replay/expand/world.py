@@ -29,15 +29,17 @@ from backlog.kafka.clients import make_producer
 from backlog.values import Recovery
 from fanout.launchers import Launcher, ProcessLauncher, Role
 from fanout.launchers.interface import Fleet
-from replay import expand_closing
-from replay.approval import approve_plan
-from replay.cancellation import cancel_work
-from replay.expand_plans import ExpandOptions, plan_expand
-from replay.fleets import fleet_of, launcher_of
-from replay.holds import release_stream
-from replay.runner import Run
-from replay.steps import expand as steps
-from replay.workspace import Workspace
+from replay.around.fleets import fleet_of, launcher_of
+from replay.around.holds import release_stream
+from replay.kinds.expand import closing as expand_closing
+from replay.kinds.expand import steps
+from replay.kinds.expand.options import ExpandOptions
+from replay.kinds.expand.planning import plan_expand
+from replay.opening import open_workspace
+from replay.recovery.approval import approve_plan
+from replay.recovery.cancelling import cancel_work
+from replay.recovery.runner import Run
+from replay.recovery.workspace import Workspace
 from tests.kafka_tools import wait_until
 from tests.replay.expand.shortened import WORLD
 from tests.replay.shop import ROOT, Said
@@ -104,7 +106,7 @@ class World:
 
     def open(self) -> Workspace:
         """The workspace, in this process."""
-        return Workspace.open(load_config(self.directory / "backlog.yaml", dict(os.environ)))
+        return open_workspace(load_config(self.directory / "backlog.yaml", dict(os.environ)))
 
     # What happens on the topic.
 
@@ -231,7 +233,7 @@ class World:
         """Plans and approves."""
         workspace = self.open()
         planned = self.plan(rate, **options)
-        return approve_plan(workspace.ledger, workspace.config, planned, by="tester")
+        return approve_plan(workspace, planned, by="tester")
 
     def read(self, recovery: Recovery) -> Recovery:
         """As it is now."""

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import getpass
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from backlog.manifest import hash_value
 from backlog.values import Cause, Gap, Recovery, RecoveryState
-from replay.approval import approve_plan
-from replay.identity import Identity, acting_as
-from replay.origins import AIRFLOW, describe_origin
-from replay.workspace import Workspace
+from replay.kinds.expand.plan import ExpandPlan
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.recovery.approval import approve_plan
+from replay.recovery.identity import Identity, acting_as, find_identity
+from replay.recovery.origins import AIRFLOW, name_origin
+from replay.recovery.plan import Origin
+from replay.recovery.workspace import Workspace
 from tests.backlog.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import make_plan, open_desk
+from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
 
 S = RecoveryState
 TOPIC_ID = "topic-id"
-RUN = describe_origin("recover_backlog", "run-1", "INC-4711")
+GROUP = "orders-service"
+# The name of a kind that another version of this program knows.
+MYSTERY = "mystery"
+RUN = name_origin("recover_backlog", "run-1", "INC-4711")
 AIRFLOW_USER = Identity(AIRFLOW, "grace", "worker")
 SHELL_USER = Identity("os", getpass.getuser(), "laptop")
 SOURCE = {
@@ -39,7 +45,7 @@ def open_shop(directory: Path, guards: dict[str, Any] | None = None, **stream: A
     orders = {
         "cluster": "main",
         "topic": "orders",
-        "group": "orders-service",
+        "group": GROUP,
         "source": SOURCE,
         "consumers": {"launcher": "manual", "replicas": 3},
         **stream,
@@ -55,37 +61,67 @@ def open_shop(directory: Path, guards: dict[str, Any] | None = None, **stream: A
 def lose(desk: Workspace, at: datetime | None = None, **changes: Any) -> Gap:
     """An open gap of the stream, found at that time."""
     cause = changes.pop("cause", Cause.EXPIRED)
-    group = changes.pop("group", "orders-service")
+    group = changes.pop("group", GROUP)
     gap = replace(make_gap(cause=cause, **changes), group=group)
     return desk.ledger.gaps.record(replace(gap, detected_at=at or desk.ledger.now()))
 
 
-def make_rebuild_plan(**changes: Any) -> dict[str, Any]:
-    """As the planner makes it, with every figure that is shown."""
-    plan = make_plan(planned_at="2026-11-21T12:00:00.000000Z", origin=RUN)
-    plan["outcome"]["counts"] |= {"surviving": 0, "consumed": 0, "already_injected": 0}
-    plan["outcome"]["proof"] |= {"matched": 4}
-    return {**plan, **changes}
+def make_rebuild(**changes: Any) -> RebuildPlan:
+    """Of the run `RUN`, as the planner makes it."""
+    return make_rebuild_plan(**{"group": GROUP, "origin": RUN, **changes})
+
+
+def make_expand(**changes: Any) -> ExpandPlan:
+    """Of the run `RUN`, as the planner makes it."""
+    return make_expand_plan(**{"group": GROUP, "origin": RUN, **changes})
 
 
 def store(desk: Workspace, kind: str = "rebuild", *gaps: str, **changes: Any) -> Recovery:
     """A planned recovery of `orders`, of the run `RUN` unless `origin` says otherwise."""
-    if kind == "expand":
-        plan = make_expand_plan(**{"origin": RUN, **changes})
-    else:
-        plan = make_rebuild_plan(**changes)
-    return desk.ledger.recoveries.create(
-        kind, "orders", "main", "orders", "orders-service", plan, hash_value(plan), gaps, "ada"
+    make = make_expand if kind == "expand" else make_rebuild
+    return keep_plan(desk, make(**changes), gaps)
+
+
+def store_unknown(
+    desk: Workspace, *states: RecoveryState, origin: Origin | None = RUN, **detail: Any
+) -> Recovery:
+    """A recovery of `orders` of a kind that this program does not know, in the last state."""
+    plan = {} if origin is None else {"origin": origin.model_dump()}
+    recovery = desk.ledger.recoveries.create(
+        MYSTERY,
+        "orders",
+        "main",
+        "orders",
+        GROUP,
+        plan,
+        hash_value(plan),
+        (),
+        "ada",
+        stops_consumers=True,
+        holds_when_failed=True,
     )
+    for number, state in enumerate(states, start=1):
+        who = str(find_identity())
+        if state is S.APPROVED:
+            expires = desk.ledger.now() + timedelta(hours=1)
+            recovery = desk.ledger.recoveries.approve(
+                recovery.id,
+                by="Grace",
+                identity=who,
+                plan_hash=recovery.plan_hash,
+                expires_at=expires,
+            )
+            continue
+        told = detail if number == len(states) else {}
+        recovery = desk.ledger.recoveries.advance(recovery.id, state, who, told)
+    return recovery
 
 
 def bring(desk: Workspace, recovery: Recovery, *states: RecoveryState, **detail: Any) -> Recovery:
     """Moves it on, the last state with the detail; whoever acts now is the actor."""
-    from replay.identity import find_identity
-
     for number, state in enumerate(states, start=1):
         if state is S.APPROVED:
-            recovery = approve_plan(desk.ledger, desk.config, recovery, by="Grace")
+            recovery = approve_plan(desk, recovery, by="Grace")
             continue
         told = detail if number == len(states) else {}
         recovery = desk.ledger.recoveries.advance(recovery.id, state, str(find_identity()), told)

@@ -12,13 +12,12 @@ from rich.console import Console
 from backlog.clock import utc_now
 from backlog.errors import ApprovalNeeded, KafkaFailure, LeaseHeld
 from backlog.values import RecoveryState
-from replay.brakes import CANARY, INTERRUPTED, OPERATOR, WINDOW, PausedBecause
-from replay.cancellation import request_pause
+from replay.recovery.brakes import CANARY, INTERRUPTED, OPERATOR, WINDOW, PausedBecause
+from replay.recovery.cancelling import request_pause
+from replay.recovery.runner import Run
+from replay.recovery.workspace import Workspace
 from replay.runbooks import carrying
 from replay.runbooks.carrying import Carried, carry_on, is_at_end
-from replay.runner import Run
-from replay.windows import find_window
-from replay.workspace import Workspace
 from tests.replay.makers import PAST, change_ledger
 from tests.replay.runbooks.desks import bring, open_shop, store
 
@@ -136,10 +135,11 @@ def test_a_lost_lease_is_waited_for(desk: Workspace, monkeypatch: pytest.MonkeyP
 
 def test_fault_40_the_window_is_the_plans_not_the_files(tmp_path: Path) -> None:
     desk = open_shop(tmp_path, off_peak={"from": "01:00", "to": "02:00", "timezone": "UTC"})
-    window = find_window(store(desk, off_peak=NIGHT))
-    assert window is not None
-    assert str(window) == "22:30–06:00 Asia/Shanghai"
+    planned = desk.plan_of(store(desk, off_peak=NIGHT)).off_peak
+    assert planned is not None
+    assert str(planned) == "22:30–06:00 Asia/Shanghai"
+    window = planned.open()
     inside = datetime(2026, 11, 21, 2, 0, tzinfo=ZoneInfo("Asia/Shanghai"))
     assert window.contains(inside)
     assert not window.contains(inside.replace(hour=12))
-    assert find_window(store(desk)) is None
+    assert desk.plan_of(store(desk)).off_peak is None

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,11 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from backlog.values import Recovery, RecoveryState
+from replay.recovery.origins import name_origin
+from replay.recovery.workspace import Workspace
 from replay.runbooks.describing import describe_body, describe_outcome, describe_subject
-from replay.workspace import Workspace
-from tests.replay.expand_makers import make_expand_plan
-from tests.replay.runbooks.desks import bring, make_rebuild_plan, open_shop, store
+from tests.replay.makers import make_recovery
+from tests.replay.runbooks.desks import bring, make_expand, make_rebuild, open_shop, store
 
 S = RecoveryState
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -45,26 +45,19 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return open_shop(tmp_path_factory.mktemp("told"))
 
 
-def make(kind: str, plan: dict[str, Any], **changes: Any) -> Recovery:
-    """A recovery that is in no ledger."""
-    recovery = Recovery(
-        "r-20261121-0001", kind, "orders", "main", "orders", "orders-service",
-        S.PLANNED, "abcdef0123456789", plan, None,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return replace(recovery, **changes)
-
-
-def make_rebuild(**changes: Any) -> Recovery:
+def tell_rebuild(**changes: Any) -> Recovery:
+    """A rebuild of fourteen ranges, in no ledger."""
     gaps = [
         {"id": f"g-{n}", "partition": n, "start": 1000, "end": 3500, "cause": "expired",
          "certainty": "exact"}
         for n in range(14)
     ]  # fmt: skip
-    return make("rebuild", make_rebuild_plan(**{"gaps": gaps, **changes}))
+    return make_recovery(make_rebuild(**{"gaps": gaps, **changes}))
 
 
-def make_expand(**changes: Any) -> Recovery:
-    return make("expand", make_expand_plan(**changes))
+def tell_expand(**changes: Any) -> Recovery:
+    """An expansion, in no ledger."""
+    return make_recovery(make_expand(**changes))
 
 
 def show(text: str) -> str:
@@ -82,114 +75,147 @@ def count_rows(text: str) -> int:
 
 
 def test_a_rebuild_is_told_with_its_figures(desk: Workspace) -> None:
-    plan = make_rebuild_plan()
-    plan["outcome"] |= {"reasons": ["2 rows are quarantined"], "verdict": "short"}
-    recovery = make_rebuild(
-        outcome=plan["outcome"],
+    counts = {"candidates": 17, "surviving": 4, "already_injected": 2, "quarantined": 1}
+    recovery = tell_rebuild(
+        outcome={"reasons": ["2 rows are quarantined"], "verdict": "short", "counts": counts},
         warnings=["other groups read this topic"],
         other_groups=["audit"],
         off_peak={"from": "00:30", "to": "06:00", "timezone": "Asia/Shanghai"},
         limits={"messages_per_second": 2},
     )
-    told = show(describe_body(recovery, desk.config))
-    assert describe_subject(recovery) == "Put 10 messages back into orders (r-20261121-0001)"
+    told = show(describe_body(desk, recovery))
+    subject = describe_subject(desk, recovery)
+    assert subject == "Put 10 messages back into orders (r-20261121-0001)"
     for part in (
-        "short : 10 messages rebuilt for at most 10 lost offsets of topic orders",
+        "Plan: short. Puts 10 lost messages back into topic orders.",
+        "Topic orders , group orders-service .",
         "2 rows are quarantined",
-        "already injected 0",
-        "0 1,000–3,499 2,500 expired, exact",
-        "and 2 more",
-        "4 of 4 surviving messages",
+        "lost offsets (at most) 10 rows read from the source 17 still in the topic − 4",
+        "put back by earlier recoveries − 2 rebuilt 10 quarantined 1",
+        "Lost ranges partition offsets at most why 0 1,000–3,499 2,500 expired, exact",
+        "11 1,000–3,499 2,500 expired, exact and 2 ranges with 5,000 offsets",
+        "proof 100 % of 4 survivors rebuilt as they are",
         "1 chunk, 1 B",
-        "00:30 to 06:00 Asia/Shanghai, as many nights as needed, at most 2/s: about 5 s of work",
+        "put back 00:30–06:00 Asia/Shanghai, as many nights as needed, "
+        "at most 2 messages/s: about 5 s of work",
+        "Stops nothing: consumers go on, nothing is created or deleted, and messages are added at "
+        "the topic's end, each once",
         "Other groups on the topic: audit",
+        "To know before other groups read this topic",
         "Note: INC-4711",
         "Planned by os:planner at 2026-11-21 12:00:00Z",
-        "for plan abcdef012345 and no other",
+        "Approved by: anybody who may answer here.",
+        f"for plan {recovery.plan_hash[:12]} and no other",
     ):
         assert part in told, part
-    at_once = show(describe_body(make_rebuild(), desk.config))
-    assert "When: at once." in at_once
-    plan["outcome"]["proof"] |= {"rate": None, "matched": 0, "compared": 0}
-    unproved = describe_body(make_rebuild(outcome=plan["outcome"]), desk.config)
-    assert "Proof" not in unproved
+    at_once = show(describe_body(desk, tell_rebuild()))
+    assert "put back at any time, as fast as it goes" in at_once
+    proof = {"matched": 0, "compared": 0, "equal_values": 0, "equal_headers": 0}
+    unproved = show(describe_body(desk, tell_rebuild(outcome={"proof": proof})))
+    assert "proof nothing survives to compare with" in unproved
 
 
 def test_an_expansion_is_told_with_what_it_stops_and_gives_back(desk: Workspace) -> None:
-    recovery = make_expand(origin={"note": "INC-1"})
-    told = show(describe_body(recovery, desk.config))
-    assert describe_subject(recovery) == (
+    recovery = tell_expand(origin=name_origin("recover_backlog", "run-1", "INC-1"))
+    told = show(describe_body(desk, recovery))
+    assert describe_subject(desk, recovery) == (
         "Drain 1,200,000 messages of orders with 30 consumers (r-20261121-0001)"
     )
     for part in (
-        "1,200,000 messages of topic orders unread by group orders-service",
-        "as it is in 11 h 6 min, by 3 consumers",
-        "expanded in 14 min, by 30 consumers",
-        "loss in 10 h 15 min",
-        "Stopped the consumers of group service",
+        "Plan: before retention. Drains 1,200,000 messages of topic orders that group "
+        "orders-service has not read.",
+        "as it is drained in 11 h 6 min, by 3 consumers",
+        "expanded drained in 14 min, by 30 consumers: 46 times as fast",
+        "retention deletes the oldest unread message in 10 h 15 min (by time)",
+        "spread 10 × the partitions, 30 in all; messages of a key stay in order",
+        "0 400,000 1,200,000 (no commit) 2026-11-20 22:15",
+        "Stops the consumers of group service",
+        "Creates topic orders.recovery.r-20261121-0001: 30 partitions",
         "deletes nothing",
-        "Raised retention.ms of orders from 1 d to unlimited",
-        "Given back",
+        "Raises retention.ms of orders from 1 d to unlimited",
+        "Gives back topic orders.recovery.r-20261121-0001 is deleted",
+        "Other groups on the topic: audit",
         "Note: INC-1",
     ):
         assert part in told, part
-    never = make_expand(
-        seconds_to_drain_now=None, seconds_to_loss=None, stopped="by people", raised=[],
+    never = tell_expand(
+        seconds_to_drain_now=None, seconds_to_loss=None, loss_by=None, wins=None,
+        hold={"needed": False}, stopped=["the consumers, by people"], raised=[],
         disk={"needed": 1, "usable": 2, "enough": True, "told": ""}, origin=None,
     )  # fmt: skip
-    told = show(describe_body(never, desk.config))
-    for part in ("never, by 3 consumers", "no loss in sight", "room enough", "Stopped by people"):
+    told = show(describe_body(desk, never))
+    for part in (
+        "never drained, by 3 consumers",
+        "retention deletes nothing in sight",
+        "room enough",
+        "Stops the consumers, by people",
+    ):
         assert part in told, part
-    assert "Raised" not in told
+    assert "Raises" not in told
     assert "Note" not in told
+
+
+@pytest.mark.parametrize(
+    ("approval", "who"),
+    [
+        ("named", "anybody who may answer here"),
+        ("second_person", "another person than the one who asked for it"),
+        ("auto", "a person, because such a plan is not approved by itself"),
+    ],
+)
+def test_who_may_answer_is_said(desk: Workspace, approval: str, who: str) -> None:
+    for recovery in (tell_rebuild(approval=approval), tell_expand(approval=approval)):
+        assert f"Approved by: {who}." in show(describe_body(desk, recovery))
 
 
 @pytest.mark.parametrize("kind", ["rebuild", "expand"])
 @given(text=TEXTS)
 def test_names_and_notes_are_text(desk: Workspace, kind: str, text: str) -> None:
-    origin = {"note": text}
+    said = {
+        "origin": name_origin("recover_backlog", "run-1", text),
+        "other_groups": [text],
+        "warnings": [text],
+        "topic": text,
+        "group": text,
+    }
     if kind == "rebuild":
-        outcome = {**make_rebuild_plan()["outcome"], "reasons": [text]}
-        told = {"outcome": outcome, "origin": origin, "other_groups": [text]}
-        recovery = make_rebuild(**told, warnings=[text])
+        recovery = tell_rebuild(**said, outcome={"reasons": [text]})
     else:
         disk = {"needed": 1, "usable": 2, "enough": True, "told": text}
-        recovery = make_expand(
-            disk=disk, stopped=[text], origin=origin, other_groups=[text], warnings=[text],
-        )  # fmt: skip
-    recovery = replace(recovery, topic=text, group=text)
-    body = describe_body(recovery, desk.config)
+        recovery = tell_expand(**said, disk=disk, stopped=[text])
+    body = describe_body(desk, recovery)
     html = MARKDOWN.render(body)
     assert list_tags(body) <= TAGS
     assert "href" not in html
     assert "://" not in re.sub(r"<code>.*?</code>", "", html)
-    plain = make_rebuild(other_groups=["x"]) if kind == "rebuild" else make_expand()
-    assert count_rows(body) == count_rows(describe_body(plain, desk.config))
+    plain = tell_rebuild(other_groups=["x"]) if kind == "rebuild" else tell_expand()
+    assert count_rows(body) == count_rows(describe_body(desk, plain))
     if "\0" not in text and (wanted := " ".join(text.split())):
         assert wanted in re.sub(r"\s*\u2060", "", unescape(re.sub(r"<[^>]*>", "", html)))
 
 
 def test_a_name_stays_within_its_cell(desk: Workspace) -> None:
     disk = {"needed": 1, "usable": 2, "enough": True, "told": "a|b \\| c"}
-    html = MARKDOWN.render(describe_body(make_expand(disk=disk), desk.config))
+    html = MARKDOWN.render(describe_body(desk, tell_expand(disk=disk)))
     assert "<td>a|b \\| c</td>" in html
 
 
 def test_no_address_becomes_a_link_by_itself(desk: Workspace) -> None:
     text = "HTTPS://evil.example http://evil.example WWW.evil.example me@evil.example"
-    body = describe_body(make_rebuild(warnings=[text], origin={"note": text}), desk.config)
+    origin = name_origin("recover_backlog", "run-1", text)
+    body = describe_body(desk, tell_rebuild(warnings=[text], origin=origin))
     # What GitHub's Markdown looks for in text, escaped or not.
     assert not re.search(r"(?i)https?://|www\.|[\w.+-]@[\w-]", body)
     assert "evil.example" in body
 
 
-def test_the_page_is_linked_where_it_has_an_address(desk: Workspace, tmp_path: Path) -> None:
-    assert "](" not in describe_body(make_rebuild(), desk.config)
-    own = describe_body(make_rebuild(), desk.config, page="/plugin/backlogctl")
+def test_the_page_is_linked_where_it_has_an_address(desk: Workspace) -> None:
+    assert "](" not in describe_body(desk, tell_rebuild())
+    own = describe_body(desk, tell_rebuild(), page="/plugin/backlogctl")
     assert own.endswith("[The recovery's page](/plugin/backlogctl)")
     watched = desk.config.watch.model_copy(update={"url": "https://backlog.example/"})
     config = desk.config.model_copy(update={"watch": watched})
-    assert describe_body(make_rebuild(), config).endswith(
+    assert describe_body(replace(desk, config=config), tell_rebuild()).endswith(
         "(https://backlog.example/recoveries/r-20261121-0001)"
     )
 
@@ -199,11 +225,11 @@ def test_what_came_of_it_is_plain_data(desk: Workspace) -> None:
         desk, store(desk), S.APPROVED, S.RUNNING, S.FAILED,
         code="kafka", message="no broker", subject="x", next="run",
     )  # fmt: skip
-    told = describe_outcome(failed)
+    told = describe_outcome(desk, failed)
     json.dumps(told)
     assert told["state"] == "failed"
     assert told["counts"] == {"planned": 10, "put_back": 0}
     assert told["detail"] == {"code": "kafka", "message": "no broker"}
     assert told["approved_by"] == "Grace"
-    drained = describe_outcome(make_expand())
+    drained = describe_outcome(desk, tell_expand())
     assert (drained["counts"], drained["approval_expires_at"]) == (None, None)

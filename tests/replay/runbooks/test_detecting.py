@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from backlog.clock import utc_now
+from backlog.config import Stream
+from backlog.ledger import Ledger
 from backlog.values import Cause, GapState, RecoveryState
 from monitoring.verdicts import Verdict
-from replay.approval import NOBODY, reject_plan
-from replay.cancellation import cancel_work
+from replay.kinds.expand.kind import Expand
+from replay.recovery.approval import NOBODY, reject_plan
+from replay.recovery.cancelling import cancel_work
+from replay.recovery.kind import Registry
+from replay.recovery.workspace import Workspace
 from replay.runbooks import detecting
 from replay.runbooks.detecting import (
     Detection,
@@ -22,7 +27,6 @@ from replay.runbooks.detecting import (
     find_declined,
     should_plan,
 )
-from replay.workspace import Workspace
 from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 
 S = RecoveryState
@@ -65,6 +69,31 @@ def test_a_gap_that_cannot_be_rebuilt_asks_for_nothing(desk: Workspace) -> None:
     assert choose(desk, Verdict.OK) == ("rebuild",)
 
 
+class Asked(Expand):
+    """A kind that says what it is told to, and remembers what it was asked."""
+
+    def __init__(self, name: str, answer: bool, calls: list[tuple[Any, ...]]) -> None:
+        self.name = name  # type: ignore[misc]
+        self._answer, self._calls = answer, calls
+
+    def suggest(
+        self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
+    ) -> bool:
+        self._calls.append((self.name, stream.name, course, lag, topic_id))
+        return self._answer
+
+
+@pytest.mark.parametrize("names", [("one", "two", "three"), ("three", "two", "one")])
+def test_kinds_are_asked_in_the_order_of_the_registry(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    kinds = Registry([Asked(name, name != "two", calls) for name in names])
+    found = detect(replace(desk, kinds=kinds), monkeypatch, "warn")
+    assert found.actions == tuple(name for name in names if name != "two")
+    assert calls == [(name, "orders", Verdict.WARN, 10, TOPIC_ID) for name in names]
+
+
 def detect(
     desk: Workspace,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +120,7 @@ def detect(
 
 
 def starts(desk: Workspace, found: Detection) -> bool:
-    return should_plan(desk.config.stream("orders"), found)
+    return should_plan(desk, desk.config.stream("orders"), found)
 
 
 def test_a_new_gap_is_an_alarm_once_and_starts_a_recovery(
@@ -101,9 +130,8 @@ def test_a_new_gap_is_an_alarm_once_and_starts_a_recovery(
     assert (len(found.new_gaps), found.alarming, found.actions) == (1, True, ("rebuild",))
     assert (found.warnings, found.to_json()["actions"]) == (("seen",), ("rebuild",))
     assert starts(desk, found)
-    assert not should_plan(
-        desk.config.stream("orders").model_copy(update={"auto_plan": False}), found
-    )
+    stream = desk.config.stream("orders").model_copy(update={"auto_plan": False})
+    assert not should_plan(desk, stream, found)
     again = detect(desk, monkeypatch)
     assert (again.new_gaps, again.alarming) == ((), False)
     assert starts(desk, again), "the gap is open still"
@@ -165,7 +193,7 @@ def test_a_no_is_not_asked_again_before_something_more_is_lost(
     if cancelled:
         cancel_work(desk, plan.id, wait=0)
     else:
-        reject_plan(desk.ledger, plan, by="grace", reason="rejected")
+        reject_plan(desk, plan, by="grace", reason="rejected")
     found = detect(desk, monkeypatch, "losing")
     assert (found.declined, found.actions, starts(desk, found)) == (plan.id, BOTH, False)
     more = detect(desk, monkeypatch, "losing", lose=True)
@@ -177,7 +205,7 @@ def test_a_no_is_asked_again_after_the_time_an_approval_holds(tmp_path: Path) ->
     stream = desk.config.stream("orders")
     assert find_declined(desk, stream) == ""
     plan = store(desk)
-    reject_plan(desk.ledger, plan, by="grace", reason="rejected")
+    reject_plan(desk, plan, by="grace", reason="rejected")
     assert find_declined(desk, stream) == plan.id
     later = utc_now() + timedelta(minutes=61)
     aged = replace(desk, ledger=Later(desk.ledger, later))  # type: ignore[arg-type]
@@ -196,7 +224,7 @@ def test_without_an_answer_it_is_asked_again(
     desk: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose(desk)
-    reject_plan(desk.ledger, store(desk), by=NOBODY, reason="nobody answered in time")
+    reject_plan(desk, store(desk), by=NOBODY, reason="nobody answered in time")
     assert starts(desk, detect(desk, monkeypatch))
     store(desk)
     store(desk)  # takes the place of the one before, which nobody answered

@@ -11,20 +11,24 @@ from typing import Any
 import pytest
 
 from backlog.clock import utc_now
+from backlog.config import Stream
 from backlog.errors import InvalidTransition, Refused
 from backlog.kafka.admin import TopicInfo
 from backlog.values import Cause, GapState, Recovery, RecoveryState
-from replay.brakes import OPERATOR, WINDOW
-from replay.origins import describe_origin
-from replay.plans import PlanOptions, choose_gaps
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.kinds.rebuild.planning import choose_gaps
+from replay.recovery.brakes import OPERATOR, WINDOW
+from replay.recovery.kind import Say
+from replay.recovery.origins import name_origin
+from replay.recovery.plan import Origin
+from replay.recovery.workspace import Workspace
 from replay.runbooks import nights
-from replay.runbooks.nights import Deed, NightWork, find_night_work
-from replay.workspace import Workspace
+from replay.runbooks.nights import NightWork, Tonight, find_night_work
 from tests.replay.makers import PAST, change_ledger
 from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 
 S = RecoveryState
-NIGHT = describe_origin("nightly_backfill", "scheduled__2026-11-21")
+NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
 TOPIC = TopicInfo("orders", TOPIC_ID, 10, {})
 LONG_AGO = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
 
@@ -35,20 +39,28 @@ class Night:
 
     desk: Workspace
     refusal: Exception | None = None
-    asked: list[PlanOptions] = field(default_factory=list)
+    asked: list[RebuildOptions] = field(default_factory=list)
     automatic: bool = False
 
     def work(self, before: datetime | None = None) -> NightWork:
         stream = self.desk.config.stream("orders")
         return find_night_work(self.desk, stream, before or utc_now(), NIGHT)
 
-    def plan(self, desk: Workspace, stream: Any, options: PlanOptions, tell: Any) -> Recovery:
+    def plan(
+        self,
+        desk: Workspace,
+        stream: Stream,
+        options: RebuildOptions,
+        *,
+        origin: Origin,
+        found_before: datetime,
+        say: Say,
+    ) -> Recovery:
         self.asked.append(options)
         if self.refusal is not None:
             raise self.refusal
-        gaps, _ = choose_gaps(desk, stream, TOPIC, (), options.found_before)
-        assert options.origin is not None
-        plan = store(desk, "rebuild", *(gap.id for gap in gaps), origin=dict(options.origin))
+        gaps, _ = choose_gaps(desk, stream, TOPIC, (), found_before)
+        plan = store(desk, "rebuild", *(gap.id for gap in gaps), origin=origin)
         return bring(desk, plan, S.APPROVED) if self.automatic else plan
 
 
@@ -61,30 +73,32 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
 
 def test_nothing_lost_is_nothing_to_do(night: Night) -> None:
     work = night.work()
-    assert (work.deed, work.recovery, work.why) == (Deed.NOTHING, "", "no open gap")
+    assert (work.action, work.recovery, work.why) == (Tonight.NOTHING, "", "no open gap")
     assert night.asked == []
-    assert work.to_json()["deed"] == "nothing"
+    assert work.to_json()["action"] == "nothing"
 
 
 def test_a_loss_is_planned_and_asked_about_once(night: Night) -> None:
     gap = lose(night.desk)
     first = night.work()
-    assert (first.deed, first.why) == (
-        Deed.ASK,
+    assert (first.action, first.why) == (
+        Tonight.ASK,
         "planned, exact; the stream's approval is `named`",
     )
     assert night.desk.ledger.gaps.get(gap.id).state is GapState.PLANNED
-    assert night.desk.ledger.recoveries.get(first.recovery).plan["origin"] == NIGHT
+    planned = night.desk.ledger.recoveries.get(first.recovery)
+    assert night.desk.plan_of(planned).origin == NIGHT
+    assert night.asked == [RebuildOptions()]
     again = night.work()
-    assert (again.deed, again.recovery, len(night.asked)) == (Deed.ASK, first.recovery, 1)
+    assert (again.action, again.recovery, len(night.asked)) == (Tonight.ASK, first.recovery, 1)
 
 
 def test_an_exact_plan_goes_on_by_itself(night: Night) -> None:
     lose(night.desk)
     night.automatic = True
     first = night.work()
-    assert first.deed is Deed.RUN
-    assert (night.work().deed, night.work().recovery) == (Deed.RUN, first.recovery)
+    assert first.action is Tonight.RUN
+    assert (night.work().action, night.work().recovery) == (Tonight.RUN, first.recovery)
 
 
 def test_what_was_begun_goes_on_until_it_is_at_its_end(night: Night) -> None:
@@ -99,13 +113,13 @@ def test_what_was_begun_goes_on_until_it_is_at_its_end(night: Night) -> None:
     ):
         detail = {"why": WINDOW} if state is S.PAUSED else {"code": "kafka"}
         bring(night.desk, recovery, state, **detail)
-        assert night.work() == NightWork("orders", Deed.RUN, recovery.id, why)
+        assert night.work() == NightWork("orders", Tonight.RUN, recovery.id, why)
     for gap_state in (GapState.STAGED, GapState.INJECTED, GapState.VERIFIED):
         night.desk.ledger.gaps.advance([gap.id], gap_state, recovery.id)
     bring(night.desk, recovery, S.RUNNING, S.VERIFIED)
     # A night of the past, or the same one again: no new sends.
     for before in (None, LONG_AGO):
-        assert night.work(before).deed is Deed.NOTHING
+        assert night.work(before).action is Tonight.NOTHING
     assert night.asked == []
 
 
@@ -113,8 +127,8 @@ def test_what_an_operator_paused_waits_for_them(night: Night) -> None:
     recovery = bring(night.desk, store(night.desk), S.APPROVED, S.RUNNING, S.PAUSED, why=OPERATOR)
     lose(night.desk)
     work = night.work()
-    assert (work.deed, work.recovery, work.why) == (
-        Deed.NOTHING,
+    assert (work.action, work.recovery, work.why) == (
+        Tonight.NOTHING,
         recovery.id,
         "paused by an operator",
     )
@@ -124,8 +138,8 @@ def test_fault_63_an_expired_approval_is_asked_for_again(night: Night) -> None:
     recovery = bring(night.desk, store(night.desk), S.APPROVED)
     change_ledger(night.desk, f"UPDATE backlog_recoveries SET approval_expires_at = '{PAST}'")
     found = night.work()
-    assert (found.deed, found.recovery, found.why) == (
-        Deed.ASK,
+    assert (found.action, found.recovery, found.why) == (
+        Tonight.ASK,
         recovery.id,
         "its approval expired",
     )
@@ -141,9 +155,9 @@ def test_a_stale_one_needs_a_person_and_hides_no_other(night: Night) -> None:
         night.work()
     assert f"backlogctl cancel {stale.id}" in caught.value.hint
     planned = store(night.desk)
-    assert (night.work().deed, night.work().recovery) == (Deed.ASK, planned.id)
+    assert (night.work().action, night.work().recovery) == (Tonight.ASK, planned.id)
     bring(night.desk, planned, S.APPROVED, S.RUNNING)
-    assert (night.work().deed, night.work().recovery) == (Deed.RUN, planned.id)
+    assert (night.work().action, night.work().recovery) == (Tonight.RUN, planned.id)
 
 
 def test_nothing_is_put_back_beside_an_expansion(night: Night) -> None:
@@ -153,10 +167,10 @@ def test_nothing_is_put_back_beside_an_expansion(night: Night) -> None:
         if state is not S.PLANNED:
             bring(night.desk, recovery, state)
         work = night.work()
-        assert (work.deed, work.recovery) == (Deed.NOTHING, "")
+        assert (work.action, work.recovery) == (Tonight.NOTHING, "")
         assert work.why == f"its expand {recovery.id} is {state}"
     bring(night.desk, recovery, S.RUNNING, S.VERIFIED)
-    assert night.work().deed is Deed.ASK
+    assert night.work().action is Tonight.ASK
 
 
 def test_a_plan_to_expand_that_nobody_answers_does_not_hold_the_nights_up(night: Night) -> None:
@@ -164,14 +178,14 @@ def test_a_plan_to_expand_that_nobody_answers_does_not_hold_the_nights_up(night:
     recovery = store(night.desk, "expand")
     change_ledger(night.desk, "DROP TRIGGER backlog_recoveries_fixed")
     change_ledger(night.desk, f"UPDATE backlog_recoveries SET created_at = '{PAST}'")
-    assert night.work().deed is Deed.ASK
+    assert night.work().action is Tonight.ASK
     assert night.desk.ledger.recoveries.get(recovery.id).state is S.REJECTED
 
 
 def test_what_was_found_after_the_interval_is_left_to_the_next(night: Night) -> None:
     end = utc_now() - timedelta(hours=1)
     late = lose(night.desk, end, partition=1)
-    assert night.work(end) == NightWork("orders", Deed.NOTHING, "", "no open gap; 1 found since")
+    assert night.work(end) == NightWork("orders", Tonight.NOTHING, "", "no open gap; 1 found since")
     early = lose(night.desk, end - timedelta(microseconds=1), partition=0)
     work = night.work(end)
     assert night.desk.ledger.recoveries.gap_ids(work.recovery) == (early.id,)
@@ -181,7 +195,7 @@ def test_what_was_found_after_the_interval_is_left_to_the_next(night: Night) -> 
 def test_fault_39_a_backfill_of_old_dates_plans_nothing(night: Night) -> None:
     lose(night.desk)
     work = night.work(LONG_AGO)
-    assert (work.deed, night.asked) == (Deed.NOTHING, [])
+    assert (work.action, night.asked) == (Tonight.NOTHING, [])
 
 
 def test_gaps_that_cannot_be_rebuilt_do_not_stop_the_others(night: Night) -> None:
@@ -211,7 +225,7 @@ def test_what_was_answered_while_planning_is_nothing_to_do(
 ) -> None:
     gap = lose(night.desk)
 
-    def answer(*_: Any) -> Any:
+    def answer(*_: Any, **named: Any) -> Any:
         night.desk.ledger.gaps.advance([gap.id], GapState.WAIVED, reason="read again")
         raise Refused("nothing is lost")
 

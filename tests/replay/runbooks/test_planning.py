@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backlog.config import Stream
 from backlog.errors import Refused, UsageError
 from backlog.values import Recovery, RecoveryState
-from replay.identity import acting_as, find_identity
-from replay.origins import describe_origin
-from replay.runbooks import planning
+from replay.kinds import KINDS
+from replay.kinds.expand.options import ExpandOptions
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.recovery.identity import acting_as, find_identity
+from replay.recovery.kind import Say
+from replay.recovery.origins import name_origin
+from replay.recovery.plan import Options, Origin
+from replay.recovery.workspace import Workspace
 from replay.runbooks.planning import find_or_plan
 from replay.runbooks.requests import RecoveryRequest
-from replay.workspace import Workspace
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
     RUN,
@@ -26,30 +33,55 @@ from tests.replay.runbooks.desks import (
 )
 
 S = RecoveryState
-OTHER_RUN = describe_origin("recover_backlog", "run-2")
+OTHER_RUN = name_origin("recover_backlog", "run-2")
+
+
+@dataclass
+class Asked:
+    """What a planner was asked for."""
+
+    stream: str
+    options: Options
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """Its planners store a plan at once, with what they are given."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """Planners store a plan at once, with what they are given."""
+    found: list[Asked] = []
+    for kind in KINDS:
+        monkeypatch.setattr(type(kind), "make_plan", _make_planner(kind.name, found))
+    return found
 
-    def make(kind: str) -> Any:
-        def plan(desk: Workspace, stream: Any, options: Any, tell: Any) -> Recovery:
-            return store(
-                desk, kind, origin=dict(options.origin), planned_by=find_identity().to_json()
-            )
 
-        return plan
+def _make_planner(name: str, asked: list[Asked]) -> Callable[..., Recovery]:
+    def make(
+        kind: object, desk: Workspace, stream: Stream, options: Options, *, origin: Origin, say: Say
+    ) -> Recovery:
+        asked.append(Asked(stream.name, options))
+        return store(desk, name, origin=origin, planned_by=find_identity().to_json())
 
-    monkeypatch.setattr(planning, "plan_expand", make("expand"))
-    monkeypatch.setattr(planning, "plan_rebuild", make("rebuild"))
+    return make
+
+
+@pytest.fixture
+def desk(tmp_path: Path, asked: list[Asked]) -> Workspace:
     return open_shop(tmp_path)
 
 
-def ask(
-    desk: Workspace, kind: str = "rebuild", origin: Mapping[str, Any] = RUN, **form: Any
-) -> Recovery:
+def ask(desk: Workspace, kind: str = "rebuild", origin: Origin = RUN, **form: Any) -> Recovery:
     return find_or_plan(desk, RecoveryRequest("orders", **form), kind, origin)
+
+
+def test_a_kind_gets_its_own_options_of_the_form(desk: Workspace, asked: list[Asked]) -> None:
+    said = {"since": "2026-11-21T08:00", "factor": 10, "rate": 12.5, "order": "round_robin"}
+    ask(desk, "expand", said=said)
+    ask(desk, "rebuild", said=said)
+    # Without a zone it is the source's own time: Shanghai is eight hours ahead.
+    since = datetime(2026, 11, 21, 0, 0, tzinfo=UTC)
+    assert asked == [
+        Asked("orders", ExpandOptions(factor=10, rate=12.5, order="round_robin")),
+        Asked("orders", RebuildOptions(since=since)),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["expand", "rebuild"])
@@ -79,15 +111,18 @@ def test_runs_kinds_and_streams_have_plans_of_their_own(desk: Workspace) -> None
     rebuilt = bring(desk, ask(desk, "rebuild"), S.APPROVED, S.RUNNING, S.VERIFIED)
     other = ask(desk, "expand", OTHER_RUN)
     assert len({first.id, rebuilt.id, other.id}) == 3
-    assert other.plan["origin"] == OTHER_RUN
+    assert desk.plan_of(other).origin == OTHER_RUN
 
 
 def test_who_asked_is_on_record(desk: Workspace) -> None:
     with acting_as(AIRFLOW_USER):
         plan = ask(desk)
-    assert plan.plan["planned_by"] == {"kind": "airflow", "user": "grace", "host": "worker"}
-    assert plan.plan["origin"]["note"] == "INC-4711"
-    assert ask(desk, origin=OTHER_RUN).plan["planned_by"]["kind"] == "os", "and only meanwhile"
+    found = desk.plan_of(plan)
+    assert found.planned_by == AIRFLOW_USER
+    assert found.origin is not None
+    assert found.origin.note == "INC-4711"
+    other = desk.plan_of(ask(desk, origin=OTHER_RUN))
+    assert other.planned_by.kind == "os", "and only meanwhile"
 
 
 def test_a_plan_that_is_named_must_be_what_the_form_says(desk: Workspace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,38 +16,66 @@ from hypothesis import strategies as st
 
 from backlog.config import Config
 from backlog.errors import UsageError
-from replay.expand_plans import ORDERS
-from replay.runbooks.requests import ACTIONS, BY_STREAM, RecoveryRequest, read_request
-from tests.replay.runbooks.desks import RUN, open_shop
+from fanout.layout import MAX_FACTOR
+from replay.kinds import EXPAND, KINDS, REBUILD
+from replay.kinds.expand.options import ORDERS, ExpandOptions
+from replay.kinds.rebuild.options import RebuildOptions
+from replay.recovery.options import read_options
+from replay.recovery.workspace import Workspace
+from replay.runbooks.requests import (
+    AUTO,
+    BY_STREAM,
+    RecoveryRequest,
+    choose_options,
+    list_fields,
+    read_request,
+)
+from tests.replay.runbooks.desks import open_shop
 
-FIELDS = tuple(RecoveryRequest.__dataclass_fields__)
+ACTIONS = (AUTO, "expand", "rebuild")
+OPTIONS = ("since", "until", "order", "factor", "rate")
+FIELDS = ("stream", "action", *OPTIONS, "note", "recovery", "answer_within")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    return open_shop(tmp_path_factory.mktemp("form")).config
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return open_shop(tmp_path_factory.mktemp("form"))
 
 
-def read(config: Config, **form: Any) -> RecoveryRequest:
-    return read_request(config, {"stream": "orders", **form})
+def read(desk: Workspace, **form: Any) -> RecoveryRequest:
+    return read_request(desk, {"stream": "orders", **form})
 
 
-def refuse(config: Config, **form: Any) -> UsageError:
+def refuse(desk: Workspace, **form: Any) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        read(config, **form)
+        read(desk, **form)
     return caught.value
 
 
-def test_an_empty_form_takes_what_is_configured(config: Config) -> None:
+def read_kinds(desk: Workspace, request: RecoveryRequest) -> tuple[ExpandOptions, RebuildOptions]:
+    """What each kind is asked for."""
+    stream = desk.config.stream(request.stream)
+    return (
+        read_options(ExpandOptions, choose_options(EXPAND, request.said), desk.config, stream),
+        read_options(RebuildOptions, choose_options(REBUILD, request.said), desk.config, stream),
+    )
+
+
+def test_the_options_are_those_of_the_kinds() -> None:
+    assert {name for _, name, _ in list_fields(KINDS)} == set(OPTIONS)
+
+
+def test_an_empty_form_takes_what_is_configured(desk: Workspace) -> None:
     untouched = {name: None for name in FIELDS if name != "stream"}
-    assert read(config) == read(config, **untouched) == RecoveryRequest("orders")
+    assert read(desk) == read(desk, **untouched) == RecoveryRequest("orders")
     blank = {"action": "", "since": " ", "order": BY_STREAM, "factor": "", "rate": "", "note": ""}
-    assert read(config, **blank) == RecoveryRequest("orders")
+    assert read(desk, **blank) == RecoveryRequest("orders")
+    assert read_kinds(desk, read(desk)) == (ExpandOptions(), RebuildOptions())
 
 
-def test_every_field_is_taken_as_it_is_meant(config: Config) -> None:
+def test_every_field_is_taken_as_it_is_meant(desk: Workspace) -> None:
     request = read(
-        config,
+        desk,
         action="rebuild",
         since="2026-11-21T08:00",
         until="2026-11-21T08:00:00Z",
@@ -57,26 +86,23 @@ def test_every_field_is_taken_as_it_is_meant(config: Config) -> None:
         recovery="r-20261121-0007",
         answer_within="1h30m",
     )
-    # Without a zone it is the source's own time: Shanghai is eight hours ahead.
-    assert request.since == datetime(2026, 11, 21, 0, 0, tzinfo=UTC)
-    assert request.until == datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
-    assert (request.action, request.order, request.factor) == ("rebuild", "round_robin", 10)
-    assert isinstance(request.factor, int)
-    assert (request.rate, request.note) == (12.5, "INC-4711")
+    assert (request.action, request.note) == ("rebuild", "INC-4711")
     assert (request.recovery, request.answer_within) == (
         "r-20261121-0007",
         timedelta(minutes=90),
     )
-    rebuild, expand = request.rebuild_options(RUN), request.expand_options(RUN)
-    assert (rebuild.since, rebuild.until, rebuild.origin) == (request.since, request.until, RUN)
+    expand, rebuild = read_kinds(desk, request)
+    # Without a zone it is the source's own time: Shanghai is eight hours ahead.
+    assert rebuild.since == datetime(2026, 11, 21, 0, 0, tzinfo=UTC)
+    assert rebuild.until == datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
     assert (expand.rate, expand.factor, expand.order) == (12.5, 10, "round_robin")
-    expand.check()
+    assert isinstance(expand.factor, int)
 
 
-def test_an_unknown_stream_names_the_nearest(config: Config) -> None:
-    error = refuse(config, stream="ordres")
+def test_an_unknown_stream_names_the_nearest(desk: Workspace) -> None:
+    error = refuse(desk, stream="ordres")
     assert (error.subject, error.hint) == ("stream ordres", "the nearest is orders")
-    assert "stream" in refuse(config, stream=None).subject
+    assert "stream" in refuse(desk, stream=None).subject
 
 
 @pytest.mark.parametrize(
@@ -85,35 +111,57 @@ def test_an_unknown_stream_names_the_nearest(config: Config) -> None:
         ("stream", [7, ["orders"], {"name": "orders"}, True, "orders\0", "x" * 501]),
         ("action", ["drain", "expand; rm -rf /", 1, ["expand"], "AUTO\0"]),
         ("order", ["random", "key,round_robin", 3, {"order": "key"}]),
-        ("since", ["yesterday", "2026-13-01", "25:00", 1763700000, "0001-01-01T00:00+14:00"]),
+        ("since", ["yesterday", "2026-13-01", "25:00", 1763700000, [], "0001-01-01T00:00+14:00"]),
         ("until", ["soon", "9999-12-31T23:59:59-14:00", False, "2026-11-21T08:00:00+99:00"]),
-        ("factor", [0, -1, 1.5, "10", True, 10**9, 10**5000, math.nan, math.inf, [10], {}]),
-        ("rate", [0, -0.1, "fast", "10", True, 10**400, 10**5000, math.nan, math.inf, -math.inf]),
+        (
+            "factor",
+            [
+                0,
+                -1,
+                1.5,
+                MAX_FACTOR + 1,
+                "10",
+                True,
+                [],
+                10**9,
+                10**5000,
+                math.nan,
+                math.inf,
+                [10],
+                {},
+            ],
+        ),
+        (
+            "rate",
+            [0, -0.1, "fast", "10", True, {}, 10**400, 10**5000, math.nan, math.inf, -math.inf],
+        ),
         ("note", [["a"], 5, "x" * 501, "bell \a", "half \ud800", "\x00"]),
         ("recovery", [7, "../../etc/passwd", "r 1", "a" * 65, "'; DROP TABLE x; --"]),
         ("answer_within", ["soon", "0s", "-1h", 60, "1e3s", "366d", "9" * 4000 + "d", "2 h"]),
     ],
 )
 def test_nonsense_is_refused_by_the_fields_name(
-    config: Config, field: str, values: list[Any]
+    desk: Workspace, field: str, values: list[Any]
 ) -> None:
     for value in values:
-        error = refuse(config, **{field: value})
+        error = refuse(desk, **{field: value})
         assert field in error.subject, (field, value)
         assert len(str(error)) < 800
 
 
-def test_since_is_before_until(config: Config) -> None:
+def test_since_is_before_until(desk: Workspace) -> None:
     at = "2026-11-21T08:00:00Z"
     for since in (at, "2026-11-21T08:00:01Z", "2026-11-21T16:00:00+08:00"):
-        assert refuse(config, since=since, until=at).subject == "since"
-    assert read(config, since="2026-11-21T07:59:59Z", until=at).since
+        error = refuse(desk, since=since, until=at)
+        assert (error.subject, error.message) == ("since", "is not before `until`")
+    request = read(desk, since="2026-11-21T07:59:59Z", until=at)
+    assert request.said == {"since": "2026-11-21T07:59:59Z", "until": at}
 
 
 def test_markup_in_a_note_is_text_and_a_password_is_not_kept(tmp_path: Path) -> None:
     note = "<script>alert(1)</script> | [x](http://evil) `$(id)` **b**\nand so on"
-    config = open_shop(tmp_path).config
-    assert read(config, note=note).note == note
+    desk = open_shop(tmp_path)
+    assert read(desk, note=note).note == note
     (tmp_path / "other").mkdir()
     url = "postgresql://reader:${env:PASS}@db.example/shop"
     text = json.dumps(
@@ -124,7 +172,7 @@ def test_markup_in_a_note_is_text_and_a_password_is_not_kept(tmp_path: Path) -> 
             "streams": {"orders": {"cluster": "main", "topic": "orders", "group": "g"}},
         }
     )
-    secret = Config.from_text(text, tmp_path, {"PASS": "hunter2hunter2"})
+    secret = replace(desk, config=Config.from_text(text, tmp_path, {"PASS": "hunter2hunter2"}))
     assert read(secret, note="it is hunter2hunter2").note == "it is ***"
 
 
@@ -143,12 +191,12 @@ JUNK = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JUNK), st.booleans())
 def test_whatever_the_form_holds_it_is_a_request_or_a_named_field(
-    config: Config, form: Mapping[str, Any], known: bool
+    desk: Workspace, form: Mapping[str, Any], known: bool
 ) -> None:
     form = {**form, "stream": "orders"} if known else form
     request, subject = None, ""
     try:
-        request = read_request(config, form)
+        request = read_request(desk, form)
     except UsageError as error:
         subject = error.subject
     if request is None:
@@ -156,7 +204,19 @@ def test_whatever_the_form_holds_it_is_a_request_or_a_named_field(
         return
     assert request.stream == "orders"
     assert request.action in ACTIONS
-    assert request.order in (None, *ORDERS)
-    assert not (request.since and request.until) or request.since < request.until
-    request.expand_options(RUN).check()
-    json.dumps([request.note, request.factor, request.rate], allow_nan=False).encode()
+    expand, rebuild = read_kinds(desk, request)
+    assert expand.order in (None, *ORDERS)
+    assert not (rebuild.since and rebuild.until) or rebuild.since < rebuild.until
+    json.dumps([request.note, expand.factor, expand.rate], allow_nan=False).encode()
+
+
+def test_an_empty_text_in_the_shell_is_not_taken_for_nothing_said(desk: Workspace) -> None:
+    """`--since "$SINCE"` without the variable: a bound that is dropped would be another plan."""
+    stream = desk.config.stream("orders")
+    for said in ({"since": ""}, {"until": ""}):
+        with pytest.raises(UsageError, match="is not a time"):
+            read_options(RebuildOptions, said, desk.config, stream, "--{}".format)
+    with pytest.raises(UsageError):
+        read_options(ExpandOptions, {"order": ""}, desk.config, stream)
+    with pytest.raises(UsageError):
+        read_options(ExpandOptions, {"start": ""}, desk.config, stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,13 +12,14 @@ from rich.console import Console
 from backlog.errors import KafkaFailure, LeaseHeld, Refused
 from backlog.ledger import Owner
 from backlog.values import Recovery, RecoveryState
-from replay import cancellation
-from replay.brakes import OPERATOR, WINDOW
-from replay.cancellation import request_pause
-from replay.identity import acting_as
+from replay.kinds.expand.kind import Expand
+from replay.recovery import cancelling as cancellation
+from replay.recovery.brakes import OPERATOR, WINDOW
+from replay.recovery.cancelling import request_pause
+from replay.recovery.identity import acting_as
+from replay.recovery.workspace import Workspace
 from replay.runbooks import restoring
 from replay.runbooks.restoring import list_left_open, restore_layout
-from replay.workspace import Workspace
 from tests.replay.makers import read_actions
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
@@ -36,9 +38,11 @@ CONSOLE = Console(quiet=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The expansions whose layout was given back."""
     found: list[str] = []
-    monkeypatch.setattr(
-        cancellation, "_close_layout", lambda desk, recovery, *rest: found.append(recovery.id)
-    )
+
+    def close(kind: object, desk: Workspace, recovery: Recovery, *rest: Any, **named: Any) -> None:
+        found.append(recovery.id)
+
+    monkeypatch.setattr(Expand, "close", close)
     return found
 
 
@@ -196,11 +200,11 @@ def test_what_cannot_be_closed_is_tried_again(
 ) -> None:
     recovery = bring_by_airflow(desk, store(desk, "expand"), S.APPROVED, S.RUNNING)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **named: object) -> None:
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(cancellation, "_close_layout", fail)
+        patched.setattr(Expand, "close", fail)
         with pytest.raises(type(error)):
             restore(desk, recovery)
     assert list_ids(desk) == [recovery.id]

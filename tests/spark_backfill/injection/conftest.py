@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backlog.embedded import EmbeddedKafka
+from sandbox.embedded import EmbeddedKafka
 from tests.crash.scenario import Scenario, make_scenario
 
 MakeScenario = Callable[..., Scenario]

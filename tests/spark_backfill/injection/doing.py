@@ -13,11 +13,11 @@ from confluent_kafka import KafkaException, Producer
 
 from backlog.errors import Paused
 from backlog.kafka.clients import make_producer
-from spark_backfill.brakes import Brake, Brakes, Progress
-from spark_backfill.job import InjectionJob, InjectionResult
-from spark_backfill.runners import LocalChunkRunner
-from spark_backfill.transactional import TransactionalWriter, WriterSettings
-from spark_backfill.waves import inject_with
+from spark_backfill.injection.brakes import Brake, Brakes, InjectionProgress
+from spark_backfill.injection.job import InjectionJob, InjectionResult
+from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
+from spark_backfill.injection.waves import inject_with
+from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import judge
 
 WriterKind = Callable[[WriterSettings], TransactionalWriter]
@@ -32,7 +32,7 @@ def inject_here(
 ) -> InjectionResult:
     """Injects in this process."""
     settings = job.writer_settings()
-    runner = LocalChunkRunner(settings, writer(settings))
+    runner = LocalChunkRunner(writer(settings))
     return inject_with(runner, job, brakes, **callbacks)
 
 
@@ -77,7 +77,7 @@ class Stop(Brake):
     def __init__(self, wave: int) -> None:
         self.wave = wave
 
-    def look(self, progress: Progress) -> str:
+    def look(self, progress: InjectionProgress) -> str:
         if progress.wave >= self.wave:
             raise Paused("stop")
         return ""

@@ -20,12 +20,12 @@ from backlog.kafka.admin import (
 )
 from backlog.kafka.clients import make_consumer, make_producer
 from backlog.manifest import read_chunk
-from spark_backfill.brakes import (
+from spark_backfill.injection.brakes import (
     CombinedBrakes,
+    InjectionProgress,
     LiveLagBrake,
-    Progress,
 )
-from spark_backfill.canary import read_canary_back
+from spark_backfill.injection.canary import read_canary_back
 from tests.crash.scenario import judge
 from tests.kafka_tools import move_log_start
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -37,12 +37,12 @@ from tests.spark_backfill.injection.doing import (
     open_transaction,
 )
 
-START = Progress(injected=0, skipped=0, total=10)
+START = InjectionProgress(injected=0, skipped=0, total=10)
 
 
 def test_the_canary_goes_first_alone_and_is_read_back(scenario: MakeScenario) -> None:
     job = scenario(canary=True).job
-    progress: list[Progress] = []
+    progress: list[InjectionProgress] = []
     inject_here(job, on_progress=progress.append)
     assert [p.injected for p in progress[:3]] == [5, 10, 15]
     assert progress[3].injected == 15 + 150
@@ -172,7 +172,9 @@ def test_the_live_lag_counts_without_our_own_messages(scenario: MakeScenario, gr
         assert brake.look(START) == ""
         inject_here(job)
         sent, chunks = {0: 100, 1: 100}, {0: 2, 1: 2}
-        after = Progress(injected=200, skipped=0, total=200, wave=2, slots=sent, chunks=chunks)
+        after = InjectionProgress(
+            injected=200, skipped=0, total=200, wave=2, slots=sent, chunks=chunks
+        )
         assert brake.look(after) == ""  # 200 unread messages, all ours
         for number in range(30):
             producer.produce(job.topic, b"live", partition=number % 2)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import KafkaFailure, LeaseHeld, PlanStale, ProducerFenced, Refused
 from backlog.kafka.admin import list_offsets
-from backlog.kafka.ledger_topic import read_committed_chunks
 from backlog.manifest import read_chunk, write_chunk
 from backlog.values import Chunk
-from spark_backfill.brakes import CombinedBrakes, Progress
-from spark_backfill.producing import AttemptError, SlotProducer
-from spark_backfill.transactional import TransactionalWriter, fence_slots
-from spark_backfill.writer import ChunkResult, Outcome
+from sandbox.embedded import EmbeddedKafka
+from spark_backfill.injection.brakes import CombinedBrakes, InjectionProgress
+from spark_backfill.injection.ledger_topic import read_committed_chunks
+from spark_backfill.injection.producing import AttemptError, SlotProducer
+from spark_backfill.injection.transactional import TransactionalWriter, fence_slots
+from spark_backfill.injection.writer import ChunkResult, Outcome
 from tests.crash.runner import kill_runner, read_copies, start_runner
 from tests.crash.scenario import make_scenario, make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -145,7 +145,7 @@ def test_fault_02_a_runner_that_wakes_up_late_asks_for_its_lease_before_it_takes
     class Lease:
         """Lost as soon as the other runner has it."""
 
-        def look(self, progress: Progress) -> str:
+        def look(self, progress: InjectionProgress) -> str:
             if sessions:
                 raise LeaseHeld("another runner has taken over")
             return ""

@@ -9,22 +9,22 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from backlog.clock import Deadline
-from backlog.embedded import EmbeddedKafka
 from backlog.errors import ClusterUnreachable, HangingTransaction, PlanStale, Refused
 from backlog.kafka.admin import create_topic, describe_topic, list_offsets
 from backlog.kafka.clients import make_producer
-from backlog.kafka.ledger_topic import (
+from backlog.manifest import read_chunk
+from sandbox.embedded import EmbeddedKafka
+from spark_backfill.injection import waves
+from spark_backfill.injection.ledger_topic import (
     LedgerSnapshot,
     check_ledger,
     ensure_ledger_topic,
-    find_strangers,
+    find_foreign_chunks,
     read_committed_chunks,
     read_visible,
     snapshot_ledger,
 )
-from backlog.manifest import read_chunk
-from spark_backfill import waves
-from spark_backfill.transactional import TransactionalWriter
+from spark_backfill.injection.transactional import TransactionalWriter
 from tests.conftest import MakeTopic
 from tests.kafka_tools import delete_topic
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -154,7 +154,7 @@ def test_strangers_are_other_recoveries_of_the_topic_since_the_plan(
     records = read_committed_chunks(job.properties, now, job.topic)
 
     def strangers(ledger: LedgerSnapshot, recovery: str, topic: str = job.topic) -> int:
-        return len(find_strangers(records, ledger, recovery=recovery, topic=topic))
+        return len(find_foreign_chunks(records, ledger, recovery=recovery, topic=topic))
 
     assert strangers(job.ledger, "r-2") == 1
     assert strangers(job.ledger, job.recovery_id) == 0  # its own

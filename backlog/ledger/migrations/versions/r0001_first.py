@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from backlog.errors import Refused
+from backlog.ledger.migrations.building import make_active_indexes, recovery_key, refuse_downgrade
 
 revision = "0001"
 down_revision = None
@@ -53,7 +53,6 @@ STATEFUL = {
 
 
 def upgrade() -> None:
-    """Makes everything."""
     _make_history_tables()
     _make_recovery_tables()
     rows = [
@@ -74,17 +73,7 @@ def upgrade() -> None:
         op.get_bind().exec_driver_sql(statement)
 
 
-def downgrade() -> None:
-    """Never: the events are append-only.
-
-    Raises:
-        Refused: always.
-    """
-    raise Refused(
-        "a ledger is never taken back: its events are append-only",
-        subject="ledger",
-        hint="restore a backup into a database of its own",
-    )
+downgrade = refuse_downgrade
 
 
 def _make_history_tables() -> None:
@@ -163,19 +152,11 @@ def _make_recovery_tables() -> None:
         ),
     )
     op.create_index("backlog_recoveries_by_stream", "backlog_recoveries", ["stream", "state"])
-    for name, column in (("topic", "topic"), ("group", "group_id")):
-        op.create_index(
-            f"backlog_one_active_per_{name}",
-            "backlog_recoveries",
-            ["cluster", column],
-            unique=True,
-            sqlite_where=sa.text(ACTIVE),
-            postgresql_where=sa.text(ACTIVE),
-        )
+    make_active_indexes(ACTIVE)
     _make_gap_tables()
     op.create_table(
         "backlog_chunks",
-        _recovery_key(),
+        recovery_key(),
         sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("count", sa.BigInteger, nullable=False),
@@ -192,7 +173,7 @@ def _make_recovery_tables() -> None:
     )
     op.create_table(
         "backlog_events",
-        _recovery_key(),
+        recovery_key(),
         sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("at", TIME, nullable=False),
         sa.Column("actor", sa.Text, nullable=False),
@@ -246,14 +227,8 @@ def _make_gap_tables() -> None:
     )
     op.create_table(
         "backlog_recovery_gaps",
-        _recovery_key(),
+        recovery_key(),
         sa.Column("gap_id", sa.String(32), sa.ForeignKey("backlog_gaps.id"), primary_key=True),
-    )
-
-
-def _recovery_key() -> sa.Column[str]:
-    return sa.Column(
-        "recovery_id", sa.String(32), sa.ForeignKey("backlog_recoveries.id"), primary_key=True
     )
 
 

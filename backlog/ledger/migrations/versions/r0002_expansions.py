@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from backlog.errors import Refused
+from backlog.ledger.migrations.building import make_active_indexes, recovery_key, refuse_downgrade
 
 revision = "0002"
 down_revision = "0001"
@@ -23,37 +23,18 @@ OPEN = "released_at IS NULL"
 
 def upgrade() -> None:
     """Widens the two unique indexes and makes the new tables."""
-    for name, column in (("topic", "topic"), ("group", "group_id")):
-        op.drop_index(f"backlog_one_active_per_{name}", "backlog_recoveries")
-        op.create_index(
-            f"backlog_one_active_per_{name}",
-            "backlog_recoveries",
-            ["cluster", column],
-            unique=True,
-            sqlite_where=sa.text(ACTIVE),
-            postgresql_where=sa.text(ACTIVE),
-        )
+    make_active_indexes(ACTIVE, again=True)
     _make_step_tables()
     _make_holds()
 
 
-def downgrade() -> None:
-    """Never: the events are append-only.
-
-    Raises:
-        Refused: always.
-    """
-    raise Refused(
-        "a ledger is never taken back: its events are append-only",
-        subject="ledger",
-        hint="restore a backup into a database of its own",
-    )
+downgrade = refuse_downgrade
 
 
 def _make_step_tables() -> None:
     op.create_table(
         "backlog_steps",
-        _recovery_key(),
+        recovery_key(),
         sa.Column("step", sa.String(64), primary_key=True),
         sa.Column("first_started_at", TIME, nullable=False),
         sa.Column("last_started_at", TIME, nullable=False),
@@ -64,7 +45,7 @@ def _make_step_tables() -> None:
     )
     op.create_table(
         "backlog_temporary_topics",
-        _recovery_key(),
+        recovery_key(),
         sa.Column("cluster", sa.Text, nullable=False),
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("topic_id", sa.Text),
@@ -112,10 +93,4 @@ def _make_holds() -> None:
         unique=True,
         sqlite_where=sa.text(OPEN),
         postgresql_where=sa.text(OPEN),
-    )
-
-
-def _recovery_key() -> sa.Column[str]:
-    return sa.Column(
-        "recovery_id", sa.String(32), sa.ForeignKey("backlog_recoveries.id"), primary_key=True
     )

@@ -1,0 +1,399 @@
+"""Reads of many groups and topics at once, for a process that looks again and again.
+
+Through kafka-python: librdkafka 2.16 aborts the process when a broker goes away under an admin
+request to a group's coordinator (its issue 4605), and asks for one group at a time. Answers go
+into arrays: of a large cluster they hold hundreds of thousands of offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import (
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, ClusterUnreachable, ConfigurationError, KafkaFailure
+from backlog.kafka.clients import Properties, find_addresses
+from backlog.kafka.coordinators import Coordinators
+from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlog.kafka.log_dirs import translate_properties
+
+Result = TypeVar("Result")
+
+# One request must not hold a coordinator or a leader for long.
+GROUPS_AT_ONCE = 64
+PARTITIONS_AT_ONCE = 2000
+TOPICS_AT_ONCE = 200
+
+_EARLIEST, _LATEST = -2, -1
+_COORDINATOR_TRIES = 2
+_TOPIC_RESOURCE = 2
+# Share groups have no committed offsets; what is empty is from before groups had a type.
+_TYPES = ("", "classic", "consumer", "streams")
+_RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy")
+
+
+class BulkReader:
+    """Reads by a client of its own, which is made again after a failure. Not thread-safe.
+
+    Every verb raises ClusterUnreachable where nobody answers in time, else KafkaFailure.
+    """
+
+    def __init__(self, properties: Properties, seconds: float = 30.0) -> None:
+        """Connects on first use.
+
+        Raises:
+            ConfigurationError: the properties cannot be translated.
+        """
+        translated, reason = translate_properties(properties)
+        if translated is None:
+            raise ConfigurationError(
+                f"all groups at once cannot be read: {reason.replace('disks', 'groups')}",
+                subject=f"cluster {find_addresses(properties)}",
+                hint="streams are watched all the same",
+            )
+        self._settings = translated
+        self._addresses = find_addresses(properties)
+        self._seconds = seconds
+        self._client: Any = None
+        self._coordinators: Coordinators
+        # It logs again what the errors report, once for each connection attempt.
+        logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
+
+    def list_groups(self) -> list[ListedGroup]:
+        """Every consumer group of every broker."""
+        return self._call("list all groups", self._list_groups)
+
+    def read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
+        """By group and topic the committed offsets, NONE without one.
+
+        A group that cannot be read now is left out; one without commits has no topics.
+        """
+        return self._call(
+            "read the offsets that all groups committed", lambda: self._read_commits(groups)
+        )
+
+    def read_layout(self, topics: Iterable[str]) -> ClusterLayout:
+        """The brokers, and these topics as far as they are there."""
+        names = sorted(topics)
+        return self._call("read the metadata of all topics", lambda: self._read_layout(names))
+
+    def read_log_starts(self, layout: ClusterLayout) -> dict[str, Offsets]:
+        """By topic the log start offsets, NONE where a leader did not answer."""
+        return self._call("read all log starts", lambda: self._read_offsets(layout, _EARLIEST, 0))
+
+    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> dict[str, Offsets]:
+        """By topic the last stable offsets, or the high watermarks."""
+        level = 1 if stable else 0
+        return self._call(
+            "read the ends of all topics", lambda: self._read_offsets(layout, _LATEST, level)
+        )
+
+    def find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """By topic and partition the first offset whose message is not older than that time.
+
+        NONE where no message is that young; left out where a leader did not answer.
+
+        Args:
+            times: by topic and partition, milliseconds since 1970.
+        """
+        return self._call("find offsets by their time", lambda: self._find_offsets(layout, times))
+
+    def read_retentions(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """By topic `retention.ms`, `retention.bytes` and `cleanup.policy`, where readable."""
+        names = sorted(topics)
+        return self._call("read the retention of all topics", lambda: self._read_retentions(names))
+
+    def close(self) -> None:
+        """Closes the client; the next verb makes another."""
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(Exception):
+                client.close()
+
+    def _call(self, doing: str, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        limit = Deadline(self._seconds)
+        done = threading.Event()
+        try:
+            if self._client is None:
+                self._client = self._connect(limit)
+                self._coordinators = Coordinators(self._client, self._send)
+            future = self._client._manager.call_soon(work)
+            future.add_both(lambda _: done.set())
+            if not done.wait(limit.remaining() + 1.0):
+                raise TimeoutError
+            if future.exception is not None:
+                raise future.exception
+            result: Result = future.value
+            return result
+        except Exception as error:
+            # It may hold connections and coordinators of brokers that are gone.
+            threading.Thread(target=self.close, name="backlog-bulk-close", daemon=True).start()
+            self._client = None
+            raise self._translate(error, doing) from error
+
+    def _connect(self, limit: Deadline) -> Any:
+        from kafka import KafkaAdminClient
+
+        milliseconds = max(1, int(limit.remaining() * 1000))
+        # It connects in its constructor; one that fails there leaves a thread unless it is closed.
+        client = KafkaAdminClient.__new__(KafkaAdminClient)
+        client._closed = False
+        try:
+            client.__init__(
+                **self._settings,
+                bootstrap_timeout_ms=milliseconds,
+                request_timeout_ms=milliseconds,
+                reconnect_backoff_max_ms=1000,
+            )
+        except BaseException:
+            with suppress(Exception):
+                client.close()
+            raise
+        return client
+
+    def _translate(self, error: Exception, doing: str) -> BacklogError:
+        from kafka.errors import (
+            BrokerResponseError,
+            KafkaConnectionError,
+            KafkaTimeoutError,
+            NodeNotReadyError,
+        )
+
+        subject = f"cluster {self._addresses}"
+        if isinstance(error, BacklogError):
+            return error
+        if isinstance(error, BrokerResponseError):
+            return KafkaFailure(
+                f"could not {doing}: {type(error).__name__}",
+                subject=subject,
+                hint="`Describe` on the cluster, the groups and the topics must be granted"
+                if "Authorization" in type(error).__name__
+                else "it is tried again at the next interval",
+                retryable=bool(error.retriable),
+            )
+        away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
+        if isinstance(error, away) or getattr(error, "retriable", False):
+            return ClusterUnreachable(
+                f"could not {doing}: no broker answered ({type(error).__name__})",
+                subject=subject,
+                hint="check that the brokers are up and that the address is right",
+            )
+        return KafkaFailure(f"could not {doing}: {type(error).__name__}", subject=subject)
+
+    async def _send(self, request: Any, node: int | None = None) -> Any:
+        return await self._client._manager.send(request, node_id=node)
+
+    async def _list_groups(self) -> list[ListedGroup]:
+        from kafka.protocol.admin import ListGroupsRequest
+
+        await self._send(_make_metadata_request([]))  # brokers come and go
+        found: dict[str, ListedGroup] = {}
+        for broker in self._client._manager.cluster.brokers():
+            answer = await self._send(ListGroupsRequest(min_version=0), broker.node_id)
+            _check(answer.error_code)
+            for group in answer.groups:
+                kind = (getattr(group, "group_type", "") or "").lower()
+                if kind in _TYPES and group.protocol_type in ("", "consumer"):
+                    state = (getattr(group, "group_state", "") or "").lower()
+                    found[group.group_id] = ListedGroup(group.group_id, state)
+        return [found[name] for name in sorted(found)]
+
+    async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
+        found: dict[str, dict[str, Offsets]] = {}
+        left: Sequence[str] = groups
+        failure: Exception | None = None
+        for _ in range(_COORDINATOR_TRIES):
+            for some in _cut(left, GROUPS_AT_ONCE):
+                nodes, code = await self._coordinators.find(some)
+                failure = _make_error(code) or failure
+                for node, names in nodes.items():
+                    failure = await self._fetch_commits(node, names, found) or failure
+            left = [name for name in left if name not in found]
+            if not left:
+                break
+            # A coordinator that moved, or is gone, is remembered where it was.
+            self._coordinators.forget(left)
+        if failure and groups and not found:
+            raise failure
+        return found
+
+    async def _fetch_commits(
+        self, node: int, names: Sequence[str], found: dict[str, dict[str, Offsets]]
+    ) -> Exception | None:
+        """Adds what a coordinator answers for its groups; the last thing that it refused."""
+        failure: Exception | None = None
+        for name, request in self._client._list_group_offsets_requests(dict.fromkeys(names)):
+            try:
+                answer = await self._send(request, node)
+            except (OSError, _get_kafka_error()) as error:
+                failure = error
+                continue
+            for group in [answer] if name else answer.groups:
+                if group.error_code == 0:
+                    found[name or group.group_id] = _take_commits(group.topics)
+                failure = _make_error(group.error_code) or failure
+        return failure
+
+    async def _read_layout(self, names: Sequence[str]) -> ClusterLayout:
+        topics: dict[str, TopicLayout] = {}
+        brokers = 0
+        for some in _cut(names, TOPICS_AT_ONCE) if names else [[]]:
+            answer = await self._send(_make_metadata_request(some))
+            brokers = len(answer.brokers)
+            for topic in answer.topics:
+                if topic.error_code == 0:
+                    topics[topic.name] = _take_layout(topic)
+        return ClusterLayout(brokers, topics)
+
+    async def _read_offsets(
+        self, layout: ClusterLayout, timestamp: int, level: int
+    ) -> dict[str, Offsets]:
+        found = {
+            name: np.full(len(topic.leaders), NONE, np.int64)
+            for name, topic in layout.topics.items()
+        }
+        for node, places in _list_by_leader(layout):
+            for some in _cut(
+                [(name, number, timestamp) for name, number in places], PARTITIONS_AT_ONCE
+            ):
+                for name, number, offset in await self._list_offsets(node, some, level):
+                    found[name][number] = offset
+        return found
+
+    async def _find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        found: dict[tuple[str, int], int] = {}
+        for node, places in _list_by_leader(layout):
+            wanted = [(*place, times[place]) for place in places if place in times]
+            for some in _cut(wanted, PARTITIONS_AT_ONCE):
+                for name, number, offset in await self._list_offsets(node, some, 0):
+                    found[name, number] = offset
+        return found
+
+    async def _list_offsets(
+        self, node: int, places: Sequence[tuple[str, int, int]], level: int
+    ) -> list[tuple[str, int, int]]:
+        """(topic, partition, offset) as far as the leader answers."""
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic_of = ListOffsetsRequest.ListOffsetsTopic
+        partition_of = topic_of.ListOffsetsPartition
+        wanted: defaultdict[str, list[Any]] = defaultdict(list)
+        for name, number, timestamp in places:
+            wanted[name].append(partition_of(partition_index=number, timestamp=timestamp))
+        request = ListOffsetsRequest(
+            isolation_level=level,
+            topics=[topic_of(name=name, partitions=parts) for name, parts in wanted.items()],
+            min_version=2,
+        )
+        return [
+            (topic.name, part.partition_index, part.offset)
+            for topic in (await self._send(request, node)).topics
+            for part in topic.partitions
+            if part.error_code == 0
+        ]
+
+    async def _read_retentions(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        from kafka.protocol.admin import DescribeConfigsRequest
+
+        found: dict[str, dict[str, str]] = {}
+        for some in _cut(names, TOPICS_AT_ONCE):
+            request = DescribeConfigsRequest(
+                resources=[(_TOPIC_RESOURCE, name, list(_RETENTIONS)) for name in some],
+                include_synonyms=False,
+                min_version=0,
+            )
+            for one in (await self._send(request)).results:
+                if one.error_code == 0:
+                    found[one.resource_name] = {
+                        entry.name: entry.value for entry in one.configs if entry.value is not None
+                    }
+        return found
+
+
+def _make_metadata_request(names: Sequence[str]) -> Any:
+    from kafka.protocol.metadata import MetadataRequest
+
+    topic_of = MetadataRequest.MetadataRequestTopic
+    return MetadataRequest(
+        topics=[topic_of(name=name) for name in names],
+        allow_auto_topic_creation=False,
+        min_version=4,
+        max_version=12,
+    )
+
+
+def _make_error(code: int) -> Exception | None:
+    from kafka import errors
+
+    found: Exception | None = errors.for_code(code)() if code else None
+    return found
+
+
+def _get_kafka_error() -> type[Exception]:
+    from kafka.errors import KafkaError
+
+    kind: type[Exception] = KafkaError
+    return kind
+
+
+def _check(code: int) -> None:
+    if error := _make_error(code):
+        raise error
+
+
+def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:
+    found: dict[str, Offsets] = {}
+    for topic in topics:
+        known = [
+            (part.partition_index, part.committed_offset)
+            for part in topic.partitions
+            if part.error_code == 0 and part.committed_offset >= 0
+        ]
+        if known:
+            offsets = np.full(max(known)[0] + 1, NONE, np.int64)
+            for number, offset in known:
+                offsets[number] = offset
+            found[topic.name] = offsets
+    return found
+
+
+def _take_layout(topic: Any) -> TopicLayout:
+    count = max((part.partition_index for part in topic.partitions), default=-1) + 1
+    leaders, replicas, in_sync = (np.full(count, value, np.int32) for value in (-1, 0, 0))
+    for part in topic.partitions:
+        number = part.partition_index
+        leaders[number] = part.leader_id
+        replicas[number] = len(part.replica_nodes)
+        in_sync[number] = len(part.isr_nodes)
+    return TopicLayout(str(getattr(topic, "topic_id", "") or ""), leaders, replicas, in_sync)
+
+
+def _list_by_leader(layout: ClusterLayout) -> Iterator[tuple[int, list[tuple[str, int]]]]:
+    places: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+    for name, topic in layout.topics.items():
+        for number, leader in enumerate(topic.leaders.tolist()):
+            if leader >= 0:
+                places[leader].append((name, number))
+    yield from places.items()
+
+
+def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]

@@ -1,0 +1,1 @@
+"""What surrounds recoveries: holds, a stream's consumers, a look at a stream."""

@@ -1,0 +1,109 @@
+"""What `backlogctl watch` serves beside its sampling: the board, /metrics, health, the page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from backlog.clock import utc_now
+from backlog.config import Config, mask_secrets
+from backlog.errors import BacklogError
+from monitoring.board import Board
+from monitoring.groups.bulk import BulkReader
+from monitoring.groups.sampling import GroupSampler
+from monitoring.groups.survey import Survey, SurveyScope
+from monitoring.groups.tails import Tails, make_tail_reader
+from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.observing import measure_skew
+from monitoring.sampler import StreamLike
+from monitoring.watcher import OnOutage
+from replay.console.page.app import make_page
+from replay.console.server.app import make_app
+from replay.console.server.health import Doctor
+from replay.console.server.listening import Server, bind_address
+from replay.recovery.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """The parts that live while `watch` serves."""
+
+    board: Board
+    url: str
+
+    def note(self, stream: StreamLike, error: BacklogError) -> None:
+        """A look at a stream failed."""
+        self.board.note_failure(stream.cluster, stream.name, mask_secrets(str(error)))
+
+
+@contextmanager
+def open_exporter(
+    workspace: Workspace, address: str, subject: str, on_outage: OnOutage
+) -> Iterator[Exporter]:
+    """Serves on the address, and samples all groups of all clusters, until the block ends.
+
+    Args:
+        subject: what named the address, for an error.
+        on_outage: called when something cannot be read, and again when it can.
+
+    Raises:
+        UsageError: the address cannot be listened on.
+    """
+    bound = bind_address(address, subject)
+    config, board = workspace.config, Board()
+    exported = Exported(config.streams, tuple(config.clusters), config.watch.metrics)
+    scrape = Scrape(board, workspace.ledger, exported)
+    threads: list[threading.Thread] = []
+    samplers: list[GroupSampler] = []
+    doctor = Doctor(
+        board,
+        scrape.ledger,
+        config.watch.interval,
+        tuple(config.clusters),
+        threads,
+        frozenset(stream.cluster for stream in config.streams.values()),
+    )
+    # Samples carry the ledger's time: what is "2 min ago" goes by the same clock.
+    skew = measure_skew(workspace.ledger)
+    page = make_page(
+        workspace,
+        board=board,
+        clock=lambda: utc_now() + skew,
+    )
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(make_app(scrape, doctor, page), bound))
+        for sampler in _make_samplers(config, board, scrape, on_outage):
+            threads.append(sampler.thread)
+            stack.enter_context(sampler)
+            samplers.append(sampler)
+        # All are asked to stop before any of them is waited for.
+        for sampler in samplers:
+            stack.callback(sampler.stop)
+        yield Exporter(board, server.url)
+
+
+def _make_samplers(
+    config: Config, board: Board, scrape: Scrape, on_outage: OnOutage
+) -> Iterator[GroupSampler]:
+    """One for each cluster whose groups can be read."""
+    for name, cluster in config.clusters.items():
+        try:
+            properties = cluster.client_properties()
+            reader = BulkReader(properties)
+        except BacklogError as error:
+            board.note_failure(name, "", mask_secrets(str(error)))
+            on_outage(f"groups of cluster {name}", error)
+            continue
+        scope = SurveyScope(
+            cluster=name,
+            streams={(s.group, s.topic) for s in config.streams.values() if s.cluster == name},
+            allow=config.watch.groups.allow,
+            deny=config.watch.groups.deny,
+            max_partitions=config.watch.max_partitions,
+            window=config.watch.window,
+            horizon=config.watch.horizon,
+        )
+        survey = Survey(reader, scope, Tails(make_tail_reader(properties)))
+        yield GroupSampler(survey, board, config.watch.interval, scrape.prepare, on_outage)

@@ -1,0 +1,55 @@
+"""Jinja's environment: everything is escaped, and what others wrote is masked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from backlog.config import Config
+from replay.console.page.offsets import LEGEND
+from replay.console.page.words import MEANINGS, list_filters, say_ago
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def make_environment(mask: Callable[[str], str], *packages: str) -> Environment:
+    """Templates of the packages, the first that has one; every value in them is escaped.
+
+    Args:
+        mask: masks the secrets in what others wrote.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(list_filters(mask))
+    return environment
+
+
+class Renderer:
+    """Renders the templates of the page."""
+
+    def __init__(self, config: Config, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._seconds = max(2, round(config.watch.interval.total_seconds()))
+        self._environment = make_environment(config.mask_secrets, "replay.console.page")
+        self._environment.globals.update(meanings=MEANINGS, legend=LEGEND)
+
+    def render(self, template: str, up: str, **values: Any) -> str:
+        """One page.
+
+        Args:
+            up: the way to the overview from it: "" or some `../`.
+        """
+        now = self._clock()
+        return self._environment.get_template(template).render(
+            up=up or "./", now=now, ago=partial(say_ago, now=now), refresh=self._seconds, **values
+        )

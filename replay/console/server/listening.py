@@ -1,0 +1,126 @@
+"""A web server in a thread of this process, on an address that is bound before it starts."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from backlog.errors import UsageError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_STOP_SECONDS = 3.0
+LOG = logging.getLogger("backlog.console.server")
+
+
+def parse_address(text: str, subject: str) -> tuple[str, int]:
+    """`HOST:PORT`, `[IPv6]:PORT` or `:PORT` (every address).
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535 or host.count("[") != host.count("]"):
+        raise UsageError(
+            f"`{text}` is not an address", subject=subject, hint="write HOST:PORT, 127.0.0.1:9321"
+        )
+    if ":" in host and not host.startswith("["):
+        raise UsageError(
+            f"`{text}` is not an address", subject=subject, hint="write IPv6 as [::1]:9321"
+        )
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - asked for by name
+
+
+def bind_address(text: str, subject: str) -> socket.socket:
+    """A socket that listens; port 0 takes a free one.
+
+    Args:
+        subject: the option or key that the address is of, for the error.
+
+    Raises:
+        UsageError: it is not an address, is taken, or is not of this machine.
+    """
+    host, port = parse_address(text, subject)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _refuse(text, subject, error) from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        raise _refuse(text, subject, error) from error
+    return bound
+
+
+class Server:
+    """Serves an app on a bound socket while the `with` block runs."""
+
+    def __init__(self, app: FastAPI, bound: socket.socket) -> None:
+        import uvicorn
+
+        self._socket = bound
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="backlog-server", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it answers, as a person on this machine would type it."""
+        host, port, *_ = self._socket.getsockname()
+        if host in ("0.0.0.0", "::"):  # noqa: S104
+            host = "127.0.0.1"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def thread(self) -> threading.Thread:
+        return self._thread
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(_STOP_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except (Exception, SystemExit):
+            LOG.exception("the server ended")
+
+
+def _refuse(text: str, subject: str, error: OSError) -> UsageError:
+    reasons: dict[int | None, Any] = {
+        errno.EADDRINUSE: ("is taken by another program", "stop it, or take another port"),
+        errno.EADDRNOTAVAIL: ("is not an address of this machine", "take another host"),
+        errno.EACCES: ("may not be used by this user", "take a port above 1023"),
+    }
+    told = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
+    why, hint = reasons.get(error.errno, (f"cannot be listened on: {told}", "take another address"))
+    return UsageError(
+        f"{text} {why}",
+        subject=subject,
+        hint=f"{hint} with --listen HOST:PORT or `watch.listen` (port 0: any free one), or "
+        "--no-serve",
+    )

@@ -1,0 +1,149 @@
+"""The story: 10,000 orders, a consumer that falls behind, a broker that really deletes, and the
+recovery, with every `backlogctl` command shown and really run."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from backlog.clock import utc_now
+from backlog.numbers import format_duration
+from replay.demo.rebuild.audit import Audit, audit_shop
+from replay.demo.rebuild.configuration import render_configuration
+from replay.demo.rebuild.order_service import handle_orders
+from replay.demo.rebuild.shop import (
+    RETENTION,
+    TOPIC,
+    TOTAL,
+    YOUNG,
+    make_orders,
+    publish_orders,
+    write_table,
+)
+from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
+from replay.demo.stage import (
+    Stage,
+    ending_on_sigterm,
+    find_recovery,
+    print_opening,
+    tell_progress,
+    write_report,
+)
+from sandbox.embedded import EmbeddedKafka
+
+# How many of each partition's old orders the consumer does not get to: 1,000 together.
+UNREAD = {0: 412, 1: 331, 2: 257}
+
+
+def tell_story(console: Console, report: Path | None = None) -> Audit:
+    """Plays the whole story in a temporary directory that is gone at the end.
+
+    Args:
+        report: where the incident report is kept.
+
+    Raises:
+        BacklogError: a part of it failed.
+    """
+    started = time.monotonic()
+    print_opening(
+        console,
+        "demo",
+        "A topic's retention deleted messages that a consumer group had not read yet.\n"
+        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
+        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
+    )
+    with (
+        ending_on_sigterm(),
+        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
+        EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
+    ):
+        directory = Path(name)
+        stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
+        _lose_orders(stage, directory, kafka.bootstrap)
+        recovery_id = _recover(stage, directory)
+        audit = _close(stage, directory, kafka.bootstrap)
+        write_report(stage, recovery_id, report)
+    _print_end(console, audit, time.monotonic() - started)
+    return audit
+
+
+def _lose_orders(stage: Stage, directory: Path, bootstrap: str) -> None:
+    stage.open_chapter("A shop with 10,000 orders")
+    make_topic(bootstrap)
+    orders = make_orders(utc_now())
+    old, young = orders[:-YOUNG], orders[-YOUNG:]
+    write_table(directory / "shop.db", orders)
+    (directory / "backlog.yaml").write_text(render_configuration(utc_now()))
+    publish_orders(bootstrap, old)
+    ends = read_ends(bootstrap)
+    stage.tell(
+        f"{TOTAL:,} orders are rows of the table [bold]orders[/]; each is also a message, keyed by "
+        f"its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} partitions."
+    )
+    stage.open_chapter("The consumer falls behind, and the broker deletes")
+    stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
+    handled = handle_orders(bootstrap, directory / "warehouse.db", stop_at=stop_at)
+    publish_orders(bootstrap, young)
+    expire_old(bootstrap, ends)
+    hours = format_duration(RETENTION.total_seconds())
+    stage.tell(
+        f"The service handled {handled:,} orders, then it stopped. The topic keeps messages for "
+        f"{hours}:\nthe broker has just deleted those older than that, read or not."
+    )
+    stage.run("status")
+    stage.run("gaps")
+
+
+def _recover(stage: Stage, directory: Path) -> str:
+    stage.open_chapter("Plan: which orders were lost, exactly?")
+    stage.tell(
+        "Spark reads the source table and takes away what is still in the topic and what the\n"
+        "service's own table says it handled. Nothing is changed yet."
+    )
+    stage.run("plan", "rebuild", "orders")
+    recovery_id = find_recovery(directory)
+    stage.open_chapter("Approve, and put them back")
+    stage.tell(
+        "A person approves a plan by its hash; the demo does it for itself. [bold]run[/] works in "
+        "the off-peak\nwindow only, sends a canary first, keeps to the rate, and reads everything "
+        "back at the end."
+    )
+    stage.run("approve", recovery_id, "--by", "demo")
+    stage.run("run", recovery_id)
+    stage.run("show", recovery_id)
+    return recovery_id
+
+
+def _close(stage: Stage, directory: Path, bootstrap: str) -> Audit:
+    stage.open_chapter("The consumer goes on")
+    handled = handle_orders(bootstrap, directory / "warehouse.db")
+    stage.tell(f"The service is started again, and handles {handled:,} orders.")
+    audit = audit_shop(bootstrap, directory / "shop.db", directory / "warehouse.db")
+    stage.open_chapter("Was every order handled, and none twice?")
+    stage.tell(
+        f"Source table {audit.total:,} rows · topic, read committed: {audit.in_topic:,} messages, "
+        f"{audit.injected:,} of them put back,\n{audit.topic_twice:,} doubled, "
+        f"{audit.different:,} different from their row · the service's own table: "
+        f"{audit.processed:,} rows"
+    )
+    return audit
+
+
+def _print_end(console: Console, audit: Audit, seconds: float) -> None:
+    console.print()
+    console.print(
+        Text.from_markup(
+            "  Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
+            "[bold green]backlogctl status[/] looks;\n"
+            "  docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
+            "this shop."
+        )
+    )
+    console.print(f"  [dim]That took {format_duration(seconds)}; everything it started is gone.[/]")
+    console.print()
+    mark, style = ("✔", "bold green") if audit.passed else ("✘", "bold red")
+    console.print(Text(f"{mark} {audit}", style=style))

@@ -1,0 +1,1 @@
+"""Expand: a backlog is drained through a temporary topic with more partitions."""

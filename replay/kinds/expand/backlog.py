@@ -1,0 +1,225 @@
+"""What an expansion's plan is computed from: topic, group, backlog, speed and time left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.config import Stream
+from backlog.errors import PlanStale, Refused, UsageError
+from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_groups
+from backlog.kafka.groups import GroupState
+from backlog.kafka.log_dirs import LogDirs, read_log_dirs
+from backlog.kafka.peek import Peeked, peek_at
+from backlog.values import PartitionSample, Sample
+from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss
+from monitoring.lag import RATE_WINDOW, find_end, read_retention, read_size_limit
+from monitoring.pace import Pace, measure_pace
+from monitoring.timeline import estimate_time
+from replay.around.observation import list_group_topics, look_at_stream, read_history
+from replay.kinds.expand.plan import NAME
+from replay.recovery.kind import Say
+from replay.recovery.workspace import Workspace
+
+_PEEKED = 20  # messages a partition: enough to see where keys lie
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """One partition: where the group is, and where the relay begins (`unread.start`)."""
+
+    unread: Unread
+    committed: int | None
+    lost: int | None
+    lag: int
+
+
+@dataclass(slots=True)
+class Backlog:
+    """A stream as it is now."""
+
+    topic: TopicInfo
+    sample: Sample
+    group: GroupState
+    other_groups: tuple[str, ...]
+    other_topics: tuple[str, ...]  # that the group reads too
+    partitions: tuple[Behind, ...]
+    lost: int | None
+    pace: Pace
+    loss: TimeToLoss
+    peeked: Mapping[int, tuple[Peeked, ...]]
+    log_dirs: LogDirs
+    recent: tuple[Sample, ...]  # the samples that rates are taken over
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def lag(self) -> int:
+        """Unread messages, at most; all partitions together."""
+        return sum(part.lag for part in self.partitions)
+
+
+def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Backlog:
+    """Looks at the stream now; samples it, and records gaps.
+
+    Raises:
+        Refused: nothing is behind, or a commit lies beyond the end.
+        PlanStale: the topic was made anew meanwhile.
+    """
+    limit = Deadline(60.0)
+    properties = workspace.properties(stream)
+    say("looking at the topic")
+    seen, status = look_at_stream(workspace, stream, limit)
+    topic = describe_topic(properties, stream.topic, limit)
+    sample = seen.sample
+    if (topic.topic_id, topic.partitions) != (sample.topic_id, len(sample.partitions)):
+        raise PlanStale(
+            "it was changed while it was looked at",
+            subject=f"topic {stream.topic}",
+            hint="plan again",
+            retryable=True,
+        )
+    _refuse_beyond_end(sample)
+    others = [n for n in list_topic_groups(properties, stream.topic, limit) if n != stream.group]
+    topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
+    group = describe_group_state(properties, stream.group, limit)
+    timeline = read_history(workspace, stream)  # holds the new sample too
+    history = _leave_out_expansions(workspace, stream, timeline)
+    pace = measure_pace(history, group.is_active)
+    rows = {row["partition"]: row for row in status["partitions"]}
+    behind = [
+        _place(part, rows[part.partition], stream.isolation, start_at, pace)
+        for part in sample.partitions
+    ]
+    if not any(part.lag for part in behind):
+        raise Refused(
+            "nothing is behind, so there is nothing to drain",
+            subject=f"stream {stream.name}",
+            hint=f"see `backlogctl status {stream.name}`",
+        )
+    say("reading the oldest unread messages")
+    starts = {part.unread.partition: part.unread.start for part in behind if part.lag}
+    peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
+    dated = tuple(_date(part, peeked, timeline, sample.topic_id) for part in behind)
+    log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
+    return Backlog(
+        topic=topic,
+        sample=sample,
+        group=group,
+        other_groups=tuple(others),
+        other_topics=tuple(topics),
+        partitions=dated,
+        lost=status["lost"],
+        pace=pace,
+        loss=_find_loss(dated, topic, log_dirs, sample.taken_at),
+        peeked=peeked,
+        log_dirs=log_dirs,
+        recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
+        warnings=list(status["warnings"]),
+    )
+
+
+def _leave_out_expansions(
+    workspace: Workspace, stream: Stream, history: tuple[Sample, ...]
+) -> tuple[Sample, ...]:
+    """The samples since the last expansion: the commits of its relays are no consumption."""
+    ends = [
+        step.last_started_at
+        for recovery in workspace.ledger.recoveries.list(stream.name)
+        if recovery.kind == NAME
+        for step in workspace.ledger.steps.list(recovery.id)
+    ]
+    return tuple(s for s in history if not ends or s.taken_at > max(ends))
+
+
+def find_rate(backlog: Backlog, stream: Stream, given: float | None) -> tuple[float, str]:
+    """Messages a second of one consumer, and where that comes from.
+
+    Raises:
+        UsageError: it was not given, and the samples do not show it.
+    """
+    if given is not None:
+        return given, "given"
+    assert stream.consumers is not None
+    pace = backlog.pace
+    if not pace.consumed:
+        why = "the samples show no consumption" if pace.seconds else "there are too few samples"
+        raise UsageError(
+            f"how fast one consumer is, is not known: {why} in the last minutes",
+            subject=f"stream {stream.name}",
+            hint="first repair the consumer, and know its speed; then plan with `--rate N`, the "
+            "messages one consumer handles in a second",
+        )
+    running = len(backlog.group.members) or stream.consumers.replicas
+    each = pace.consumed / min(running, backlog.topic.partitions)
+    return each, f"measured over {_format_window(pace.seconds)} from samples"
+
+
+def _find_loss(
+    partitions: Iterable[Behind],
+    topic: TopicInfo,
+    log_dirs: LogDirs,
+    now: datetime,
+) -> TimeToLoss:
+    """The earliest loss: by the messages' own times, by when the samples saw them, or by size."""
+    unread = [
+        replace(part.unread, bytes=log_dirs.partition_bytes(part.unread.partition))
+        for part in partitions
+        if part.lag
+    ]
+    limit = read_size_limit(topic.config)
+    return find_time_to_loss(unread, read_retention(topic.config), limit, now)
+
+
+def _format_window(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _refuse_beyond_end(sample: Sample) -> None:
+    """Fault 22."""
+    for part in sample.partitions:
+        if part.committed is not None and part.committed > part.high:
+            raise Refused(
+                f"the committed offset {part.committed} lies beyond the end {part.high}",
+                subject=f"group {sample.group} on topic {sample.topic}[{part.partition}]",
+                hint="find out who set it, and set it to where the group really is",
+            )
+
+
+def _place(
+    part: PartitionSample, row: Mapping[str, Any], isolation: str, start_at: str, pace: Pace
+) -> Behind:
+    end = find_end(part, isolation)
+    if part.committed is not None:
+        start, lag = max(part.committed, part.low), row["lag"]
+    else:
+        start = max(end, part.low) if start_at == "latest" else part.low
+        lag = max(0, end - start)
+    unread = Unread(
+        partition=part.partition,
+        log_start=part.low,
+        start=start,
+        end=end,
+        high=part.high,
+        produced_per_second=pace.produced.get(part.partition),
+    )
+    return Behind(unread, part.committed, row["lost"], lag)
+
+
+def _date(
+    part: Behind,
+    peeked: Mapping[int, tuple[Peeked, ...]],
+    history: tuple[Sample, ...],
+    topic_id: str,
+) -> Behind:
+    if not part.lag:
+        return part
+    number = part.unread.partition
+    first = next(iter(peeked.get(number, ())), None)
+    # Retention goes by the message's own time; without one, by when the samples saw it.
+    at = first.at if first is not None else None
+    if at is None:
+        at = estimate_time(history, number, part.unread.start, topic_id)
+    return replace(part, unread=replace(part.unread, oldest_at=at))

@@ -1,0 +1,73 @@
+"""Cancels an expansion: cuts over now, and restores the layout (protocol P4.8 to 10)."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from backlog.errors import Refused, VerificationFailed
+from backlog.ledger import Lease
+from backlog.values import Recovery
+from replay.kinds.expand.context import ExpandContext
+from replay.kinds.expand.steps import CLOSING
+from replay.recovery.interrupts import Interrupts
+from replay.recovery.workspace import Workspace
+
+
+def cancel_expansion(
+    workspace: Workspace, recovery: Recovery, lease: Lease, console: Console
+) -> None:
+    """Cuts over where no run is at it.
+
+    Raises:
+        Refused: the stream has another cluster, topic or group by now.
+        BacklogError: it could not be closed; cancel again, it goes on.
+    """
+    stream = workspace.config.stream(recovery.stream)
+    planned = (recovery.cluster, recovery.topic, recovery.group)
+    if (stream.cluster, stream.topic, stream.group) != planned:
+        raise Refused(
+            "the stream has another cluster, topic or group in the configuration now than when "
+            f"its expansion was planned: {', '.join(planned)}",
+            subject=f"stream {stream.name}",
+            hint=f"put them back, then `backlogctl cancel {recovery.id}` again",
+        )
+    interrupts = Interrupts()
+    context = ExpandContext(
+        workspace=workspace,
+        recovery=recovery,
+        stream=stream,
+        lease=lease,
+        interrupts=interrupts,
+        console=console,
+    )
+    with interrupts.installed():
+        context.open()
+        try:
+            close_layout(context)
+        except BaseException as error:
+            context.close(error)
+            raise
+        context.close(None)
+
+
+def close_layout(context: ExpandContext) -> None:
+    """The closing steps; what is done already is not done again.
+
+    Never a deletion of unread messages. Requests are no longer looked at; Ctrl-C is: cancelling
+    again goes on.
+    """
+    context.closing = context.cancelling = True
+    for step in CLOSING:
+        if context.is_complete(step.name):
+            continue
+        context.begin(step.name)
+        try:
+            step.start(context)
+        except VerificationFailed as failed:
+            # The layout is restored: a cancel ends here, and keeps the topic that differs.
+            context.say(f"{failed.message}; {failed.hint}")
+            context.record("cancelled without verification", **failed.to_json())
+            return
+        context.lease.confirm()
+        step.complete(context)
+        context.end(step.name)

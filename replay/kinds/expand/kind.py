@@ -1,0 +1,167 @@
+"""Expand: a backlog is drained through a temporary topic with more partitions and consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from rich.console import Console
+
+from backlog.config import Stream
+from backlog.errors import Refused
+from backlog.ledger import Lease, Ledger
+from backlog.numbers import format_plural, format_rate
+from backlog.step import Step
+from backlog.values import Gap, GapState, Recovery
+from monitoring.verdicts import Verdict
+from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
+from replay.kinds.expand.plan import NAME, ExpandPlan
+from replay.recovery.context import RunContext
+from replay.recovery.kind import Kind, Say, Traits, say_nothing
+from replay.recovery.plan import Origin
+from replay.recovery.workspace import Workspace
+from replay.telling.account import Account, RecoveryRecord
+from replay.telling.value import Telling
+
+# More consumers are what helps: the group reads, and too slowly.
+_TOO_SLOW = (Verdict.LOSING, Verdict.WARN, Verdict.LAGGING)
+# A loss that was seen longer before the plan has nothing to do with this backlog.
+_LOOK_BACK = timedelta(hours=24)
+# What is lost at the very end is seen by the next look.
+_SEEN_LATE = timedelta(minutes=5)
+
+
+class Expand(Kind[ExpandPlan, ExpandOptions]):
+    """Emergency expansion, by P4."""
+
+    name = NAME
+    summary = "Drain a backlog through a temporary topic with many partitions and consumers."
+    traits = Traits(stops_consumers=True, holds_when_failed=True)
+    plan_model = ExpandPlan
+    options_model = ExpandOptions
+
+    def make_plan(
+        self,
+        workspace: Workspace,
+        stream: Stream,
+        options: ExpandOptions,
+        *,
+        origin: Origin | None = None,
+        say: Say = say_nothing,
+    ) -> Recovery:
+        """How long, how many, and what is done to whom; Kafka is only read."""
+        from replay.kinds.expand.planning import plan_expand
+
+        return plan_expand(workspace, stream, options, origin=origin, say=say)
+
+    def check(self, plan: ExpandPlan, recovery: Recovery) -> None:
+        """A copy that does not fit, and was not allowed by name."""
+        if plan.disk.enough is False and ALLOW_DISK not in plan.allowed:
+            raise Refused(
+                "the brokers' disks have no room for the temporary topic",
+                subject=f"recovery {recovery.id}",
+                hint=f"make room, then `backlogctl plan expand {plan.stream}`; `--allow disk` "
+                "goes on in spite of it",
+            )
+
+    def suggest(
+        self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
+    ) -> bool:
+        """Where the group reads, and too slowly."""
+        return stream.consumers is not None and bool(lag) and course in _TOO_SLOW
+
+    @property
+    def context(self) -> type[RunContext[ExpandPlan]]:
+        """Both topics, the relays, the consumers, the view."""
+        from replay.kinds.expand.context import ExpandContext
+
+        return ExpandContext
+
+    @property
+    def steps(self) -> Sequence[Step[Any]]:
+        """From the check of the source to the removal of the temporary topic."""
+        from replay.kinds.expand.steps import STEPS
+
+        return STEPS
+
+    def close(
+        self,
+        workspace: Workspace,
+        recovery: Recovery,
+        lease: Lease,
+        *,
+        context: RunContext[ExpandPlan] | None,
+        console: Console,
+    ) -> None:
+        """Cuts over now, and restores the layout: nothing is left only in the temporary topic."""
+        from replay.kinds.expand.cancelling import cancel_expansion, close_layout
+        from replay.kinds.expand.context import ExpandContext
+
+        if isinstance(context, ExpandContext):
+            close_layout(context)
+        else:
+            cancel_expansion(workspace, recovery, lease, console)
+
+    def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
+        """What is behind, how long it takes, and what is done to whom."""
+        from replay.kinds.expand.telling import tell_expansion
+
+        return tell_expansion(plan, recovery)
+
+    def account(self, plan: ExpandPlan, record: RecoveryRecord) -> Account:
+        """What was relayed, written and handled."""
+        from replay.kinds.expand.accounting import account_for_expansion
+
+        return account_for_expansion(plan, record)
+
+    def count_run(
+        self, plan: ExpandPlan, recovery: Recovery, counts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What was relayed and handled in all, and how fast the drain was."""
+        return {"relayed": 0, "handled": 0, "drained_per_second": None, **counts}
+
+    def say_run(self, plan: ExpandPlan, counts: Mapping[str, Any]) -> str:
+        """`300,000 messages drained in all at 29,991/s, the layout is as it was`."""
+        told = f"{format_plural(counts['relayed'], 'message')} drained in all"
+        if rate := counts["drained_per_second"]:
+            told += f" at {format_rate(rate)}"
+        return f"{told}, the layout is as it was"
+
+    def say_cancelled(self, recovery: Recovery) -> str:
+        """What was relayed is handled, and the consumers are back."""
+        return "the layout is as it was"
+
+    def find_gaps(
+        self, plan: ExpandPlan, ledger: Ledger, recovery: Recovery, ended_at: datetime | None
+    ) -> tuple[Gap, ...]:
+        """What its topic and group lost of this backlog."""
+        return tuple(
+            gap
+            for gap in ledger.gaps.list(recovery.stream)
+            if _is_of_backlog(gap, plan, recovery, ended_at)
+        )
+
+
+def _is_of_backlog(
+    gap: Gap, plan: ExpandPlan, recovery: Recovery, ended_at: datetime | None
+) -> bool:
+    """Whether it was lost while the recovery was there, or is a part of what was unread then."""
+    if (gap.topic, gap.group) != (recovery.topic, recovery.group):
+        return False
+    if ended_at is not None and gap.detected_at > ended_at + _SEEN_LATE:
+        return False
+    if gap.detected_at >= recovery.created_at:
+        return True
+    if gap.state is GapState.WAIVED:
+        return False
+    if gap.detected_at >= recovery.created_at - _LOOK_BACK:
+        return True
+    # Seen long ago, and it grew until the plan was made.
+    return any(
+        row.partition == gap.partition and row.lost and gap.end is not None and gap.end >= row.start
+        for row in plan.partitions
+    )
+
+
+KIND = Expand()

@@ -1,0 +1,109 @@
+"""The plan of an expansion: what is behind, the temporary layout, and what is done to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from replay.kinds.expand.options import ExpandOptions
+from replay.recovery.plan import Plan, PlanPart, Timestamp
+
+NAME: Final = "expand"
+
+
+class PlannedPartition(PlanPart):
+    """A partition of the source: the relay begins at `start`; `lag` offsets are unread."""
+
+    partition: int
+    log_start: int
+    committed: int | None
+    end: int
+    lag: int
+    lost: int | None
+    start: int
+    oldest_unread_at: Timestamp | None
+
+
+class TemporaryLayout(PlanPart):
+    """The temporary topic."""
+
+    topic: str
+    partitions: int
+    replication: int
+
+
+class PlannedCanary(PlanPart):
+    """The first share: messages by source partition."""
+
+    messages: int
+    partitions: Mapping[int, int]
+
+
+class SettingChange(PlanPart):
+    """A topic setting while the retention is held."""
+
+    before: str = Field(alias="from")
+    to: str
+
+
+class PlannedHold(PlanPart):
+    """Whether the source's retention is raised, and which settings."""
+
+    needed: bool
+    changes: Mapping[str, SettingChange]
+
+
+class PlannedDisk(PlanPart):
+    """Room on the brokers, in bytes; `enough` is None where it is not known."""
+
+    needed: int | None
+    usable: int | None
+    enough: bool | None
+    told: str
+
+
+class ExpandPlan(Plan):
+    """What is approved and carried out.
+
+    Rates are in messages a second, durations in seconds; None is unknown, or never. `stopped`,
+    `created`, `raised` and `given_back` are sentences for the approver.
+    """
+
+    version: int = 1
+    kind: Literal["expand"] = NAME
+    partitions: tuple[PlannedPartition, ...]
+    lag: int
+    lost: int | None
+    temporary: TemporaryLayout
+    recovery_group: str
+    order: Literal["key", "round_robin"]
+    partitioner: str
+    isolation: str
+    factor: int
+    replicas: int
+    consumers: int
+    rate_per_consumer: float
+    rate_source: str
+    consumed_per_second: float | None
+    produced_per_second: float | None
+    seconds_to_drain_now: float | None
+    seconds_to_drain_expanded: float | None
+    seconds_to_loss: float | None
+    loss_by: str | None
+    wins: bool | None
+    smallest_factor: int | None
+    canary: PlannedCanary
+    hold: PlannedHold
+    disk: PlannedDisk
+    members: tuple[str, ...]
+    stopped: tuple[str, ...]
+    created: tuple[str, ...]
+    raised: tuple[str, ...]
+    given_back: tuple[str, ...]
+    max_lag_at_cutover: int
+    other_topics: tuple[str, ...] = ()
+    launch: Mapping[str, Any]
+    transactional_prefix: str
+    options: ExpandOptions

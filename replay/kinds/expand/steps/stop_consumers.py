@@ -1,0 +1,54 @@
+"""Step 3: the stream's own consumers are stopped, really (protocol P4.3)."""
+
+from __future__ import annotations
+
+from backlog.clock import Deadline
+from backlog.crashpoints import reach
+from backlog.kafka.admin import committed_offsets, set_group_offsets
+from backlog.step import Step
+from replay.kinds.expand.context import ExpandContext
+
+
+class StopConsumers(Step[ExpandContext]):
+    """Stops them through the launcher, and waits until the group says so too."""
+
+    name = "stop_consumers"
+
+    def validate(self, context: ExpandContext) -> None:
+        """The configuration says how they are stopped.
+
+        Raises:
+            UsageError: it no longer does.
+        """
+        _ = context.launcher
+
+    def start(self, context: ExpandContext) -> None:
+        """Stops them; the group is empty and its commits have not moved for a while.
+
+        Raises:
+            GroupActive: it did not get empty; names its members.
+            GroupStillCommits: somebody commits without being a member.
+        """
+        context.launcher.stop(context.originals, context.look)
+        reach("p4.3.stopped")
+        context.session.make_ready(context.partitions)  # while there is nothing to do but wait
+        context.await_quiet()
+
+    def complete(self, context: ExpandContext) -> None:
+        """Every partition has a committed offset: the plan's start where there was none."""
+        group, topic = context.recovery.group, context.recovery.topic
+        commits = committed_offsets(
+            context.admin, group, topic, range(context.partitions), Deadline(30.0)
+        )
+        starts = {row.partition: row.start for row in context.plan.partitions}
+        missing = {number: starts[number] for number, at in commits.items() if at is None}
+        if missing:
+            set_group_offsets(context.admin, group, topic, missing, Deadline(30.0))
+        context.details[self.name] = {
+            "committed": {str(n): missing.get(n, at) for n, at in commits.items()}
+        }
+
+
+def start_originals(context: ExpandContext) -> None:
+    """Starts the stream's own consumers, as many as in normal times."""
+    context.launcher.scale(context.originals, context.consumers.replicas, context.look)

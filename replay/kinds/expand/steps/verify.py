@@ -1,0 +1,129 @@
+"""Step 9: what was relayed is what was written and handled; the group moves (protocol P4.10)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.errors import VerificationFailed
+from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
+from backlog.step import Step
+from fanout.unread import count_records, find_unread
+from replay.kinds.expand.context import COUNTERS_LOST, SOURCE_GONE, ExpandContext
+
+MOVES_SECONDS = 120.0
+_POLL_SECONDS = 0.25
+
+
+class Verify(Step[ExpandContext]):
+    """Counts the temporary topic by reading it, and watches the original group."""
+
+    name = "verify"
+
+    def start(self, context: ExpandContext) -> None:
+        """Reads, compares, watches.
+
+        Raises:
+            VerificationFailed: says what differs; the temporary topic is kept.
+            PlanStale: somebody deleted it.
+        """
+        found: dict[str, Any] = {"relayed": 0, "written": 0}
+        if not context.cancelling:
+            context.check_copy()
+        if context.has_copy():
+            found = _compare(context)
+        if context.was_started("stop_consumers") and context.has_source():
+            _await_movement(context)
+        context.details[self.name] = found
+        context.found["verified"] = found
+        context.found["counts"] = {
+            "relayed": found["relayed"],
+            "handled": found["written"],
+            "drained_per_second": _measure_drain(context),
+        }
+
+
+def _compare(context: ExpandContext) -> dict[str, Any]:
+    topic = context.temporary_topic
+    step = context.workspace.ledger.steps.get(context.recovery.id, "cut_over")
+    detail: Mapping[str, Any] = {} if step is None else step.detail
+    relayed = {int(n): int(count) for n, count in detail.get("relayed", {}).items()}
+    placed = detail.get("placed")
+    ends = list_offsets(
+        context.admin, topic, range(context.temporary_partitions), "latest", "read_committed"
+    )
+    written = count_records(context.properties, topic, ends, context.look)
+    total = sum(relayed.values())
+    events = context.workspace.ledger.events.list(context.recovery.id)
+    if any(event.action in (COUNTERS_LOST, SOURCE_GONE) for event in events):
+        # The counters went with the source, or another consumer committed over them: only the
+        # temporary topic can be counted.
+        total, placed = sum(written.values()), None
+    if total != sum(written.values()):
+        raise _fail(topic, f"{total} messages were relayed, and {sum(written.values())} are there")
+    if placed is not None:
+        wanted = {int(n): int(count) for n, count in placed.items()}
+        wrong = {n: (wanted.get(n, 0), at) for n, at in written.items() if wanted.get(n, 0) != at}
+        if wrong:
+            told = ", ".join(f"{n}: {a} relayed, {b} there" for n, (a, b) in sorted(wrong.items()))
+            raise _fail(topic, f"partitions differ ({told})")
+    unread = context.find_unread()
+    if unread or not context.is_drained():
+        raise _fail(topic, f"messages are unread in partitions {sorted(unread)}")
+    return {
+        "relayed": total,
+        "written": sum(written.values()),
+        "partitions": {str(number): count for number, count in sorted(relayed.items())},
+        "temporary_partitions": {str(n): count for n, count in sorted(written.items())},
+    }
+
+
+def _await_movement(context: ExpandContext) -> None:
+    """The original group has members, and moves or has nothing to read."""
+    group, topic, limit = context.recovery.group, context.recovery.topic, Deadline(MOVES_SECONDS)
+    numbers = range(context.partitions)
+    before = committed_offsets(context.admin, group, topic, numbers)
+    while True:
+        context.look()
+        now = committed_offsets(context.admin, group, topic, numbers)
+        if now != before:
+            return
+        # Not by the lag: a reader stays before control and aborted records for ever.
+        unread = find_unread(context.admin, context.properties, topic, group, context.partitions)
+        state = read_group_state(context.admin, group, Deadline(30.0))
+        if state.is_active and not unread:
+            return
+        if limit.expired:
+            raise VerificationFailed(
+                f"it does not move: messages are unread in partitions {sorted(unread)}, and the "
+                f"group is {state.state}",
+                subject=f"group {group} on topic {topic}",
+                hint="look at the consumers' logs; everything else is restored. Run again to "
+                "verify, once they work",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _measure_drain(context: ExpandContext) -> float | None:
+    """Messages a second over the drain, from the samples."""
+    samples = [
+        sample
+        for sample in context.workspace.ledger.burndown.list(context.recovery.id)
+        if sample.step in ("drain", "cut_over")
+    ]
+    step = context.workspace.ledger.steps.get(context.recovery.id, "drain")
+    if len(samples) < 2 or step is None or step.attempts > 1:
+        return None  # with pauses in between it would say nothing
+    done = next((s for s in samples if not s.source_lag + s.temporary_lag), samples[-1])
+    seconds = (done.at - samples[0].at).total_seconds()
+    return round((done.handled - samples[0].handled) / seconds, 1) if seconds > 0 else None
+
+
+def _fail(topic: str, why: str) -> VerificationFailed:
+    return VerificationFailed(
+        why,
+        subject=f"topic {topic}",
+        hint="the temporary topic is kept; compare it with the source before it is deleted",
+    )

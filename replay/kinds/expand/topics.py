@@ -1,0 +1,174 @@
+"""Both topics of an expansion and how far it has come: what plan, ledger and brokers say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from backlog.clock import Deadline
+from backlog.errors import PlanStale, Refused
+from backlog.kafka.admin import committed_offsets, list_offsets
+from backlog.kafka.clients import Admin, make_admin
+from backlog.ledger import TemporaryTopic
+from fanout.decided import find_undecided
+from fanout.relay.commits import CommitWithMetadata, read_all
+from fanout.unread import find_unread
+from replay.kinds.expand.plan import ExpandPlan
+from replay.kinds.expand.source import (
+    find_overwritten,
+    is_source,
+    refuse_other_copy,
+    refuse_other_source,
+)
+from replay.recovery.context import RunContext
+
+COUNTERS_LOST = "counters overwritten by a commit of somebody else"
+_ABSENT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.3
+# The same each time: what they look at may have changed since.
+_NEVER_COMPLETE = ("check_source",)
+
+
+@dataclass
+class ExpandTopics(RunContext[ExpandPlan]):
+    """What the steps of an expansion ask; nothing here changes anything but the record."""
+
+    @property
+    def partitions(self) -> int:
+        """Partitions of the source topic, as planned."""
+        return self.plan.partition_count
+
+    @property
+    def temporary_topic(self) -> str:
+        """The temporary topic's name."""
+        return self.plan.temporary.topic
+
+    @property
+    def temporary_partitions(self) -> int:
+        return self.plan.temporary.partitions
+
+    @property
+    def recovery_group(self) -> str:
+        """The group that reads the temporary topic."""
+        return self.plan.recovery_group
+
+    @property
+    def temporary(self) -> TemporaryTopic | None:
+        """The temporary topic as the ledger has it; None before it was announced."""
+        return self.workspace.ledger.temporary_topics.get(self.recovery.id)
+
+    @property
+    def has_temporary(self) -> bool:
+        """Whether the temporary topic was created, and is not deleted yet."""
+        known = self.temporary
+        return known is not None and known.topic_id is not None and known.deleted_at is None
+
+    @cached_property
+    def properties(self) -> Mapping[str, str]:
+        """Client properties; they hold secrets."""
+        return self.workspace.properties(self.stream)
+
+    @cached_property
+    def admin(self) -> Admin:
+        """An admin client, kept."""
+        return make_admin(self.properties)
+
+    def is_complete(self, step: str) -> bool:
+        """From the ledger: a crash does not make a step start anew."""
+        if step == "drain" and not self.is_complete("cut_over"):
+            # Between them the backlog may have grown again: nobody has read since.
+            return False
+        found = self.workspace.ledger.steps.get(self.recovery.id, step)
+        return step not in _NEVER_COMPLETE and found is not None and found.is_complete
+
+    def was_started(self, step: str) -> bool:
+        """Whether the step was ever started."""
+        return self.workspace.ledger.steps.get(self.recovery.id, step) is not None
+
+    def read_source_lag(self) -> int:
+        """Offsets left in the source; the temporary topic may be gone."""
+        topic, numbers = self.recovery.topic, range(self.partitions)
+        done = committed_offsets(self.admin, self.recovery.group, topic, numbers)
+        ends = list_offsets(self.admin, topic, numbers, "latest", "read_committed")
+        return sum(max(0, end - (done[number] or 0)) for number, end in ends.items())
+
+    def read_temporary_lag(self) -> int:
+        """Offsets left in the temporary topic; the source may be gone."""
+        topic, numbers = self.temporary_topic, range(self.temporary_partitions)
+        handled = committed_offsets(self.admin, self.recovery_group, topic, numbers)
+        ends = list_offsets(self.admin, topic, numbers, "latest", "read_committed")
+        return sum(max(0, end - (handled[number] or 0)) for number, end in ends.items())
+
+    def find_unread(self) -> dict[int, int]:
+        """Temporary partitions with unread data records, by reading them."""
+        return find_unread(
+            self.admin,
+            self.properties,
+            self.temporary_topic,
+            self.recovery_group,
+            self.temporary_partitions,
+        )
+
+    def find_undecided(self) -> dict[int, int]:
+        """Temporary partitions where an open transaction hides what is behind it."""
+        return find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
+
+    def is_drained(self) -> bool:
+        """Whether nothing of the temporary topic is unread, or hidden by an open transaction."""
+        return not (self.find_undecided() or self.find_unread())
+
+    def find_commit(self, partition: int) -> int:
+        """Where the original group is."""
+        commits = committed_offsets(
+            self.admin, self.recovery.group, self.recovery.topic, [partition], require_stable=True
+        )
+        return commits[partition] or 0
+
+    def read_relay_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
+        """The original group's commits, with the relays' counters.
+
+        On record where somebody else has committed over the counters: then they are lost.
+        """
+        group, topic = self.recovery.group, self.recovery.topic
+        numbers = list(range(self.partitions))
+        try:
+            commits = read_all(self.admin, group, topic, numbers, Deadline(60.0), stable=stable)
+        except Refused:
+            self.check_topic()  # commits go with their topic: then that is what to say
+            raise
+        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
+        begun = {} if stopped is None else stopped.detail.get("committed", {})
+        if lost := find_overwritten(commits, begun, self.recovery.id):
+            self.record(COUNTERS_LOST, partitions=lost)
+        return commits
+
+    def check_topic(self) -> None:
+        """The source topic is the one of the plan; raises PlanStale where it is not."""
+        refuse_other_source(self.admin, self.plan, self.recovery.id)
+
+    def check_copy(self) -> None:
+        """The temporary topic, once it was made, is that one; raises PlanStale where it is not."""
+        known = self.temporary
+        if known is not None and known.topic_id is not None and known.deleted_at is None:
+            refuse_other_copy(self.admin, self.plan, self.recovery.id, known.topic_id)
+
+    def has_copy(self) -> bool:
+        """Whether the temporary topic is there, and the one that was made.
+
+        A broker that is behind may not know it for a moment: it must be gone for a while.
+        """
+        limit = Deadline(_ABSENT_SECONDS)
+        while True:
+            try:
+                self.check_copy()
+                return self.has_temporary
+            except PlanStale:
+                if limit.expired:
+                    return False
+            time.sleep(_PAUSE_SECONDS)
+
+    def has_source(self) -> bool:
+        """Whether the source is still the topic that was planned, perhaps with more partitions."""
+        return is_source(self.admin, self.plan)

@@ -1,0 +1,129 @@
+"""What to know before an expansion is approved, one sentence each."""
+
+from __future__ import annotations
+
+from backlog.config import Stream
+from backlog.numbers import format_plural
+from backlog.values import RecoveryState
+from fanout.disk import DiskCheck
+from fanout.layout import Layout
+from fanout.misplaced import count_misplaced
+from replay.kinds.expand.backlog import Backlog
+from replay.kinds.expand.plan import NAME
+from replay.recovery.workspace import Workspace
+
+# Two commits of a consumer may lie seconds apart: less than this says little.
+_SHORT_SECONDS = 60.0
+
+
+def warn_about_stream(workspace: Workspace, stream: Stream) -> list[str]:
+    """What the stream's own configuration, or another plan of it, means for this one."""
+    warnings = [
+        f"the plan {other.id} ({other.kind}), which nobody approved, is rejected: this one takes "
+        "its place"
+        for other in workspace.ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
+        if other.kind != NAME
+    ]
+    if stream.approval == "auto":
+        warnings.append("`approval: auto` is for exact rebuilds: this needs an approval by name")
+    if stream.isolation == "read_uncommitted":
+        warnings.append(
+            "the group reads uncommitted data, the relay only committed: aborted messages are "
+            "left out, and an open transaction holds back what comes after it"
+        )
+    return warnings
+
+
+def warn_about_backlog(stream: Stream, backlog: Backlog, start_at: str) -> list[str]:
+    """What is lost already, where the relay begins by choice, and what the topic is."""
+    warnings: list[str] = []
+    if backlog.lost:
+        warnings.append(
+            f"at most {format_plural(backlog.lost, 'message')} of this group expired unread: "
+            f"draining does not bring them back, `backlogctl plan rebuild {stream.name}` does"
+        )
+    for part in backlog.partitions:
+        unread = part.unread
+        if part.committed is not None or unread.high <= unread.log_start:
+            continue
+        told = f"partition {unread.partition} has no committed offset: the relay begins at "
+        skipped = unread.start - unread.log_start
+        if start_at == "latest":
+            told += f"its end {unread.start:,}, {format_plural(skipped, 'message')} before it are "
+            told += "never read"
+        else:
+            told += f"its log start {unread.start:,}; `--start latest` leaves what is there unread"
+        warnings.append(told)
+    if backlog.other_topics:
+        warnings.append(
+            f"the group reads other topics too ({', '.join(backlog.other_topics)}): nobody reads "
+            "them until the original consumers are back; their retention is not looked at"
+        )
+    if "compact" in backlog.topic.config.get("cleanup.policy", ""):
+        warnings.append("the topic is compacted: holes between its offsets are no losses")
+    if backlog.lag <= stream.expand.max_lag_at_cutover:
+        warnings.append(
+            f"no more than `expand.max_lag_at_cutover` ({stream.expand.max_lag_at_cutover:,}) is "
+            "behind: the original consumers would do"
+        )
+    return warnings
+
+
+def warn_about_speed(stream: Stream, backlog: Backlog, layout: Layout, *, given: bool) -> list[str]:
+    """How sure the drain times are, and whether they are good enough.
+
+    Args:
+        given: whether an operator said how fast a consumer is.
+    """
+    warnings: list[str] = []
+    pace = backlog.pace
+    if not given and pace.seconds < _SHORT_SECONDS:
+        warnings.append(
+            f"the speed of a consumer was measured over {pace.seconds:.0f} s only; "
+            "`--rate N` says it for sure"
+        )
+    if pace.produced_per_second is None:
+        warnings.append(
+            "how fast the topic is written is not known: drain times are those of a topic at rest"
+        )
+    if layout.seconds_expanded is None:
+        warnings.append(
+            f"even {format_plural(layout.consumers, 'consumer')} do not keep up with what is "
+            "written: the group will fall behind again"
+        )
+    consumers = stream.consumers
+    if consumers and layout.consumers < layout.factor * min(
+        consumers.replicas, backlog.topic.partitions
+    ):
+        cap = format_plural(layout.consumers, "consumer")
+        warnings.append(f"`consumers.max_consumers` keeps it at {cap}")
+    if layout.wins is False:
+        better = (
+            f"a factor of {layout.smallest_factor} would win"
+            if layout.smallest_factor
+            else "no factor wins"
+        )
+        warnings.append(
+            f"retention is faster than the drain, so it is raised first; without that {better}"
+        )
+    return warnings
+
+
+def warn_about_keys(stream: Stream, backlog: Backlog, order: str) -> list[str]:
+    """Whether messages of a key stay in order; looks at the oldest unread ones."""
+    if order == "round_robin":
+        return ["messages of one key lose their order: they are spread evenly (`round_robin`)"]
+    wrong, looked = count_misplaced(backlog.peeked, stream.partitioner, backlog.topic.partitions)
+    if not wrong:
+        return []
+    return [
+        f"{wrong} of {looked} keys looked at are not where `partitioner: {stream.partitioner}` "
+        "puts them: a key that lies in several partitions has no order among them"
+    ]
+
+
+def warn_about_disk(disk: DiskCheck) -> list[str]:
+    """Where it is not known that the copy fits."""
+    if disk.enough is None:
+        return [f"whether the brokers' disks have room is not known: {disk.reason}"]
+    return [] if disk.enough else [f"the copy does not fit: {disk.reason}"]

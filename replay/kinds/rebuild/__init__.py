@@ -1,0 +1,1 @@
+"""Rebuild: what was lost is made again from the source tables and put back once."""

@@ -1,0 +1,75 @@
+"""What the steps of a rebuild work with: staged messages, Spark, the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backlog.manifest import Manifest, read_manifest
+from backlog.values import GapState
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.recovery.context import RunContext
+from replay.recovery.identity import find_identity
+from replay.telling.bars import Bar
+from spark_backfill.injection.ledger_topic import LedgerSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class RebuildContext(RunContext[RebuildPlan]):
+    """One run of one rebuild."""
+
+    ledger_topic: LedgerSnapshot | None = None
+
+    @cached_property
+    def bar(self) -> Bar:
+        """How many messages are put back."""
+        return Bar(self.console, self.plan.outcome.counts.rebuilt)
+
+    @property
+    def directory(self) -> Path:
+        """Where the staged messages lie."""
+        return self.workspace.staging_of(self.recovery.id)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The staged messages, exactly those of the plan.
+
+        Raises:
+            StagingError: they are missing or changed.
+        """
+        return read_manifest(self.directory, self.plan.manifest_sha256)
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """Spark, started at the first use."""
+        from spark_backfill.spark.session import open_session
+
+        self.bar.say("starting Spark")
+        config, name = self.workspace.config, f"backlogctl run {self.recovery.id}"
+        return open_session(config.spark, name, staging=config.staging.dir)
+
+    def open(self) -> None:
+        """Shows the bar."""
+        self.bar.start()
+
+    def close(self, error: BaseException | None) -> None:
+        """Leaves the bar as it is."""
+        self.bar.stop()
+
+    def advance_gaps(self, to: GapState, before: Iterable[GapState]) -> None:
+        """Moves the recovery's gaps that are in a state of `before`; later ones stay."""
+        ledger = self.workspace.ledger
+        allowed = set(before)
+        ids = [
+            gap_id
+            for gap_id in ledger.recoveries.gap_ids(self.recovery.id)
+            if ledger.gaps.get(gap_id).state in allowed
+        ]
+        if ids:
+            ledger.gaps.advance(ids, to, recovery_id=self.recovery.id, actor=str(find_identity()))

@@ -1,0 +1,153 @@
+"""A rebuild's plan for people: what will be put back, and what that was computed from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from backlog.numbers import format_bytes, format_count, format_duration, format_plural
+from backlog.values import Recovery
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.telling.value import Action, Count, Fact, Row, Table, Telling
+
+# The words, the sign, and whether it is shown where it is zero.
+_COUNTS = {
+    "expected": ("lost offsets (at most)", "", True),
+    "candidates": ("rows read from the source", "", True),
+    "surviving": ("still in the topic", "−", False),
+    "consumed": ("handled by the consumer", "−", False),
+    "already_injected": ("put back by earlier recoveries", "−", False),
+    "rebuilt": ("rebuilt", "", True),
+    "collapsed": ("collapsed (newer state of the same row)", "", False),
+    "quarantined": ("quarantined", "", False),
+    "surplus": ("surplus", "", False),
+    "shortfall": ("shortfall", "", False),
+}
+_SHOWN_DIFFERENCES = 2
+LOST_RANGES = "Lost ranges"
+
+
+def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
+    outcome = plan.outcome
+    rebuilt = outcome.counts.rebuilt
+    return Telling(
+        verdict=outcome.verdict,
+        verdict_words=f"plan: {outcome.verdict}",
+        request=f"Put {format_plural(rebuilt, 'message')} back into {plan.topic} ({recovery.id})",
+        summary=f"Puts {format_plural(rebuilt, 'lost message')} back into topic {plan.topic}.",
+        reasons=outcome.reasons,
+        counts=tuple(
+            Count(name, value, words, sign, strong=name == "rebuilt")
+            for name, (words, sign, always) in _COUNTS.items()
+            if (value := getattr(outcome.counts, name)) or always
+        ),
+        tables=(_draw_partitions(plan), _draw_ranges(plan)),
+        facts=_list_facts(plan),
+        actions=(
+            Action(
+                "stops",
+                (
+                    "nothing: consumers go on, nothing is created or deleted, and messages are "
+                    "added at the topic's end, each once",
+                ),
+            ),
+        ),
+        other_groups=plan.other_groups,
+        warnings=plan.warnings,
+        size=rebuilt,
+        document=_make_document(plan),
+    )
+
+
+def _make_document(plan: RebuildPlan) -> dict[str, Any]:
+    outcome = plan.outcome
+    return {
+        "verdict": outcome.verdict,
+        "reasons": list(outcome.reasons),
+        "counts": asdict(outcome.counts),
+        "partitions": [asdict(row) for row in outcome.partitions],
+        "proof": {**asdict(outcome.proof), "rate": outcome.proof.rate},
+        "quarantine": asdict(outcome.quarantine),
+        "fidelity": outcome.fidelity,
+        "staging": f"{format_plural(outcome.chunks, 'chunk')}, "
+        f"{format_plural(outcome.bytes, 'byte')}",
+        "gaps": [gap.model_dump() for gap in plan.gaps],
+        "off_peak": None if plan.off_peak is None else plan.off_peak.model_dump(),
+        "limits": plan.limits.model_dump(mode="json"),
+    }
+
+
+def _draw_partitions(plan: RebuildPlan) -> Table:
+    rows = []
+    for row in plan.outcome.partitions:
+        difference = row.rebuilt - row.expected
+        cells = (
+            str(row.partition),
+            format_count(row.expected),
+            format_count(row.rebuilt),
+            f"{difference:+,}" if difference else "=",
+        )
+        rows.append(Row(cells, abs(difference), "warn" if difference else "good"))
+    columns = ("partition", "lost at most", "rebuilt", "difference")
+    return Table("Partitions", columns, tuple(rows))
+
+
+def _draw_ranges(plan: RebuildPlan) -> Table:
+    rows = tuple(
+        Row(
+            (
+                str(gap.partition),
+                f"{gap.start:,}–{gap.end - 1:,}",
+                format_count(gap.end - gap.start),
+                f"{gap.cause}, {gap.certainty}",
+            ),
+            gap.end - gap.start,
+        )
+        for gap in plan.gaps
+    )
+    columns = ("partition", "offsets", "at most", "why")
+    return Table(LOST_RANGES, columns, rows, unit="offsets", noun="range")
+
+
+def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
+    outcome = plan.outcome
+    facts = [Fact("proof", _say_proof(plan))]
+    facts += [
+        Fact("differs", f"{item.identity}: {item.what} {item.detail}", "warn", shows_rows=True)
+        for item in outcome.proof.differences[:_SHOWN_DIFFERENCES]
+    ]
+    if reasons := outcome.quarantine.reasons:
+        told = ", ".join(f"{format_count(n)} × {why}" for why, n in reasons.items())
+        facts.append(Fact("quarantine", told, "warn"))
+    facts.append(Fact("messages", f"{outcome.fidelity}, staged in {say_staged(plan)}"))
+    facts.append(Fact("put back", say_when(plan)))
+    return tuple(facts)
+
+
+def _say_proof(plan: RebuildPlan) -> str:
+    """How the same rules did on messages that are still there."""
+    proof = plan.outcome.proof
+    if proof.rate is None:
+        return "nothing survives to compare with"
+    told = f"{proof.rate:.1%} of {format_count(proof.compared)} survivors rebuilt as they are"
+    if proof.mutable and proof.equal_values != proof.compared:
+        told += f" by key and partition, {format_count(proof.equal_values)} to the byte"
+    return told.replace("100.0%", "100 %")
+
+
+def say_staged(plan: RebuildPlan) -> str:
+    """`3 chunks, 1.2 MB`."""
+    return f"{format_plural(plan.outcome.chunks, 'chunk')}, {format_bytes(plan.outcome.bytes)}"
+
+
+def say_when(plan: RebuildPlan) -> str:
+    """The window and the brakes, and about how long the work takes."""
+    brakes = []
+    if plan.off_peak is not None:
+        brakes.append(f"{plan.off_peak}, as many nights as needed")
+    if rate := plan.limits.messages_per_second:
+        took = format_duration(max(1.0, plan.outcome.counts.rebuilt / rate))
+        brakes.append(f"at most {rate:,} messages/s: about {took} of work")
+    if lag := plan.limits.max_live_lag:
+        brakes.append(f"waits while the live group is more than {lag:,} behind")
+    return ", ".join(brakes) or "at any time, as fast as it goes"

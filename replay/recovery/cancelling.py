@@ -1,0 +1,195 @@
+"""`pause`, `resume` and `cancel`: asked of a live runner, or done here where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from backlog.config import mask_secrets
+from backlog.errors import BacklogError, LeaseHeld, Refused
+from backlog.ledger import Lease
+from backlog.values import Recovery, RecoveryState
+from replay.recovery.brakes import OPERATOR
+from replay.recovery.context import RunContext
+from replay.recovery.identity import find_identity
+from replay.recovery.workspace import Workspace
+
+State = RecoveryState
+_POLL_SECONDS = 0.25
+
+
+def request_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, str]:
+    """Asks the runner to stop between two waves; without one it is paused here.
+
+    Returns:
+        The recovery, and what happened in one sentence.
+
+    Raises:
+        Refused: it does not run.
+    """
+    ledger, actor = workspace.ledger, str(find_identity())
+    recovery = ledger.recoveries.get(recovery_id)
+    workspace.kind_of(recovery)
+    detail = {"why": OPERATOR, "message": "paused by an operator"}
+    if recovery.state is State.PAUSED and recovery.detail.get("why") == OPERATOR:
+        return recovery, f"{recovery_id} is paused already"
+    if recovery.state not in (State.RUNNING, State.PAUSED):
+        raise Refused(
+            f"it is {recovery.state}, so there is nothing to pause",
+            subject=f"recovery {recovery_id}",
+            hint=f"see `backlogctl show {recovery_id}`",
+        )
+    try:
+        with ledger.leases.hold(recovery_id):
+            current = ledger.recoveries.get(recovery_id)
+            if current.requested == "cancel":
+                raise Refused(
+                    "it is to be cancelled, so it cannot be paused",
+                    subject=f"recovery {recovery_id}",
+                    hint=f"`backlogctl cancel {recovery_id}` finishes that",
+                )
+            if current.state is State.PAUSED:
+                # Waiting for its window: from now on it waits for `resume`.
+                ledger.recoveries.advance(recovery_id, State.RUNNING, actor, {"why": "to hold it"})
+            found = ledger.recoveries.advance(recovery_id, State.PAUSED, actor, detail)
+            return found, f"{recovery_id} is paused; `backlogctl resume {recovery_id}` goes on"
+    except LeaseHeld:
+        found = ledger.recoveries.request(recovery_id, "pause", actor)
+        return found, f"asked the runner {found.runner} to pause; it stops between two waves"
+
+
+def withdraw_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, str | None]:
+    """Takes a pause back that the runner has not seen yet.
+
+    Returns:
+        The recovery, and the live runner that goes on by itself (None where there is none).
+
+    Raises:
+        Refused: it is not paused and nobody asked for it, or it was cancelled meanwhile.
+    """
+    ledger = workspace.ledger
+    recovery = ledger.recoveries.get(recovery_id)
+    workspace.kind_of(recovery)
+    if recovery.state is State.RUNNING and recovery.requested == "pause":
+        holder = ledger.leases.holder(recovery_id)
+        recovery = ledger.recoveries.request(recovery_id, None, str(find_identity()))
+        if recovery.state is State.PAUSED:
+            return recovery, None  # the runner saw the pause first, and has stopped
+        alive = holder is not None and not holder.expired and not holder.owner.is_dead()
+        return recovery, str(holder.owner) if holder is not None and alive else None
+    if recovery.state is not State.PAUSED:
+        raise Refused(
+            f"it is {recovery.state}, not paused",
+            subject=f"recovery {recovery_id}",
+            hint=f"see `backlogctl show {recovery_id}`",
+        )
+    return recovery, None
+
+
+def cancel_work(
+    workspace: Workspace,
+    recovery_id: str,
+    *,
+    wait: float,
+    say: Callable[[str], None] = lambda _: None,
+    console: Console | None = None,
+) -> Recovery:
+    """Cancels for good: here, or by the live runner, which is waited for.
+
+    Raises:
+        Refused: it is at an end already.
+        LeaseHeld: the runner did not stop within `wait` seconds; the request stays.
+    """
+    ledger, actor = workspace.ledger, str(find_identity())
+    recovery = ledger.recoveries.get(recovery_id)
+    workspace.kind_of(recovery)
+    if recovery.state is State.CANCELLED:
+        return recovery
+    if recovery.state is State.PLANNED:
+        return ledger.recoveries.advance(recovery_id, State.REJECTED, actor, {"why": "cancelled"})
+    if recovery.state in (State.VERIFIED, State.REJECTED):
+        raise Refused(
+            f"it is {recovery.state}, so there is nothing to cancel",
+            subject=f"recovery {recovery_id}",
+        )
+    end = time.monotonic() + wait
+    asked = False
+    while True:
+        try:
+            with ledger.leases.hold(recovery_id) as lease:
+                current = ledger.recoveries.get(recovery_id)
+                if current.state is State.CANCELLED:
+                    return current
+                return finish_cancel(workspace, recovery_id, lease, console=console)
+        except LeaseHeld as held:
+            if not asked:
+                found = ledger.recoveries.request(recovery_id, "cancel", actor)
+                say(f"asked the runner {found.runner} to stop; waiting for it")
+                asked = True
+            if time.monotonic() >= end:
+                raise LeaseHeld(
+                    f"the runner has not stopped yet: {held.message}",
+                    subject=held.subject,
+                    hint="the request stays, and the runner carries it out; look with "
+                    f"`backlogctl show {recovery_id}`",
+                ) from held
+        time.sleep(_POLL_SECONDS)
+        current = ledger.recoveries.get(recovery_id)
+        if current.state is State.CANCELLED:
+            return current
+        if current.state is State.VERIFIED:
+            raise Refused(
+                "it was verified before the runner saw the request",
+                subject=f"recovery {recovery_id}",
+            )
+
+
+def finish_cancel(
+    workspace: Workspace,
+    recovery_id: str,
+    lease: Lease,
+    *,
+    context: RunContext[Any] | None = None,
+    console: Console | None = None,
+) -> Recovery:
+    """Closes the work, and only then changes the state; its gaps are open again.
+
+    The kind closes it (`Kind.close`). The recovery is read under the lease: one that was read
+    before may have run since.
+
+    Args:
+        context: that of the run which is cancelled, where there is one.
+
+    Raises:
+        LeaseHeld: another runner took it over; nothing was done.
+        BacklogError: it could not be closed, so the state was not changed; cancel again.
+    """
+    lease.confirm()
+    recovery = workspace.ledger.recoveries.get(recovery_id)
+    kind = workspace.kind_of(recovery)
+    if recovery.state is not State.APPROVED:
+        try:
+            # On record first: where this is killed, the next run finishes it.
+            workspace.ledger.recoveries.request(recovery.id, "cancel", str(find_identity()))
+            kind.close(
+                workspace,
+                recovery,
+                lease,
+                context=context,
+                console=console or Console(stderr=True, quiet=True),
+            )
+        except BacklogError as error:
+            detail = {"code": error.code, "message": mask_secrets(error.message)}
+            actor = str(find_identity())
+            workspace.ledger.events.append(recovery.id, actor, "cancelling failed", detail)
+            raise
+    return workspace.ledger.recoveries.advance(
+        recovery.id,
+        State.CANCELLED,
+        actor=str(find_identity()),
+        detail={"injected": recovery.injected},
+        owner=lease.owner,
+    )

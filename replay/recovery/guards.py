@@ -1,0 +1,84 @@
+"""What must hold before a plan of any kind is made, and how it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from backlog.config import Stream
+from backlog.errors import InvalidTransition, PlanStale, Refused
+from backlog.values import Recovery, RecoveryState
+from replay.recovery.identity import find_identity
+from replay.recovery.plan import Plan, find_changes
+from replay.recovery.states import UNFINISHED
+from replay.recovery.workspace import Workspace
+
+
+def check_denied(workspace: Workspace, stream: Stream) -> None:
+    """Refuses topics of `guards.deny_topics`, and the Kafka ledger's own topic (fault 60)."""
+    config = workspace.config
+    for pattern in (*config.guards.deny_topics, config.kafka_ledger.topic):
+        if fnmatchcase(stream.topic, pattern):
+            raise Refused(
+                f"it is denied by the pattern `{pattern}`",
+                subject=f"topic {stream.topic}",
+                hint="see `guards.deny_topics`",
+            )
+
+
+def refuse_active(workspace: Workspace, stream: Stream) -> None:
+    """Refuses early, before minutes of planning; the ledger's constraint is what decides."""
+    for other in workspace.ledger.recoveries.list(states=UNFINISHED):
+        if other.state is RecoveryState.FAILED and not other.holds_when_failed:
+            continue
+        same = other.topic == stream.topic or other.group == stream.group
+        if other.cluster == stream.cluster and same:
+            raise InvalidTransition(
+                f"recovery {other.id} of the same topic or group is {other.state}",
+                subject=f"stream {stream.name}",
+                hint=f"finish it with `backlogctl run {other.id}`, or cancel it",
+            )
+
+
+def check_configuration(plan: Plan, now: Mapping[str, Any], hint: str) -> None:
+    """Whether the stream's configuration is still what the plan was computed from.
+
+    Args:
+        now: the same keys as `plan.configuration`, as they are now.
+
+    Raises:
+        PlanStale: names the keys that changed.
+    """
+    if changed := find_changes(plan.configuration, now):
+        names = ", ".join(f"`{name}`" for name in changed)
+        raise PlanStale(
+            f"its configuration changed since the plan was made: {names}",
+            subject=f"stream {plan.stream}",
+            hint=hint,
+        )
+
+
+def store_plan(
+    workspace: Workspace, recovery_id: str, plan: Plan, gap_ids: Iterable[str] = ()
+) -> Recovery:
+    """Puts a plan on record; a plan of the stream that nobody approved is superseded by it.
+
+    Raises:
+        InvalidTransition: a gap is not open any more.
+    """
+    traits = workspace.kinds.get(plan.kind).traits
+    return workspace.ledger.recoveries.create(
+        plan.kind,
+        plan.stream,
+        plan.cluster,
+        plan.topic,
+        plan.group,
+        plan.dump(),
+        plan.hash(),
+        gap_ids,
+        actor=str(find_identity()),
+        id=recovery_id,
+        stops_consumers=traits.stops_consumers,
+        holds_when_failed=traits.holds_when_failed,
+    )

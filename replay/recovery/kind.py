@@ -1,0 +1,252 @@
+"""The interface of a kind of recovery. The engine, the page, the report and the runbooks know a
+recovery's kind by nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from backlog.config import Stream
+from backlog.config.base import explain
+from backlog.errors import Refused
+from backlog.ledger import Lease, Ledger, StepRecord
+from backlog.step import Step
+from backlog.values import Gap, Recovery, RecoveryState
+from monitoring.verdicts import Verdict
+from replay.recovery.plan import Options, Origin, Plan
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from replay.recovery.context import RunContext
+    from replay.recovery.workspace import Workspace
+    from replay.telling.account import Account, RecoveryRecord
+    from replay.telling.value import Telling
+
+PlanT = TypeVar("PlanT", bound=Plan)
+OptionsT = TypeVar("OptionsT", bound=Options)
+Say = Callable[[str], None]
+
+
+# A kind that stops consumers does so in the first of these steps; the second starts them again.
+STOP_STEP, RESTORE_STEP = "stop_consumers", "restore"
+
+
+def has_stopped_consumers(steps: Iterable[StepRecord]) -> bool:
+    """Whether the group's own consumers stand still now, as the ledger has it."""
+    known = {step.step: step for step in steps}
+    restored = known.get(RESTORE_STEP)
+    return STOP_STEP in known and not (restored is not None and restored.is_complete)
+
+
+def say_nothing(_: str) -> None:
+    """For work that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What others ask of a kind, instead of its name.
+
+    Attributes:
+        stops_consumers: while it is worked on, the group's own consumers are stopped: in the step
+            `stop_consumers`; they are back after the step `restore`.
+        holds_when_failed: a failed one left something changed: until it is run again or
+            cancelled, no other recovery of the topic or group may begin.
+        repairs_gaps: it takes gaps and closes them; cancelled, they are open again.
+        injects: it sends messages by way of the Kafka ledger; later plans subtract them.
+    """
+
+    stops_consumers: bool = False
+    holds_when_failed: bool = False
+    repairs_gaps: bool = False
+    injects: bool = False
+
+
+class Kind(ABC, Generic[PlanT, OptionsT]):
+    """One kind of recovery.
+
+    Attributes:
+        name: the word of the command line and of the ledger, such as `rebuild`.
+        summary: one line for help, the form, and the task group: what it does.
+        plan_model: of the newest version; its default of `version` is that version.
+        older_models: models of versions that can still be read, by version.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    traits: ClassVar[Traits]
+    plan_model: type[PlanT]
+    options_model: type[OptionsT]
+    older_models: ClassVar[Mapping[int, type[Plan]]] = {}
+
+    # Plan
+
+    @abstractmethod
+    def make_plan(
+        self,
+        workspace: Workspace,
+        stream: Stream,
+        options: OptionsT,
+        *,
+        origin: Origin | None = None,
+        say: Say = say_nothing,
+    ) -> Recovery:
+        """Plans, and stores the plan; Kafka and the source are only read.
+
+        Raises:
+            UsageError: the stream's configuration or the options do not allow it.
+            Refused: there is nothing to do, a guard says no, or another recovery is in the way.
+        """
+
+    def read_plan(self, recovery: Recovery) -> PlanT:
+        """The stored plan of a recovery of this kind.
+
+        Raises:
+            Refused: another version of this program wrote it, or it was changed.
+        """
+        version = recovery.plan.get("version", 1)
+        newest = self.plan_model.model_fields["version"].default
+        known: dict[int, type[Plan]] = {**self.older_models, newest: self.plan_model}
+        model = known.get(version) if isinstance(version, int) else None
+        if model is None:
+            raise _refuse_plan(
+                recovery,
+                f"it has version {version}, and this program knows "
+                f"{', '.join(map(str, sorted(known)))}",
+            )
+        try:
+            return cast("PlanT", model.read(recovery.plan))
+        except ValidationError as error:
+            problem = explain(error.errors(include_url=False)[0])
+        # Raised outside of `except`: pydantic's error carries the plan.
+        raise _refuse_plan(recovery, f"{'.'.join(problem.path)} {problem.text}")
+
+    def check(self, plan: PlanT, recovery: Recovery) -> None:
+        """Raises Refused for a plan that may not run, whoever approves it."""
+
+    def is_automatic(self, plan: PlanT) -> bool:
+        """Whether `approval: auto` approves this plan; a person must, where it is False."""
+        return False
+
+    def suggest(
+        self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
+    ) -> bool:
+        """Whether `auto` takes this kind for a stream that is seen like this now.
+
+        Args:
+            lag: consumer lag, in offsets.
+            topic_id: that the topic has now.
+        """
+        return False
+
+    # Run
+
+    @property
+    @abstractmethod
+    def context(self) -> type[RunContext[PlanT]]:
+        """What a run's steps work with."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> Sequence[Step[Any]]:
+        """The steps, in their order."""
+
+    @abstractmethod
+    def close(
+        self,
+        workspace: Workspace,
+        recovery: Recovery,
+        lease: Lease,
+        *,
+        context: RunContext[PlanT] | None,
+        console: Console,
+    ) -> None:
+        """Brings what was begun to an end that leaves nothing half done; what `cancel` drives.
+
+        Safe to call again after a crash.
+
+        Args:
+            context: of the run that is cancelled, where there is one.
+
+        Raises:
+            BacklogError: it could not be closed; the recovery's state is not changed.
+        """
+
+    # For people
+
+    @abstractmethod
+    def tell(self, plan: PlanT, recovery: Recovery) -> Telling:
+        """The plan for every renderer."""
+
+    @abstractmethod
+    def account(self, plan: PlanT, record: RecoveryRecord) -> Account:
+        """What came of it, for the report and for what `run` and `cancel` say."""
+
+    @abstractmethod
+    def count_run(
+        self, plan: PlanT, recovery: Recovery, counts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """`counts` of the document of `run`; given those that the run itself found."""
+
+    @abstractmethod
+    def say_run(self, plan: PlanT, counts: Mapping[str, Any]) -> str:
+        """What a run that was verified did, behind the recovery's name and state."""
+
+    @abstractmethod
+    def say_cancelled(self, recovery: Recovery) -> str:
+        """How things stand once it is cancelled or rejected, behind its name and state."""
+
+    def find_gaps(
+        self, plan: PlanT, ledger: Ledger, recovery: Recovery, ended_at: datetime | None
+    ) -> tuple[Gap, ...]:
+        """The losses that the report is about."""
+        return ()
+
+
+class Registry:
+    """The kinds that this program knows, in the order in which `auto` takes them."""
+
+    def __init__(self, kinds: Sequence[Kind[Any, Any]]) -> None:
+        self._kinds = {kind.name: kind for kind in kinds}
+
+    def __iter__(self) -> Iterator[Kind[Any, Any]]:
+        return iter(self._kinds.values())
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._kinds)
+
+    def get(self, name: str) -> Kind[Any, Any]:
+        """The kind of that name; KeyError where there is none."""
+        return self._kinds[name]
+
+    def find(self, recovery: Recovery) -> Kind[Any, Any]:
+        """The kind of a stored recovery: the one place where an unknown kind is refused.
+
+        Raises:
+            Refused: this program does not know it.
+        """
+        if recovery.kind not in self._kinds:
+            raise Refused(
+                f"this program does not know the kind {recovery.kind}",
+                subject=f"recovery {recovery.id}",
+                hint="use the version of backlogctl that planned it",
+            )
+        return self._kinds[recovery.kind]
+
+
+def _refuse_plan(recovery: Recovery, why: str) -> Refused:
+    # Work that began is finished by a version that can read the plan.
+    unbegun = recovery.state in (RecoveryState.PLANNED, RecoveryState.APPROVED)
+    again = f", or `backlogctl cancel {recovery.id}` and plan again" if unbegun else ""
+    return Refused(
+        f"its plan was made by another version of backlogctl, or changed: {why}",
+        subject=f"recovery {recovery.id}",
+        hint=f"use the version that planned it{again}; `backlogctl show {recovery.id} --json` has "
+        "the plan and the record as they are",
+    )

@@ -1,0 +1,148 @@
+"""A plan: a frozen model of its kind, hashed from its dump, stored, read back by its version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, time
+from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from backlog.clock import OffPeakWindow, format_clock, format_time
+from backlog.config import OffPeak
+from backlog.manifest import hash_value
+from replay.recovery.identity import Identity
+
+Timestamp = Annotated[datetime, PlainSerializer(format_time, when_used="json")]
+"""A time with a zone; in JSON ISO 8601 in UTC to the microsecond."""
+
+
+def _sort_words(words: Any) -> Any:
+    """Sorted, each once; what is no list of words is left to the validation."""
+    if not words:
+        return ()
+    if isinstance(words, str | Mapping) or not isinstance(words, Iterable):
+        return words
+    found = tuple(words)
+    return tuple(sorted(set(found))) if all(isinstance(w, str) for w in found) else found
+
+
+AllowedWords = Annotated[tuple[str, ...], BeforeValidator(_sort_words)]
+"""What an operator allows by name; sorted, so that the same words give the same hash."""
+
+
+class PlanPart(BaseModel):
+    """A part of a plan: frozen, and it takes no key that it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, serialize_by_alias=True
+    )
+
+
+class Options(PlanPart):
+    """What an operator says when a plan is made: the arguments of `plan KIND`.
+
+    A kind's own options are fields with a `description`. The form in Airflow has those with a
+    title.
+    """
+
+
+class Origin(PlanPart):
+    """The run of a scheduler that asked for a plan."""
+
+    scheduler: str
+    dag_id: str
+    run_id: str
+    note: str | None = None
+
+
+class PlannedWindow(PlanPart):
+    """The off-peak window as it stood in the file, for example 00:30 to 06:00 Asia/Shanghai."""
+
+    begin: str = Field(alias="from")
+    to: str
+    timezone: str
+
+    @classmethod
+    def freeze(cls, off_peak: OffPeak | None) -> Self | None:
+        """The window of a stream's configuration; None where it has none."""
+        if off_peak is None:
+            return None
+        window = off_peak.window()
+        begin, to = format_clock(window.start), format_clock(window.end)
+        return cls.model_validate({"from": begin, "to": to, "timezone": window.zone.key})
+
+    def open(self) -> OffPeakWindow:
+        """For asking whether a moment lies in it."""
+        start, end = time.fromisoformat(self.begin), time.fromisoformat(self.to)
+        return OffPeakWindow(start, end, ZoneInfo(self.timezone))
+
+    def __str__(self) -> str:
+        return f"{self.begin}–{self.to} {self.timezone}"
+
+
+class Plan(PlanPart):
+    """What every kind's plan has. A kind's model gives `version`, `kind` and `options`.
+
+    `configuration` is what of the stream's section the plan was computed from: where it changes,
+    the plan is stale. `off_peak` is the window that the work keeps to; None for at any time.
+    """
+
+    version: int
+    kind: str
+    stream: str
+    cluster: str
+    topic: str
+    topic_id: str
+    partition_count: int
+    group: str
+    other_groups: tuple[str, ...]
+    approval: Literal["named", "second_person", "auto"]
+    off_peak: PlannedWindow | None = None
+    configuration: Mapping[str, Any]
+    options: Options
+    warnings: tuple[str, ...]
+    origin: Origin | None = None
+    planned_by: Identity
+    planned_at: Timestamp
+
+    def dump(self) -> dict[str, Any]:
+        """Plain JSON: what is stored and hashed."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """The plan that `dump` gave.
+
+        Raises:
+            pydantic.ValidationError: another version wrote it, or it was changed.
+        """
+        # Through JSON: a strict model takes a list for a tuple from there only.
+        return cls.model_validate_json(json.dumps(stored), strict=True)
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """What the operator allowed by name."""
+        return tuple(getattr(self.options, "allow", ()))
+
+    def hash(self) -> str:
+        """SHA-256 of the dump; an approval is for this."""
+        return hash_value(self.dump())
+
+
+def find_changes(planned: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+    """Keys of a stream's section that say something else now than in the plan, sorted.
+
+    A key that the plan does not have counts only where it is set now: a newer version of this
+    program knows more keys, and their defaults change nothing.
+    """
+    changed: list[str] = []
+    for name in sorted({*planned, *now}):
+        before, after, here = planned.get(name), now.get(name), f"{path}{name}"
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            changed += find_changes(before, after, f"{here}.")
+        elif before != after and (name in planned or after):
+            changed.append(here)
+    return changed

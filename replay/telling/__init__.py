@@ -1,0 +1,1 @@
+"""How recoveries are shown: documents, tables, Markdown."""

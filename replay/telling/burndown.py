@@ -1,0 +1,115 @@
+"""How far a recovery is, for a terminal: what is left, how fast it goes, the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from backlog.numbers import (
+    format_count,
+    format_duration,
+    format_moment,
+    format_plural,
+    format_rate,
+)
+from replay.telling.events import name_step
+from replay.telling.terminal import Document, add_line, add_row, make_grid, make_table
+
+_WIDTH = 98
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BAR_CELLS = 36
+
+
+def draw_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
+    """How far it is, from `describe_progress`: what is left, how fast it goes, the steps."""
+    parts: list[RenderableType] = []
+    if down := progress["burndown"]:
+        parts.append(_draw_left(down, live=progress["live"]))
+    if sent := progress["injection"]:
+        grid = make_grid()
+        add_line(grid, "put back", _draw_bar(sent["injected"], sent["staged"]))
+        parts.append(grid)
+    parts.append(_draw_steps(progress["steps"]))
+    title = Text("progress", style="bold")
+    if progress["step"]:
+        title = Text.assemble(("now: ", "bold"), (name_step(progress["step"]), "bold cyan"))
+    return Panel(Group(*parts), title=title, title_align="left", border_style="cyan", width=width)
+
+
+def _draw_left(down: Document, *, live: bool) -> RenderableType:
+    total = down["handled"] + down["left"]
+    grid = make_grid()
+    add_line(grid, "handled", _draw_bar(down["handled"], total))
+    if len(down["curve"]) > 1:
+        curve = Text(_draw_curve(down["curve"]), style="cyan")
+        curve.append(f"  {format_count(down['left'])} left", "bold")
+        curve.append(f" after {format_duration(down['seconds'])}", "dim")
+        add_line(grid, "unread", curve)
+    add_line(grid, "topic", _draw_flow(down["source_lag"], "relayed", down, live=live))
+    add_line(grid, "temporary", _draw_flow(down["temporary_lag"], "handled", down, live=live))
+    if live and down["consumers"] is not None:
+        add_line(grid, "running", format_plural(down["consumers"], "recovery consumer"))
+    if live:
+        eta = down["eta_seconds"]
+        if not down["left"]:
+            told = Text("drained", style="bold green")
+        elif eta is None:
+            told = Text("not yet known when it is drained", style="dim")
+        elif eta < 1:
+            told = Text("drained in a moment", style="bold green")
+        else:
+            told = Text.assemble("drained in about ", (format_duration(eta), "bold green"))
+        add_line(grid, "", told)
+    return grid
+
+
+def _draw_bar(done: int, total: int) -> Text:
+    share = done / total if total else 1.0
+    full = round(share * _BAR_CELLS)
+    return Text.assemble(
+        ("━" * full, "green"),
+        ("━" * (_BAR_CELLS - full), "bright_black"),
+        (f" {int(share * 100)} %", "bold"),
+        f"  {format_count(done)} of {format_count(total)}",
+    )
+
+
+def _draw_flow(left: int, verb: str, down: Document, *, live: bool) -> Text:
+    told = Text.assemble((format_count(left), "bold"), f" left, {format_count(down[verb])} {verb}")
+    rate = down[f"{verb}_per_second"]
+    if live and rate:
+        told.append(f", {format_rate(rate)}", style="cyan")
+    return told
+
+
+def _draw_curve(values: Sequence[int]) -> str:
+    top = max(values)
+    if not top:
+        return _BLOCKS[0] * len(values)
+    # What is not yet zero is drawn higher than zero.
+    return "".join(
+        _BLOCKS[0 if not value else max(1, round(value / top * (len(_BLOCKS) - 1)))]
+        for value in values
+    )
+
+
+def _draw_steps(steps: Sequence[Document]) -> RenderableType:
+    if not steps:
+        return Text("no step has begun", style="dim")
+    table = make_table("", "=step", "=began", "#took", "")
+    marks = {"done": ("✓", "green"), "running": ("▶", "cyan")}
+    for step in steps:
+        mark, style = marks[step["state"]]
+        again = f"{step['attempts']} attempts" if step["attempts"] > 1 else ""
+        add_row(
+            table,
+            Text(mark, style=style),
+            Text(name_step(step["step"]), style="bold" if step["state"] == "running" else ""),
+            format_moment(step["started_at"])[11:],
+            format_duration(step["seconds"]),
+            Text(again, style="dim"),
+        )
+    return table

@@ -1,0 +1,256 @@
+"""Numbers and tables for people; every table is drawn from the JSON document of its verb.
+
+Names, reasons and errors come from elsewhere: they are put into `Text`, never into markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from backlog.numbers import format_count, format_duration, format_moment
+from monitoring.details import format_detail
+from replay.telling.events import find_finished_starts, name_line
+
+Document = Mapping[str, Any]
+
+_STYLES = {
+    "exact": "bold green",
+    "verified": "bold green",
+    "ok": "green",
+    "healthy": "green",
+    "approved": "green",
+    "injected": "green",
+    "lost": "bold red",
+    "failed": "bold red",
+    "open": "bold red",
+    "surplus": "bold red",
+    "loses": "bold red",
+    "wins": "bold green",
+    "cancelled": "dim",
+    "rejected": "dim",
+    "waived": "dim",
+    "losing": "bold red",
+    "stop": "bold red",
+    "stall": "bold red",
+    "rewind": "bold red",
+    "beyond_end": "bold red",
+    "unknown": "magenta",
+}
+
+
+def style_word(word: str) -> Text:
+    """A state or verdict in its colour."""
+    return Text(word, style=_STYLES.get(word, "yellow"))
+
+
+def make_table(*columns: str, title: str | None = None) -> Table:
+    """A table in our manner.
+
+    A column named with a leading `#` is aligned right; one with `=` holds ids, never broken.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for column in columns:
+        if column.startswith("#"):
+            table.add_column(column[1:], justify="right", no_wrap=True)
+        elif column.startswith("="):
+            table.add_column(column[1:], no_wrap=True)
+        else:
+            table.add_column(column, overflow="fold")
+    return table
+
+
+def add_row(table: Table, *cells: str | Text) -> None:
+    """Adds a row; a text in it is printed as it is, and ids and numbers are never cut."""
+    texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+    for column, text in zip(table.columns, texts, strict=True):
+        if column.no_wrap:
+            column.min_width = max(column.min_width or 0, text.cell_len)
+    table.add_row(*texts)
+
+
+def make_grid() -> Table:
+    """Names on the left, sentences on the right."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=12)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def add_line(grid: Table, name: str, told: str | Text) -> None:
+    """A line of `make_grid`."""
+    grid.add_row(Text(name), Text(told) if isinstance(told, str) else told)
+
+
+def draw_status(document: Document) -> RenderableType:
+    """`status`: one block a stream."""
+    blocks: list[RenderableType] = []
+    for stream in document["streams"]:
+        blocks.extend(_draw_stream(stream))
+    return Group(*blocks) if blocks else Text("no streams in the configuration", style="yellow")
+
+
+def _draw_stream(stream: Document) -> list[RenderableType]:
+    head = Text(str(stream["stream"]), style="bold")
+    head.append(f"  read by {stream['group']}  ", style="dim")
+    head.append_text(style_word(str(stream["verdict"])))
+    if stream.get("error"):
+        return [head, Text(f"  {stream['error']['message']}", style="red")]
+    blocks: list[RenderableType] = [head]
+    if stream.get("sentence"):
+        blocks.append(Text(str(stream["sentence"]), style="bold"))
+    blocks += [_draw_lags(stream["partitions"]), *draw_warnings(stream.get("warnings", ()))]
+    for command in stream.get("next_commands", ()):
+        blocks.append(Text.assemble(("next: ", "dim"), (str(command), "bold cyan")))
+    if stream.get("page"):
+        blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
+    return [*blocks, Text()]
+
+
+def _draw_lags(rows: Sequence[Document]) -> Table:
+    """What no partition has takes no room."""
+    extra = {
+        "drained in": "seconds_to_drain",
+        "loss in": "seconds_to_loss",
+        "kept for": "seconds_retained",
+    }
+    shown = {title: name for title, name in extra.items() if any(row[name] for row in rows)}
+    table = make_table(
+        "#part.",
+        "#log start",
+        "#committed",
+        "#end",
+        "#lag",
+        "#behind",
+        "#lost at most",
+        *(f"#{title}" for title in shown),
+        "=",
+    )
+    for row in rows:
+        lost = row["lost"]
+        add_row(
+            table,
+            str(row["partition"]),
+            f"{row['log_start']:,}",
+            "none" if row["committed"] is None else f"{row['committed']:,}",
+            f"{row['end']:,}",
+            format_count(row["lag"]),
+            format_duration(row["lag_seconds"]),
+            Text(format_count(lost), style="bold red" if lost else ""),
+            *(_color_duration(title, row[name]) for title, name in shown.items()),
+            style_word(str(row["verdict"])),
+        )
+    return table
+
+
+def _color_duration(title: str, seconds: float | None) -> Text:
+    return Text(format_duration(seconds), style="bold red" if title == "loss in" else "")
+
+
+def draw_gaps(document: Document) -> RenderableType:
+    """`gaps`: one line a gap."""
+    gaps: Sequence[Document] = document["gaps"]
+    if not gaps:
+        return Text("no gaps: nothing is known to be lost", style="green")
+    by_stream: dict[str, list[Document]] = {}
+    for gap in gaps:
+        by_stream.setdefault(str(gap["stream"]), []).append(gap)
+    blocks: list[RenderableType] = []
+    for stream, found in by_stream.items():
+        head = Text(stream, style="bold")
+        head.append(f"  read by {found[0]['group']}", style="dim")
+        blocks += [head, _draw_gaps_of(found)]
+    live = [gap for gap in gaps if gap["state"] == "open"]
+    total = sum(gap["count"] or 0 for gap in live)
+    summary = Text(f"{len(live)} open, at most ")
+    summary.append(format_count(total), style="bold red" if total else "bold")
+    summary.append(f" {'message' if total == 1 else 'messages'} lost")
+    return Group(*blocks, summary)
+
+
+def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
+    table = make_table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
+    for gap in gaps:
+        known = gap["start"] is not None and gap["end"] is not None
+        add_row(
+            table,
+            str(gap["id"]),
+            str(gap["partition"]),
+            f"{gap['start']:,}–{gap['end'] - 1:,}" if known else "unknown",
+            f"≤ {format_count(gap['count'])}" if known else "unknown",
+            f"{gap['cause']}, {gap['certainty']}".replace("_", " "),
+            style_word(str(gap["state"])),
+        )
+    return table
+
+
+def draw_recoveries(document: Document) -> RenderableType:
+    """`recoveries`: one line a recovery."""
+    rows: Sequence[Document] = document["recoveries"]
+    if not rows:
+        return Text("no recoveries yet", style="dim")
+    several = ["=kind"] if len({row["kind"] for row in rows}) > 1 else []
+    table = make_table(
+        "=recovery",
+        *several,
+        "stream",
+        "=state",
+        "=verdict",
+        "#messages",
+        "#injected",
+        "=planned",
+    )
+    for row in rows:
+        add_row(
+            table,
+            row["id"],
+            *([row["kind"]] if several else []),
+            row["stream"],
+            style_word(row["state"]),
+            style_word(row["verdict"]),
+            format_count(row["size"]),
+            format_count(row["injected"] if row["injects"] else None),
+            # The id holds the year.
+            f"{format_moment(row['created_at'])[5:16]}Z",
+        )
+    return table
+
+
+def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
+    return [Text(f"! {warning}", style="yellow") for warning in warnings]
+
+
+def draw_events(events: Sequence[Document]) -> RenderableType:
+    """A recovery's record: when, who, what; `--json` has every line and every detail."""
+    finished = find_finished_starts([(event["action"], event["detail"]) for event in events])
+    table = make_table("=when", "who", "what", "")
+    for number, event in enumerate(events):
+        if number not in finished:
+            action, detail = name_line(event["action"], event["detail"])
+            at = format_moment(event["at"])[5:]
+            add_row(table, at, event["actor"], action, format_detail(detail))
+    return table
+
+
+def say_done(console: Console, name: str, state: str, rest: str) -> None:
+    """One line about what was done: what it is, its state in colour, and the rest."""
+    line = Text.assemble((name, "bold"), " ", style_word(state), rest)
+    console.print(line, soft_wrap=True)
+
+
+def print_next(console: Console, *commands: str) -> None:
+    """Says which command comes next."""
+    for command in commands:
+        console.print(Text.assemble(("next: ", "dim"), (command, "bold cyan")), soft_wrap=True)

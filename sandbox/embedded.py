@@ -1,0 +1,369 @@
+"""A real Kafka on this machine, for the demo, the tests and the benchmarks.
+
+KRaft, one JVM a broker, from the jars of `sandbox.jars`. A broker started here ends with the
+process that started it, however that ends (see `sandbox.watchdog`), unless it is started detached
+(see `sandbox.detached`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from backlog.errors import EmbeddedError
+from backlog.jars import find_java
+from backlog.progress import Say
+from sandbox import watchdog
+from sandbox.jars import ensure_kafka_jars
+from sandbox.ports import HOST, free_port, listens
+
+_UP_WITHIN = 120.0
+_DOWN_WITHIN = 20.0
+_TRIES = 5
+_PORT_TAKEN = ("Address already in use", "BindException")
+
+DEFAULT_PROPERTIES: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "broker.heartbeat.interval.ms": "500",
+    # A killed broker may come back under its number only when its old session is over.
+    "broker.session.timeout.ms": "3000",
+    "group.coordinator.rebalance.protocols": "classic,consumer",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "log.cleaner.dedupe.buffer.size": "8388608",
+    # Real retention within a second: the first check would wait 30 s, the next ones 5 minutes.
+    "log.initial.task.delay.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "log.segment.delete.delay.ms": "1000",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+    "offsets.topic.num.partitions": "5",
+    "share.coordinator.state.topic.num.partitions": "1",
+    # A transaction that its producer left behind is aborted soon after its own timeout.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "transaction.state.log.num.partitions": "5",
+}
+_JVM_OPTIONS = (
+    "-XX:+UseSerialGC",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xshare:auto",
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+
+
+class _Node:
+    """One broker: its directory, its ports and, while it runs, its process."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.number = number
+        self.directory = directory
+        self.port = 0
+        self.controller_port = 0
+        self.pid = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "broker.log"
+
+    @property
+    def settings(self) -> Path:
+        return self.directory / "server.properties"
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def wait(self, seconds: float) -> bool:
+        """True when the process has ended within the time."""
+        if self.process is None:
+            return True
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        if self.process.stdin:
+            self.process.stdin.close()
+        if self.process.stdout:
+            self.process.stdout.close()
+        self.process = None
+        return True
+
+
+class EmbeddedKafka:
+    """Brokers that belong to this process: `with EmbeddedKafka.start(directory) as kafka: ...`."""
+
+    def __init__(
+        self, data_dir: Path, brokers: int, properties: Mapping[str, str], heap: str, port: int
+    ) -> None:
+        self._nodes = [_Node(n, data_dir / f"broker-{n}") for n in range(1, brokers + 1)]
+        self._properties = properties
+        self._heap = heap
+        self._port = port
+        self._java = find_java()
+        self._classpath = ""
+        self._detached = False
+        self.data_dir = data_dir
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path | str,
+        *,
+        brokers: int = 1,
+        properties: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        port: int = 0,
+        progress: Say | None = None,
+        detached: bool = False,
+    ) -> Self:
+        """Start brokers on free ports and wait until they answer.
+
+        A directory that held a Kafka before is started again with its data. `port` asks for a
+        certain port of the first broker. A detached broker outlives this process.
+        """
+        classpath = os.pathsep.join(str(jar) for jar in ensure_kafka_jars(progress))
+        self = cls(Path(data_dir).absolute(), brokers, dict(properties or {}), heap, port)
+        self._detached = detached
+        self._classpath = classpath
+        for attempt in range(_TRIES):
+            self._choose_ports(fresh=attempt > 0)
+            try:
+                self._launch(self._nodes)
+                return self
+            except EmbeddedError as error:
+                self.kill()
+                taken = any(sign in error.message for sign in _PORT_TAKEN)
+                if not taken or port or attempt == _TRIES - 1:
+                    raise
+            except BaseException:
+                self.kill()
+                raise
+        raise AssertionError("unreachable")
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{HOST}:{node.port}" for node in self._nodes)
+
+    @property
+    def pid(self) -> int:
+        return self._nodes[0].pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(node.pid for node in self._nodes)
+
+    def stop(self) -> None:
+        """Shut the brokers down in order, those that hold no controller first."""
+        self._stop(self._nodes)
+
+    def kill(self, broker: int | None = None) -> None:
+        """SIGKILL every broker, or the one of that number (from 1; the first is the controller)."""
+        for node in self._chosen(broker):
+            self._kill(node)
+
+    def restart(self, broker: int | None = None) -> None:
+        """Start again what was stopped or killed: same ports, same data."""
+        nodes = self._chosen(broker)
+        self._stop(nodes)
+        self._launch(nodes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _chosen(self, broker: int | None) -> list[_Node]:
+        return [node for node in self._nodes if broker in (None, node.number)]
+
+    def _stop(self, nodes: list[_Node]) -> None:
+        for node in reversed(nodes):
+            if node.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(node.pid, signal.SIGTERM)
+                if not node.wait(_DOWN_WITHIN):
+                    self._kill(node)
+            node.wait(0)
+
+    def _kill(self, node: _Node) -> None:
+        if node.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node.pid, signal.SIGKILL)
+        node.wait(_DOWN_WITHIN)
+
+    def _choose_ports(self, *, fresh: bool) -> None:
+        for node in self._nodes:
+            kept = {} if fresh else _read_ports(node.directory)
+            wanted = self._port if node.number == 1 and self._port else kept.get("port", 0)
+            node.port = wanted or free_port()
+            node.controller_port = kept.get("controller", 0) or free_port()
+
+    def _launch(self, nodes: list[_Node]) -> None:
+        for node in nodes:
+            self._prepare(node)
+            self._spawn(node)
+        self._wait_until_up(nodes)
+
+    def _prepare(self, node: _Node) -> None:
+        node.directory.mkdir(parents=True, exist_ok=True)
+        node.settings.write_text(
+            "".join(f"{name}={value}\n" for name, value in self._settings(node).items())
+        )
+        ports = {"port": node.port, "controller": node.controller_port}
+        (node.directory / "ports.json").write_text(json.dumps(ports))
+        if (node.directory / "data" / "meta.properties").exists():
+            return
+        shutil.rmtree(node.directory / "data", ignore_errors=True)
+        role = "--standalone" if node.number == 1 else "--no-initial-controllers"
+        command = [
+            *self._jvm("128m"),
+            "-XX:TieredStopAtLevel=1",
+            "kafka.tools.StorageTool",
+            "format",
+            role,
+        ]
+        command += ["-t", self._cluster_id(), "-c", str(node.settings)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            raise EmbeddedError(
+                f"the data directory could not be formatted: {_find_reason(answer.stdout)}"
+                f"{_find_reason(answer.stderr)}",
+                subject=str(node.directory),
+                hint="is there space, and may you write there?",
+            )
+
+    def _cluster_id(self) -> str:
+        path = self.data_dir / "cluster.id"
+        if not path.exists():
+            # Kafka's tool takes a leading dash for an option.
+            raw = b"\x0f" + uuid.uuid4().bytes[1:]
+            path.write_text(urlsafe_b64encode(raw).decode().rstrip("="))
+        return path.read_text().strip()
+
+    def _settings(self, node: _Node) -> dict[str, str]:
+        first = self._nodes[0]
+        copies = min(3, len(self._nodes))
+        settings = {
+            "node.id": str(node.number),
+            "process.roles": "broker,controller" if node is first else "broker",
+            "listeners": f"PLAINTEXT://{HOST}:{node.port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": f"{HOST}:{first.controller_port}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(node.directory / "data"),
+            "offsets.topic.replication.factor": str(copies),
+            "share.coordinator.state.topic.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": str(copies),
+            "transaction.state.log.min.isr": str(max(1, copies - 1)),
+            "transaction.state.log.replication.factor": str(copies),
+        }
+        if node is first:
+            settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
+            settings["advertised.listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
+        return {**settings, **DEFAULT_PROPERTIES, **self._properties}
+
+    def _jvm(self, heap: str) -> list[str]:
+        return [str(self._java), f"-Xmx{heap}", *_JVM_OPTIONS, "-cp", self._classpath]
+
+    def _spawn(self, node: _Node) -> None:
+        command = [*self._jvm(self._heap), "kafka.Kafka", str(node.settings)]
+        with node.log.open("w") as log:
+            if self._detached:
+                node.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    text=True,
+                )
+                node.pid = node.process.pid
+                return
+            # A session of its own keeps Ctrl-C from the broker: we stop it when we are ready.
+            node.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", watchdog.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                text=True,
+            )
+        assert node.process.stdout is not None
+        pid = node.process.stdout.readline().strip()
+        if not pid:
+            raise EmbeddedError("the broker's process could not be started", subject=str(node.log))
+        node.pid = int(pid)
+
+    def _wait_until_up(self, nodes: list[_Node]) -> None:
+        deadline = time.monotonic() + _UP_WITHIN
+        for node in nodes:
+            while not listens(node.port):
+                self._check(node, deadline)
+                time.sleep(0.05)
+        # Only those that run: `restart(1)` is also asked while another broker is down.
+        running = [node for node in self._nodes if node.alive()]
+        client = AdminClient(
+            {
+                "bootstrap.servers": ",".join(f"{HOST}:{node.port}" for node in running),
+                "log_level": 0,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+            }
+        )
+        wanted = {node.number for node in running}
+        while True:
+            with contextlib.suppress(KafkaException):
+                if wanted <= set(client.list_topics(timeout=1).brokers):
+                    return
+            for node in nodes:
+                self._check(node, deadline)
+            time.sleep(0.05)
+
+    def _check(self, node: _Node, deadline: float) -> None:
+        if not node.alive():
+            why = "the broker ended while it started"
+        elif time.monotonic() > deadline:
+            why = f"the broker did not answer within {_UP_WITHIN:.0f} s"
+        else:
+            return
+        reason = _find_reason(node.log.read_text(errors="replace"))
+        raise EmbeddedError(
+            f"{why}: {reason}" if reason else why,
+            subject=f"{HOST}:{node.port}",
+            hint=f"read {node.log}",
+        )
+
+
+def _read_ports(directory: Path) -> dict[str, int]:
+    try:
+        return dict(json.loads((directory / "ports.json").read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def _find_reason(text: str) -> str:
+    """The line of a JVM's output that says why it ended."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for sign in ("Caused by:", "Exception", "ERROR", "Error", "error"):
+        for line in reversed(lines):
+            if sign in line and not line.startswith("at "):
+                return line[:300]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,1 @@
+"""Puts staged messages into a topic, each once (protocol P3)."""

@@ -1,0 +1,331 @@
+"""Writes a chunk exactly once, in a Kafka transaction of its own (protocol P3, steps 1 to 7)."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backlog.clock import Deadline
+from backlog.crashpoints import reach
+from backlog.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
+from backlog.kafka.clients import Admin, make_admin
+from backlog.values import Chunk
+from spark_backfill.injection.ledger_topic import (
+    CLOSED,
+    COORDINATOR_SECONDS,
+    CommittedChunk,
+    LedgerSnapshot,
+    find_foreign_chunks,
+    make_record,
+    read_visible,
+)
+from spark_backfill.injection.producing import AttemptError, SlotProducer
+from spark_backfill.injection.writer import ChunkResult, Outcome, OutcomeUnknown
+
+TRANSACTION_TIMEOUT_MS = 15_000
+DEFAULT_PREFIX = "backlog"
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+_KEPT_PRODUCERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """What a writer needs; travels to Spark executors. `properties` hold secrets."""
+
+    properties: Mapping[str, str] = field(repr=False)
+    topic: str
+    recovery_id: str
+    plan_hash: str
+    ledger: LedgerSnapshot
+    prefix: str = DEFAULT_PREFIX
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+
+    @property
+    def hanging_wait(self) -> float:
+        """Seconds until an open transaction is called hanging: its timeout + 10 s + slack."""
+        return self.transaction_timeout_ms / 1000.0 + COORDINATOR_SECONDS
+
+
+def name_transactional_id(prefix: str, topic: str, slot: int) -> str:
+    """The slot's transactional.id.
+
+    Without the recovery's id: with it, a zombie of a cancelled recovery, or of a plan that
+    overlaps, would not be fenced, and would send the messages a second time.
+    """
+    return f"{prefix}.{topic}.{slot}"
+
+
+class TransactionalWriter:
+    def __init__(self, settings: WriterSettings) -> None:
+        self.settings = settings
+        self._kept: OrderedDict[int, SlotProducer] = OrderedDict()
+        self._admin: Admin | None = None
+
+    def write(
+        self, chunk: Chunk, table: pa.Table, *, after: str = "", pace: float | None = None
+    ) -> ChunkResult:
+        """See `ChunkWriter.write`; an attempt whose outcome is unknown starts from step 1.
+
+        But only within the transaction's timeout. Step 1 takes the slot from whoever has it, and a
+        process that was stopped for longer may take it from a runner that has replaced it.
+        """
+        _check_table(chunk, table)
+        attempt, limit = 1, Deadline(self.settings.transaction_timeout_ms / 1000.0)
+        while True:
+            try:
+                return self._write_once(chunk, table, after if attempt == 1 else "", pace, attempt)
+            except AttemptError as failed:
+                error: BacklogError = failed.error
+            except KafkaFailure as failed:
+                # Before begin: the ledger could not be read.
+                if not failed.retryable:
+                    raise
+                error = failed
+            # Back off before asking a broker that just failed.
+            time.sleep(limit.remaining(min(3.0, 0.1 * 2**attempt)))
+            if limit.expired:
+                raise OutcomeUnknown(error) from error
+            attempt += 1
+
+    def _write_once(
+        self, chunk: Chunk, table: pa.Table, after: str, pace: float | None, attempt: int
+    ) -> ChunkResult:
+        """P3. The order of these lines is what makes a chunk commit exactly once."""
+        producer = self._take_kept(chunk.slot, after)
+        fresh = producer is None
+        if producer is None:
+            reach("p3.1.producer.before")
+            producer = self._make_producer(chunk.slot)  # 1. a new producer with the slot's id
+            reach("p3.1.producer.after")
+        try:
+            if fresh and self._find_committed(producer, chunk):  # 2. to 4.
+                producer.drop()
+                return ChunkResult(
+                    chunk.slot, chunk.number, chunk.count, Outcome.SKIPPED, attempts=attempt
+                )
+            seconds = self._commit(producer, chunk, table, pace)  # 5. begin, produce, commit
+        except AttemptError as failed:  # 6. abort; or unknown: never assume, start from 1
+            reach("p3.6.abort.before")
+            if failed.abortable:
+                producer.abort()
+            producer.drop()
+            reach("p3.6.abort.after")
+            raise
+        except BacklogError:
+            producer.abort()
+            producer.drop()
+            raise
+        self._keep(chunk.slot, producer)
+        return ChunkResult(  # 7. goes back to the driver, which copies it into SQL
+            slot=chunk.slot,
+            number=chunk.number,
+            count=chunk.count,
+            outcome=Outcome.INJECTED,
+            session=producer.session,
+            first_offset=producer.first_offset,
+            last_offset=producer.last_offset,
+            seconds=seconds,
+            attempts=attempt,
+        )
+
+    def _find_committed(self, producer: SlotProducer, chunk: Chunk) -> bool:
+        """Steps 2 to 4: whether the chunk is committed already, for certain."""
+        reach("p3.2.init.before")
+        producer.init()  # 2. older ones are fenced, their transaction aborted or ended
+        reach("p3.2.init.after")
+        reach("p3.3.scan.before")
+        records = self._scan(chunk.slot)  # 3. the whole ledger partition, up to H, is visible
+        reach("p3.3.scan.after")
+        reach("p3.4.decide.before")
+        found = self._is_committed(records, chunk)  # 4. there: skip; another recovery's: refuse
+        reach("p3.4.decide.after")
+        return found
+
+    def _commit(
+        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
+    ) -> float:
+        """Step 5: the messages and their ledger record, both or neither."""
+        reach("p3.5.begin.before")
+        producer.begin()
+        reach("p3.5.begin.after")
+        producer.produce(chunk.slot, table, pace)
+        reach("p3.5.produce.after")
+        self._produce_record(producer, chunk)
+        reach("p3.5.record.after")
+        producer.flush()
+        reach("p3.5.flush.after")
+        reach("p3.5.commit.before")
+        seconds = producer.commit()
+        reach("p3.5.commit.after")
+        return seconds
+
+    def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+        settings, ledger = self.settings, self.settings.ledger
+        key, value = make_record(
+            settings.recovery_id, settings.topic, settings.plan_hash, chunk, chunk.slot
+        )
+        place = ledger.place(settings.topic, chunk.slot)
+        producer.produce_record(ledger.topic, place, key, value)
+
+    def _scan(self, slot: int) -> list[CommittedChunk]:
+        settings = self.settings
+        if self._admin is None:
+            self._admin = make_admin(settings.properties)
+        place = settings.ledger.place(settings.topic, slot)
+        return read_visible(
+            settings.properties,
+            settings.ledger,
+            [place],
+            wait=settings.hanging_wait,
+            admin=self._admin,
+        )
+
+    def _is_committed(self, records: Iterable[CommittedChunk], chunk: Chunk) -> bool:
+        """Step 4.
+
+        Raises:
+            PlanStale: another recovery wrote to this topic and slot since the plan was made. The
+                check before a run is not enough: a runner that was stopped between that check and
+                its `init_transactions` fences no live producer when it wakes up, and would
+                send again what the other recovery has put back meanwhile. Here, after fencing,
+                nobody else can commit to the slot, so what is not seen now never comes.
+        """
+        settings = self.settings
+        seen = list(records)
+        foreign = find_foreign_chunks(
+            seen,
+            settings.ledger,
+            recovery=settings.recovery_id,
+            topic=settings.topic,
+            slot=chunk.slot,
+        )
+        subject = f"topic {settings.topic}[{chunk.slot}]"
+        if foreign:
+            raise PlanStale(
+                f"recovery {foreign[0].recovery} has injected messages here since this plan was "
+                "made; nothing was sent",
+                subject=subject,
+                hint="cancel this recovery and plan again",
+            )
+        own = [
+            record
+            for record in seen
+            if record.recovery == settings.recovery_id
+            and record.topic == settings.topic
+            and record.slot == chunk.slot
+        ]
+        for record in own:
+            if record.chunk == chunk.number:
+                require_same_hash(record, chunk, subject)
+                return True
+        if any(record.chunk == CLOSED for record in own):
+            raise Refused(
+                f"recovery {settings.recovery_id} was cancelled; nothing was sent",
+                subject=subject,
+                hint="plan again",
+            )
+        return False
+
+    def _make_producer(self, slot: int) -> SlotProducer:
+        settings = self.settings
+        return SlotProducer(
+            settings.properties,
+            settings.topic,
+            name_transactional_id(settings.prefix, settings.topic, slot),
+            settings.transaction_timeout_ms,
+            settings.max_message_bytes,
+        )
+
+    def _take_kept(self, slot: int, after: str) -> SlotProducer | None:
+        """The producer that committed the slot's previous chunk, if it was ours and that very one.
+
+        The driver says which one that was. A producer kept from longer ago was fenced by the one
+        that came after it.
+        """
+        producer = self._kept.pop(slot, None)
+        if producer is None or (after and producer.session == after):
+            return producer
+        producer.drop()
+        return None
+
+    def _keep(self, slot: int, producer: SlotProducer) -> None:
+        self._kept[slot] = producer
+        while len(self._kept) > _KEPT_PRODUCERS:
+            self._kept.popitem(last=False)[1].drop()
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.popitem()[1].drop()
+
+
+def require_same_hash(record: CommittedChunk, chunk: Chunk, subject: str) -> None:
+    """A committed chunk must be the staged one.
+
+    Raises:
+        PlanStale: it has another hash.
+    """
+    if record.sha256 != chunk.sha256:
+        raise PlanStale(
+            f"chunk {chunk.number} is in the Kafka ledger with another hash: other messages were "
+            "injected under this number; nothing was sent",
+            subject=subject,
+            hint="cancel this recovery and plan again",
+        )
+
+
+def fence_slots(
+    properties: Mapping[str, str],
+    prefix: str,
+    topic: str,
+    slots: Iterable[int],
+    *,
+    recovery_id: str = "",
+    ledger: LedgerSnapshot | None = None,
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+) -> None:
+    """Fences every producer of these slots; for `cancel`, before it changes the state.
+
+    With `recovery_id` and `ledger` each slot also gets a closing record: a runner of this recovery
+    that was stopped before its `init_transactions`, and so is not fenced, finds it when it wakes
+    up, and sends nothing.
+
+    Raises:
+        KafkaFailure, ClusterUnreachable: not every slot is fenced; call again.
+    """
+    for slot in sorted(set(slots)):
+        producer = SlotProducer(
+            properties,
+            topic,
+            name_transactional_id(prefix, topic, slot),
+            transaction_timeout_ms,
+            DEFAULT_MAX_MESSAGE_BYTES,
+        )
+        try:
+            producer.init()
+            if ledger is not None and recovery_id:
+                key, value = make_record(recovery_id, topic, "", None, slot)
+                producer.begin()
+                producer.produce_record(ledger.topic, ledger.place(topic, slot), key, value)
+                producer.flush()
+                producer.commit()
+        except AttemptError as failed:
+            raise failed.error from failed
+        finally:
+            producer.drop()
+
+
+def _check_table(chunk: Chunk, table: pa.Table) -> None:
+    foreign = pc.sum(pc.not_equal(table["partition"], chunk.slot)).as_py() or 0
+    if foreign or table.num_rows != chunk.count or table.num_rows == 0:
+        raise StagingError(
+            f"a chunk of slot {chunk.slot} must hold {chunk.count} messages of that partition; it "
+            f"holds {table.num_rows}, {foreign} of them of another one",
+            subject=chunk.path,
+            hint="cancel this recovery and plan again",
+        )

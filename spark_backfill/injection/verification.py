@@ -1,0 +1,314 @@
+"""Proves an injection: what a read_committed reader sees is what was staged, each once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, VerificationFailed
+from backlog.kafka.admin import list_offsets
+from backlog.kafka.clients import make_admin
+from backlog.manifest import Manifest, read_chunk
+from backlog.stamps import MESSAGE_ID, RECOVERY_ID
+from backlog.values import Chunk
+from spark_backfill.failures import list_secrets, translating
+from spark_backfill.injection.targets import HIDDEN_SECONDS, await_visible, check_target
+from spark_backfill.spark.kafka_options import make_java_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+MAX_IDS = 100
+_KINDS = ("missing", "doubled", "different", "unexpected")
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationResult:
+    """Counts of messages; `ids` has at most 100 ids of each kind of mismatch.
+
+    `missing`: staged, not in the topic. `doubled`: there more than once, whichever recovery sent
+    it. `different`: there once, with another key, value, header or partition. `unexpected`: there
+    under this recovery's id, and not staged. `removed`: offsets `[start, end)` by partition that
+    retention removed before they could be read.
+    """
+
+    staged: int
+    found: int
+    matched: int
+    missing: int
+    doubled: int
+    different: int
+    unexpected: int
+    ids: Mapping[str, tuple[str, ...]]
+    start_offsets: Mapping[int, int]
+    end_offsets: Mapping[int, int]
+    removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        """Something was staged, all of it is there once, as staged, and nothing else of ours."""
+        return 0 < self.staged == self.matched and not (
+            self.missing or self.doubled or self.different or self.unexpected
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "exact": self.is_exact,
+            "staged": self.staged,
+            "found": self.found,
+            "matched": self.matched,
+            **{kind: getattr(self, kind) for kind in _KINDS},
+            "ids": {kind: list(ids) for kind, ids in self.ids.items()},
+        }
+
+    def require_exact(self, subject: str) -> None:
+        """Raises VerificationFailed, naming ids, unless everything matches."""
+        if self.is_exact:
+            return
+        parts = [
+            f"{getattr(self, kind)} {kind}: {', '.join(self.ids.get(kind, ())[:10])}"
+            for kind in _KINDS
+            if getattr(self, kind)
+        ]
+        if self.missing and self.removed:
+            places = ", ".join(f"[{p}] {a} to {b}" for p, (a, b) in sorted(self.removed.items()))
+            parts.append(f"retention has removed offsets that may have held them ({places})")
+        raise VerificationFailed(
+            f"{self.matched} of {self.staged} staged messages read back as staged; "
+            f"{'; '.join(parts) or 'nothing was staged'}",
+            subject=subject,
+            hint="the gap stays open; look these ids up by the header backlog-message-id",
+        )
+
+
+def verify(
+    spark: SparkSession,
+    *,
+    properties: Mapping[str, str],
+    topic: str,
+    topic_id: str,
+    partitions: int,
+    manifest: Manifest,
+    directory: Path,
+    start_offsets: Mapping[int, int],
+    known_ends: Mapping[int, int] | None = None,
+    hidden_wait: float = HIDDEN_SECONDS,
+    deadline: Deadline | None = None,
+    look: Callable[[], None] | None = None,
+) -> VerificationResult:
+    """Reads the topic from `start_offsets` to its last stable offsets and compares.
+
+    It first waits until the last stable offsets are past what was injected, since open transactions
+    of others may hide some of it.
+
+    Every staged file is hashed again first, so that what is compared with is what was approved.
+    Nothing but counts and at most 100 ids of each kind comes to the driver.
+
+    Args:
+        directory: the recovery's staging directory.
+        start_offsets: of before the injection; see `record_target_ends`.
+        known_ends: the offset after the last injected message, by partition; where it is not
+            known, it waits for all that is in the partition now.
+        hidden_wait: seconds for open transactions.
+        look: called while waiting for them, and between Spark's jobs; may raise.
+
+    Returns:
+        The result, good or bad; `require_exact` raises for a bad one.
+
+    Raises:
+        Paused: somebody's open transaction hides what was injected.
+        VerificationFailed: the messages could not be read.
+        PlanStale, StagingError, KafkaFailure, ClusterUnreachable.
+    """
+    admin = make_admin(properties)
+    limit = deadline or Deadline(60.0)
+    check_target(admin, topic, topic_id, partitions, limit)
+    lows = list_offsets(admin, topic, range(partitions), "earliest", deadline=limit)
+    highs = list_offsets(admin, topic, range(partitions), "latest", "read_uncommitted", limit)
+    needed = {
+        slot: min(highs[slot], (known_ends or {}).get(slot, highs[slot]))
+        for slot in manifest.list_slots()
+    }
+    await_visible(admin, topic, needed, hidden_wait, look=look)
+    if look is not None:
+        look()
+    ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed")
+    wanted = {p: start_offsets.get(p, 0) for p in range(partitions)}
+    starts = {p: max(lows[p], wanted[p]) for p in range(partitions)}
+    removed = {p: (wanted[p], lows[p]) for p in needed if lows[p] > wanted[p]}
+    subject = f"topic {topic}"
+    with translating(
+        "read the injected messages back",
+        subject=subject,
+        hint="run it again",
+        kind=VerificationFailed,
+        secrets=list_secrets(properties),
+    ):
+        _check_staged(spark, directory, manifest)
+        if look is not None:
+            look()
+        staged = _read_staged(spark, directory, manifest)
+        found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
+        return replace(_compare(staged, found, starts, ends), removed=removed)
+
+
+def _check_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> None:
+    def check(chunks: Any) -> Any:
+        try:
+            for chunk in chunks:
+                read_chunk(directory, chunk)
+        except BacklogError as error:
+            yield error  # as a value: Spark would turn a raised one into text
+
+    chunks: list[Chunk] = list(manifest.chunks)
+    if chunks:
+        slices = min(len(chunks), 4 * spark.sparkContext.defaultParallelism)
+        for error in spark.sparkContext.parallelize(chunks, slices).mapPartitions(check).take(1):
+            raise error
+
+
+def _read_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> DataFrame:
+    schema = (
+        "message_id string, key binary, value binary, partition int, "
+        "headers array<struct<name:string,value:binary>>"
+    )
+    paths = [str(directory / chunk.path) for chunk in manifest.chunks]
+    if not paths:
+        return spark.createDataFrame([], "message_id string, staged string")
+    raw = spark.read.schema(schema).parquet(*paths)
+    return raw.select("message_id", _fingerprint("name").alias("staged")).where(
+        F.col("message_id").isNotNull()
+    )
+
+
+def _read_topic(
+    spark: SparkSession,
+    properties: Mapping[str, str],
+    topic: str,
+    recovery_id: str,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+) -> DataFrame:
+    """What has our headers, of other recoveries too: they may hold a copy of a staged message."""
+    reader = (
+        spark.read.format("kafka")
+        .options(**make_java_options(properties))
+        .options(
+            **{
+                "assign": json.dumps({topic: sorted(starts)}),
+                "startingOffsets": json.dumps({topic: {str(p): o for p, o in starts.items()}}),
+                "endingOffsets": json.dumps({topic: {str(p): o for p, o in ends.items()}}),
+                "includeHeaders": "true",
+                # Spark's default is read_uncommitted, which counts aborted messages too.
+                "kafka.isolation.level": "read_committed",
+                "failOnDataLoss": "true",
+                "minPartitions": str(max(len(starts), spark.sparkContext.defaultParallelism)),
+            }
+        )
+    )
+    raw = reader.load().select("key", "value", "partition", "headers")
+    named = raw.select(
+        _last_header(MESSAGE_ID).alias("message_id"),
+        F.coalesce(_last_header(RECOVERY_ID) == recovery_id, F.lit(False)).alias("is_ours"),
+        _fingerprint("key").alias("found"),
+    )
+    return named.where(F.col("is_ours") | F.col("message_id").isNotNull()).withColumn(
+        "message_id", F.coalesce("message_id", F.lit("(no message id)"))
+    )
+
+
+def _last_header(name: str) -> Column:
+    named = F.filter("headers", lambda header: header["key"] == name)
+    return F.try_element_at(named, F.lit(-1))["value"].cast("string")
+
+
+def _fingerprint(header_name: str) -> Column:
+    """SHA-256 over partition, key, value and headers, the same for a staged and a read message.
+
+    In hexadecimal, with `-` for null, no two messages are written alike.
+    """
+
+    def text(column: Any) -> Column:
+        return F.coalesce(F.hex(column), F.lit("-"))
+
+    headers = F.transform(
+        F.coalesce("headers", F.array()),
+        lambda header: F.concat(
+            text(header[header_name]), F.lit("="), text(header["value"]), F.lit(",")
+        ),
+    )
+    parts = [F.col("partition").cast("string"), text(F.col("key")), text(F.col("value"))]
+    whole = F.concat_ws("|", *parts, F.array_join(headers, ""))
+    return F.sha2(whole.cast("binary"), 256)
+
+
+def _compare(
+    staged: DataFrame, found: DataFrame, starts: Mapping[int, int], ends: Mapping[int, int]
+) -> VerificationResult:
+    left = staged.groupBy("message_id").agg(
+        F.count("*").alias("staged_times"), F.first("staged").alias("staged")
+    )
+    right = found.groupBy("message_id").agg(
+        F.count("*").alias("found_times"),
+        F.first("found").alias("found"),
+        F.max("is_ours").alias("is_ours"),
+    )
+    kind = (
+        F.when(F.col("staged_times").isNull(), "unexpected")
+        .when(F.col("found_times").isNull(), "missing")
+        # Ids are unique in a good staging; the same one staged twice must not pass as matched.
+        .when((F.col("found_times") > 1) | (F.col("staged_times") > 1), "doubled")
+        .when(F.col("staged") != F.col("found"), "different")
+        .otherwise("matched")
+    )
+    judged = (
+        left.join(right, "message_id", "full")
+        # Another recovery's own messages are no concern of ours.
+        .where(F.col("staged_times").isNotNull() | F.col("is_ours"))
+        .withColumn("kind", kind)
+        .cache()
+    )
+    try:
+        totals = {
+            row["kind"]: row
+            for row in judged.groupBy("kind")
+            .agg(
+                F.count("*").alias("ids"),
+                F.coalesce(F.sum("staged_times"), F.lit(0)).alias("staged"),
+                F.coalesce(F.sum("found_times"), F.lit(0)).alias("found"),
+            )
+            .collect()
+        }
+        ids = {
+            name: tuple(
+                row["message_id"]
+                for row in judged.where(F.col("kind") == name)
+                .select("message_id")
+                .orderBy("message_id")
+                .limit(MAX_IDS)
+                .collect()
+            )
+            for name in _KINDS
+            if name in totals
+        }
+    finally:
+        judged.unpersist()
+    count = {name: int(row["ids"]) for name, row in totals.items()}
+    return VerificationResult(
+        staged=sum(int(row["staged"]) for row in totals.values()),
+        found=sum(int(row["found"]) for row in totals.values()),
+        matched=count.get("matched", 0),
+        missing=count.get("missing", 0),
+        doubled=count.get("doubled", 0),
+        different=count.get("different", 0),
+        unexpected=count.get("unexpected", 0),
+        ids=ids,
+        start_offsets=dict(starts),
+        end_offsets=dict(ends),
+    )

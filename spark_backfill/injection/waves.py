@@ -1,0 +1,365 @@
+"""Injects a staged recovery in waves: some seconds of chunks of every slot (protocol P3).
+
+The driver's side: which chunk goes when, the canary, the rate and the brakes. What makes a chunk
+commit exactly once is in `transactional.py`; nothing here has to be right for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backlog.clock import Deadline
+from backlog.crashpoints import reach
+from backlog.errors import (
+    BacklogError,
+    HangingTransaction,
+    KafkaFailure,
+    PlanStale,
+    ProducerFenced,
+    Refused,
+)
+from backlog.kafka.calls import outlast
+from backlog.kafka.clients import make_admin
+from backlog.values import Chunk
+from spark_backfill.injection.brakes import Brakes, InjectionProgress, NoBrakes
+from spark_backfill.injection.canary import await_group_past, read_canary_back
+from spark_backfill.injection.job import InjectionJob, InjectionResult
+from spark_backfill.injection.ledger_topic import (
+    COORDINATOR_SECONDS,
+    CommittedChunk,
+    check_ledger,
+    find_foreign_chunks,
+    read_committed_chunks,
+)
+from spark_backfill.injection.pacing import WAVE_SECONDS, choose_chunks, choose_pace, choose_slots
+from spark_backfill.injection.runners import (
+    ChunkOutcome,
+    ChunkRunner,
+    ChunkTask,
+    LostWorker,
+    SparkChunkRunner,
+)
+from spark_backfill.injection.targets import check_target, require_replicas
+from spark_backfill.injection.transactional import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    fence_slots,
+    require_same_hash,
+)
+from spark_backfill.injection.writer import ChunkResult, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OnChunk = Callable[[ChunkResult], None]
+OnProgress = Callable[[InjectionProgress], None]
+
+_LOST_WORKERS = 2
+_ROUNDS = 3
+
+
+def inject(
+    spark: SparkSession,
+    job: InjectionJob,
+    brakes: Brakes | None = None,
+    *,
+    on_chunk: OnChunk | None = None,
+    on_progress: OnProgress | None = None,
+) -> InjectionResult:
+    """Puts every staged message into the topic, each once, with Spark's executors.
+
+    Safe to call again after any crash, pause or error: chunks that are committed are skipped, and
+    reported to `on_chunk` as such, so that a copy of the results is complete.
+
+    Args:
+        brakes: asked before each wave; None for none.
+        on_chunk: called once for each chunk that is committed, on the driver.
+        on_progress: called after each wave.
+
+    Raises:
+        Paused: a brake; goes on with the next call.
+        PlanStale, Refused: before anything was sent, or between two chunks.
+        ProducerFenced: another runner took over.
+        VerificationFailed: the canary reads back wrong.
+        HangingTransaction, KafkaFailure, StagingError: see `ChunkWriter.write`.
+    """
+    info = check_target(make_admin(job.properties), job.topic, job.topic_id, job.partitions)
+    limit = int(info.config.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES))
+    runner = SparkChunkRunner(spark, job.writer_settings(limit))
+    return inject_with(runner, job, brakes, on_chunk=on_chunk, on_progress=on_progress)
+
+
+def inject_with(
+    runner: ChunkRunner,
+    job: InjectionJob,
+    brakes: Brakes | None = None,
+    *,
+    on_chunk: OnChunk | None = None,
+    on_progress: OnProgress | None = None,
+) -> InjectionResult:
+    """`inject` with a runner of the caller's choice."""
+    try:
+        return _Injection(runner, job, brakes or NoBrakes(), on_chunk, on_progress).run()
+    finally:
+        runner.close()
+
+
+class _Injection:
+    """The state of one run: what is left of each slot, and how far it is."""
+
+    def __init__(
+        self,
+        runner: ChunkRunner,
+        job: InjectionJob,
+        brakes: Brakes,
+        on_chunk: OnChunk | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._runner, self._job, self._brakes = runner, job, brakes
+        self._on_chunk, self._on_progress = on_chunk, on_progress
+        self._admin = make_admin(job.properties)
+        self._left: dict[int, deque[Chunk]] = {
+            slot: deque(chunks) for slot, chunks in job.manifest.list_slots().items()
+        }
+        self._sessions: dict[int, str] = {}
+        self._slots: dict[int, int] = {}
+        self._chunks: dict[int, int] = {}
+        self._last_offsets: dict[int, int | None] = {}
+        self._is_canary_proved = False
+        self._injected = self._skipped = self._waves = 0
+        self._began = time.monotonic()
+
+    def run(self) -> InjectionResult:
+        self._check_plan()
+        self._skip_committed()
+        self._send_canary()
+        while any(self._left.values()):
+            self._look()
+            self._send_wave(choose_slots(self._left, self._job.messages_per_second))
+        return InjectionResult(
+            self._injected, self._skipped, self._waves, time.monotonic() - self._began
+        )
+
+    def _check_plan(self) -> None:
+        job = self._job
+        if job.manifest.recovery_id != job.recovery_id or job.manifest.topic != job.topic:
+            raise Refused(
+                f"the manifest is of recovery {job.manifest.recovery_id} and topic "
+                f"{job.manifest.topic}",
+                subject=f"recovery {job.recovery_id}",
+            )
+        check_ledger(self._admin, job.ledger)
+        check_target(self._admin, job.topic, job.topic_id, job.partitions)
+
+    def _skip_committed(self) -> None:
+        """What the Kafka ledger has already; and nobody else may have written meanwhile."""
+        job = self._job
+        records = self._read_ledger()
+        foreign = find_foreign_chunks(
+            records, job.ledger, recovery=job.recovery_id, topic=job.topic
+        )
+        if foreign:
+            raise PlanStale(
+                f"recovery {foreign[0].recovery} has injected messages into this topic since the "
+                "plan was made; nothing was sent",
+                subject=f"topic {job.topic}",
+                hint="cancel this recovery and plan again",
+            )
+        own = {(r.slot, r.chunk): r for r in records if r.recovery == job.recovery_id}
+        # Nothing else is sent before the canary was read back.
+        self._is_canary_proved = any(
+            not chunk.canary for chunk in job.manifest.chunks if (chunk.slot, chunk.number) in own
+        )
+        for slot, chunks in self._left.items():
+            while chunks and (record := own.get((slot, chunks[0].number))):
+                chunk = chunks.popleft()
+                require_same_hash(record, chunk, f"topic {job.topic}[{slot}]")
+                self._note(ChunkResult(slot, chunk.number, chunk.count, Outcome.SKIPPED))
+        if self._skipped:
+            self._report()
+
+    def _read_ledger(self) -> list[CommittedChunk]:
+        job = self._job
+        try:
+            return read_committed_chunks(job.properties, job.ledger, job.topic, wait=0.0)
+        except HangingTransaction:
+            # Most likely the open transaction of a runner of ours that was killed: fencing ends
+            # it at once, where waiting takes until the coordinator times it out.
+            fence_slots(
+                job.properties,
+                job.prefix,
+                job.topic,
+                self._left,
+                transaction_timeout_ms=job.transaction_timeout_ms,
+            )
+        wait = job.transaction_timeout_ms / 1000.0 + COORDINATOR_SECONDS
+        return read_committed_chunks(job.properties, job.ledger, job.topic, wait=wait)
+
+    def _send_canary(self) -> None:
+        job = self._job
+        canary = [chunk for chunk in job.manifest.chunks if chunk.canary]
+        if not canary or self._is_canary_proved or not any(self._left.values()):
+            return
+        slot = canary[0].slot
+        canary = sorted((c for c in canary if c.slot == slot), key=lambda c: c.number)
+        while self._left[slot] and self._left[slot][0].canary:
+            self._look()
+            self._send_wave([slot])
+        last = self._last_offsets.get(slot)
+        end = read_canary_back(
+            job.properties,
+            job.topic,
+            job.directory,
+            canary,
+            start=job.start_offsets.get(slot, 0),
+            end=None if last is None else last + 1,
+            wait=job.hidden_wait,
+            patience=job.patience,
+            look=self._look,
+        )
+        if job.group:
+            await_group_past(
+                job.properties,
+                job.group,
+                job.topic,
+                slot,
+                end,
+                job.canary_wait,
+                self._look,
+                patience=job.patience,
+            )
+
+    def _send_wave(self, slots: list[int]) -> None:
+        started = time.monotonic()
+        tasks = [self._make_task(slot, len(slots)) for slot in slots]
+        before = self._injected
+        self._run_tasks(tasks)
+        self._waves += 1
+        self._report()
+        rate = self._job.messages_per_second
+        if rate is not None:
+            self._wait_until(started + (self._injected - before) / rate)
+
+    def _check_target(self) -> None:
+        """Whoever recreated the topic in the middle must not get the rest.
+
+        In mid-run a broker that restarts is waited for.
+        """
+        job = self._job
+        outlast(
+            Deadline(job.patience),
+            lambda: check_target(self._admin, job.topic, job.topic_id, job.partitions),
+        )
+
+    def _make_task(self, slot: int, width: int) -> ChunkTask:
+        rate = self._job.messages_per_second
+        chunks = choose_chunks(self._left[slot], rate, self._job.wave_chunks)
+        pace = choose_pace(chunks[0].count, rate, width, self._runner.parallelism)
+        # Tasks wait for cores: the wave as a whole keeps to its time, but each writes one chunk.
+        seconds = WAVE_SECONDS * min(1.0, self._runner.parallelism / width)
+        return ChunkTask(self._job.directory, chunks, self._sessions.get(slot, ""), pace, seconds)
+
+    def _run_tasks(self, tasks: Sequence[ChunkTask]) -> None:
+        """Until every chunk of the wave is committed, for certain.
+
+        A chunk whose outcome is unknown starts from step 1, which takes the slot from whoever has
+        it: hence only if the brakes, which look at the lease, let it go on.
+        """
+        lost, rounds, limit = 0, 0, Deadline(self._job.patience)
+        while tasks:
+            if rounds:
+                self._look()
+                tasks = [replace(task, after="") for task in tasks]
+            rounds += 1
+            self._check_target()
+            try:
+                outcomes = self._runner.run_wave(tasks)
+            except LostWorker:
+                lost += 1
+                if lost > _LOST_WORKERS:
+                    raise
+            else:
+                tasks = self._take(tasks, outcomes, again=rounds < _ROUNDS or not limit.expired)
+
+    def _take(
+        self, tasks: Sequence[ChunkTask], outcomes: Sequence[ChunkOutcome], *, again: bool
+    ) -> list[ChunkTask]:
+        """Writes down what is committed; returns the tasks to try `again`, where that helps."""
+        done: Counter[int] = Counter()
+        for outcome in outcomes:
+            if outcome.result is not None:
+                done[outcome.slot] += 1
+                self._left[outcome.result.slot].popleft()
+                self._sessions[outcome.result.slot] = outcome.result.session
+                self._note(outcome.result)
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        known = [o.error for o in outcomes if o.error is not None and not o.unknown]
+        if errors and (known or not again):
+            raise self._explain(min(known or errors, key=_rank))
+        failed = {outcome.slot for outcome in outcomes if outcome.error is not None}
+        return [
+            replace(task, chunks=task.chunks[done[task.slot] :])
+            for task in tasks
+            if task.slot in failed
+        ]
+
+    def _explain(self, error: BacklogError) -> BacklogError:
+        """A write that timed out may have a reason that only the cluster's metadata shows."""
+        if isinstance(error, KafkaFailure) and error.retryable:
+            topics = [self._job.topic, self._job.ledger.topic]
+            try:
+                require_replicas(self._admin, topics, Deadline(10.0))
+            except BacklogError as reason:
+                return reason if not isinstance(reason, KafkaFailure) else error
+        return error
+
+    def _note(self, result: ChunkResult) -> None:
+        if result.outcome is Outcome.SKIPPED:
+            self._skipped += result.count
+        else:
+            self._injected += result.count
+        self._slots[result.slot] = self._slots.get(result.slot, 0) + result.count
+        self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
+        self._last_offsets[result.slot] = result.last_offset
+        if self._on_chunk is not None:
+            reach("p3.7.copy.before")
+            self._on_chunk(result)
+            reach("p3.7.copy.after")
+
+    def _progress(self) -> InjectionProgress:
+        seconds = max(1e-9, time.monotonic() - self._began)
+        total = self._job.manifest.count
+        rate = self._injected / seconds
+        left = total - self._injected - self._skipped
+        return InjectionProgress(
+            injected=self._injected,
+            skipped=self._skipped,
+            total=total,
+            wave=self._waves,
+            rate=rate,
+            eta_seconds=left / rate if rate > 0 else None,
+            slots=dict(self._slots),
+            chunks=dict(self._chunks),
+        )
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._progress())
+
+    def _wait_until(self, due: float) -> None:
+        while (early := due - time.monotonic()) > 0 and any(self._left.values()):
+            time.sleep(min(early, 0.5))
+            self._look()
+
+    def _look(self) -> None:
+        self._brakes.check(self._progress())
+
+
+def _rank(error: BacklogError) -> int:
+    """Orders the errors of a wave: the first is the one that says most about what to do."""
+    if isinstance(error, ProducerFenced):
+        return 0
+    return 1 if isinstance(error, Refused) else 2 if not error.retryable else 3

@@ -1,0 +1,1 @@
+"""From rows to messages: which rows, by which rules, and how they are staged."""

@@ -1,0 +1,208 @@
+"""Candidate rows: read once, in parallel ranges, within time bounds, and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import Window
+from sqlalchemy.engine import Engine
+
+from backlog.clock import format_time
+from backlog.errors import UsageError
+from backlog.values import Gap
+from spark_backfill.failures import translating
+from spark_backfill.messages.rules import MessageRules, build_messages
+from spark_backfill.sources.columns import Projection
+from spark_backfill.sources.jdbc import JdbcAccess
+from spark_backfill.sources.ranges import EVERYTHING, MIN_ROWS, list_ranges
+from spark_backfill.sources.reflection import (
+    POSTGRESQL,
+    ColumnKind,
+    SourceTable,
+    quote_name,
+    quote_text,
+)
+
+_EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Times that candidates lie between, both included; None is open."""
+
+    lower: datetime | None
+    upper: datetime | None
+
+    def to_text(self) -> tuple[str | None, str | None]:
+        """Both in the normal form."""
+        return (
+            None if self.lower is None else format_time(self.lower),
+            None if self.upper is None else format_time(self.upper),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """One table and its two ways in: SQLAlchemy for names and counts, JDBC for rows."""
+
+    spark: SparkSession
+    engine: Engine = field(repr=False)
+    jdbc: JdbcAccess
+    table: SourceTable
+    timezone: str
+    connections: int
+
+    @property
+    def subject(self) -> str:
+        """For error messages."""
+        return f"table {self.table.label} of {self.table.database}"
+
+
+def find_bounds(
+    gaps: tuple[Gap, ...],
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    margin: timedelta,
+    mutable: bool,
+    has_consumed: bool,
+) -> Bounds:
+    """The bounds of P2.1: the operator's, else the gaps' own, widened by the margin.
+
+    Raises:
+        UsageError: the beginning of the loss is not known.
+    """
+    lower = since
+    if lower is None:
+        firsts = [gap.first_time for gap in gaps]
+        known = [at for at in firsts if at is not None]
+        if len(known) == len(firsts) and known:
+            lower = min(known)
+        elif not has_consumed:
+            unknown = ", ".join(gap.id for gap in gaps if gap.first_time is None)
+            raise UsageError(
+                f"the beginning of the loss is not known: no sample is older than {unknown}",
+                subject=f"stream {gaps[0].stream}" if gaps else "",
+                hint="use --since TIME (before the first lost message), or configure `consumed`",
+            )
+    upper = until
+    if upper is None and not mutable:
+        lasts = [gap.last_time for gap in gaps]
+        known = [at for at in lasts if at is not None]
+        # One gap without an end leaves all of them open.
+        upper = max(known) if len(known) == len(lasts) and known else None
+    return Bounds(
+        None if lower is None else max(_EARLIEST, lower - margin),
+        None if upper is None else min(_LATEST, upper + margin),
+    )
+
+
+def filter_times(table: SourceTable, time_column: str, bounds: Bounds, timezone: str) -> str:
+    """The bounds as SQL that an index can serve; empty where Spark has to filter.
+
+    Rows without a time are kept: they are candidates until evidence explains them.
+    """
+    column = table.column(time_column)
+    if table.dialect != POSTGRESQL or column.kind is not ColumnKind.TIME:
+        return ""
+    q = quote_name(POSTGRESQL, time_column)
+    parts: list[str] = []
+    for at, sign, slack in ((bounds.lower, ">=", -1), (bounds.upper, "<=", 1)):
+        if at is None:
+            continue
+        exact = f"CAST({quote_text(POSTGRESQL, format_time(at))} AS timestamptz)"
+        if column.zoned:
+            parts.append(f"{q} {sign} {exact}")
+            continue
+        # An index serves the first; the second is right in the doubled hour too.
+        wall = (at + timedelta(hours=2 * slack)).astimezone(ZoneInfo(timezone))
+        rough = quote_text(POSTGRESQL, wall.replace(tzinfo=None).isoformat(" "))
+        zone = quote_text(POSTGRESQL, timezone)
+        parts.append(f"{q} {sign} CAST({rough} AS timestamp)")
+        parts.append(f"({q} AT TIME ZONE {zone}) {sign} {exact}")
+    return f"({' AND '.join(parts)}) OR {q} IS NULL" if parts else ""
+
+
+def count_rows(access: SourceAccess, where: str) -> int:
+    """Rows of the table that `where` takes, counted by the database."""
+    projection = Projection(access.table, (), (), access.timezone)
+    with translating("count rows", subject=access.subject), access.engine.connect() as connection:
+        statement = projection.count(where)
+        found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+        return int(found.scalar_one())
+
+
+def read_rows(
+    access: SourceAccess,
+    rules: MessageRules,
+    where: str,
+    *,
+    rows: int,
+    min_rows: int = MIN_ROWS,
+) -> DataFrame:
+    """The rows under their own names, read in parallel ranges of the primary key."""
+    key = rules.source.primary_key
+    predicates: tuple[str, ...] = (EVERYTHING,)
+    if rows >= 2 * min_rows:
+        with (
+            translating("cut the primary key into ranges", subject=access.subject),
+            access.engine.connect() as connection,
+        ):
+            predicates = list_ranges(
+                connection, access.table, key, where, rows, access.connections, min_rows=min_rows
+            )
+    projection = Projection(access.table, rules.columns, tuple(key), access.timezone)
+    with translating("read", subject=access.subject, secrets=access.jdbc.secrets):
+        raw = access.spark.read.jdbc(
+            access.jdbc.url,
+            f"({projection.select(where)}) backlog_rows",
+            predicates=list(predicates),
+            properties={**access.jdbc.properties, "customSchema": projection.schema()},
+        )
+        return projection.finish(raw)
+
+
+def build_candidates(rows: DataFrame, rules: MessageRules, bounds: Bounds) -> DataFrame:
+    """Messages of the rows within the bounds, one a primary key (fault 36).
+
+    Adds `copies`: how many more rows had this primary key.
+    """
+    messages = build_messages(rows, rules)
+    for at, is_lower in zip(bounds.to_text(), (True, False), strict=True):
+        if at is not None:
+            within = F.col("time") >= at if is_lower else F.col("time") <= at
+            messages = messages.where(F.col("time").isNull() | within)
+    return messages
+
+
+def drop_duplicates(messages: DataFrame, rules: MessageRules, *, unique: bool) -> DataFrame:
+    """One message a primary key, the newest; which one does not depend on the order of reading.
+
+    Rows that share a primary key with a NULL in it cannot be distinguished: quarantined.
+    """
+    if unique:
+        return messages.withColumn("copies", F.lit(0).cast("long"))
+    same = Window.partitionBy(*rules.key_names())
+    newest = same.orderBy(F.desc_nulls_last("time"), "value", "key", "identity", "header_values")
+    has_null = F.lit(False)
+    for name in rules.key_names():
+        has_null = has_null | F.col(name).isNull()
+    vague = has_null & (F.col("__rows") > 1)
+    return (
+        messages.withColumn("__rows", F.count(F.lit(1)).over(same))
+        .withColumn("__row", F.row_number().over(newest))
+        .where((F.col("__row") == 1) | vague)
+        .withColumn(
+            "reason",
+            F.coalesce(
+                F.when(vague, F.lit("its primary key holds a NULL and is not unique")), "reason"
+            ),
+        )
+        .withColumn("copies", F.when(vague, F.lit(0)).otherwise(F.col("__rows") - 1).cast("long"))
+        .drop("__rows", "__row")
+    )

@@ -1,0 +1,324 @@
+"""Messages from rows: key, value, headers, identity, message id and partition.
+
+All of it is built inside Spark's JVM but the partition, which is hashed in whole Arrow columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.functions import pandas_udf
+
+from backlog.config import Expr, Stream, StreamSource
+from backlog.errors import ConfigurationError
+from backlog.partitioners import PARTITIONERS
+from spark_backfill.failures import find_first_cause
+from spark_backfill.sources.columns import REASON, parse_time_text, spark_type
+from spark_backfill.sources.reflection import ColumnKind, SourceColumn, SourceTable, check_columns
+
+ORIGINAL = "original"
+RESTATED = "restated"
+# Record and batch headers, with room to spare, and five stamps; the broker counts them too.
+OVERHEAD_BYTES = 512
+DEFAULT_MAX_BYTES = 1_048_588
+_REST = "__rest"
+_CALLS_CODE = re.compile(r"\b(reflect|java_method|try_reflect)\(", re.IGNORECASE)
+_UNKNOWN = re.compile(r"column, variable, or function parameter with name `(.+?)` cannot")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRules:
+    """Checked rules of one stream: how a row becomes a message.
+
+    `columns` are those that the rules need, in the table's order; `order` the sort columns.
+    `targets` are the partitions over which messages without a key are spread.
+    """
+
+    stream: Stream
+    source: StreamSource
+    columns: tuple[SourceColumn, ...]
+    order: tuple[SourceColumn, ...]
+    partitions: int
+    targets: tuple[int, ...]
+    max_bytes: int
+    timezone: str
+
+    @property
+    def is_event(self) -> bool:
+        """Whether a row is one message for ever, not the state of something."""
+        return self.source.stale != "restate"
+
+    @property
+    def fidelity(self) -> str:
+        """How faithful the messages are: original, or restated from the row as it is now."""
+        return ORIGINAL if self.is_event or not self.source.mutable else RESTATED
+
+    @property
+    def header_names(self) -> tuple[str, ...]:
+        return tuple(self.source.message.headers)
+
+    def order_names(self) -> tuple[str, ...]:
+        """Names of the sort columns in what `build_messages` makes."""
+        return tuple(
+            # Always as it was parsed: raw text may hold several formats, or zones.
+            "time" if c.name == self.source.time_column else f"o{i}"
+            for i, c in enumerate(self.order)
+        )
+
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the primary key's columns in what `build_messages` makes."""
+        return tuple(f"p{i}" for i in range(len(self.source.primary_key)))
+
+
+def check_rules(
+    spark: SparkSession,
+    stream: Stream,
+    table: SourceTable,
+    *,
+    partitions: int,
+    targets: Sequence[int],
+    max_bytes: int,
+    timezone: str,
+) -> MessageRules:
+    """Checks every column and expression by analysis, before a row is read (fault 33).
+
+    Raises:
+        ConfigurationError: names the column or expression, and where it stands in the file.
+    """
+    source = stream.source
+    assert source is not None
+    at = f"streams.{stream.name}.source"
+    check_columns(table, source.primary_key, f"{at}.primary_key")
+    check_columns(table, [source.time_column], f"{at}.time_column")
+    check_columns(table, source.order_by, f"{at}.order_by")
+    _check_time_column(table, source.time_column, f"{at}.time_column")
+    empty = spark.createDataFrame(
+        [], T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
+    )
+    used = {*source.primary_key, source.time_column, *source.order_by}
+    message = source.message
+    if message.key is not None:
+        used |= _check_expr(empty, table, message.key, f"{at}.message.key")
+    value = message.value
+    if value.json_columns is not None:
+        check_columns(table, value.json_columns, f"{at}.message.value.json")
+        used |= set(value.json_columns)
+    else:
+        expr = Expr(column=value.column, sql=value.sql)
+        used |= _check_expr(empty, table, expr, f"{at}.message.value")
+    for name, sql in message.headers.items():
+        used |= _check_expr(
+            empty, table, Expr(column=None, sql=sql), f"{at}.message.headers.{name}"
+        )
+    used |= _check_expr(empty, table, source.identity.row, f"{at}.identity.row")
+    return MessageRules(
+        stream=stream,
+        source=source,
+        columns=tuple(column for column in table.columns if column.name in used),
+        order=tuple(table.column(name) for name in source.order_by),
+        partitions=partitions,
+        targets=tuple(targets),
+        max_bytes=max_bytes,
+        timezone=timezone,
+    )
+
+
+def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
+    """One message a row.
+
+    Returns:
+        p0.. the primary key as text, time string, identity binary, message_id string, key binary,
+        value binary, header_values array<binary>, slot int (NULL where unknown), reason string
+        (why the row cannot be built; NULL where it can), o0.. the sort columns.
+    """
+    source = rules.source
+    pk = [column(name).cast("string") for name in source.primary_key]
+    types = {c.name: c.kind for c in rules.columns}
+    pk = [
+        F.hex(column(name)) if types[name] is ColumnKind.BYTES else text
+        for name, text in zip(source.primary_key, pk, strict=True)
+    ]
+    time = time_text(rules)
+    identity = as_bytes(rows, source.identity.row)
+    version = identity if rules.is_event else time.cast("binary")
+    key = F.lit(None).cast("binary")
+    if source.message.key is not None:
+        key = as_bytes(rows, source.message.key)
+    headers = [
+        as_bytes(rows, Expr(column=None, sql=sql)) for sql in source.message.headers.values()
+    ]
+    order = [
+        _sort_column(c).alias(name)
+        for c, name in zip(rules.order, rules.order_names(), strict=True)
+        if name != "time"
+    ]
+    built = rows.select(
+        *(part.alias(f"p{i}") for i, part in enumerate(pk)),
+        time.alias("time"),
+        identity.alias("identity"),
+        hash_message_id(rules.stream.topic, pk, version).alias("message_id"),
+        key.alias("key"),
+        _build_value(rows, rules).alias("value"),
+        (F.array(*headers) if headers else F.array().cast("array<binary>")).alias("header_values"),
+        _find_reason(time, identity, rules).alias("reason"),
+        _measure_rest(key, headers, rules).alias(_REST),
+        *order,
+    )
+    too_large = F.octet_length("value") > F.lit(rules.max_bytes) - F.col(_REST)
+    reason = F.coalesce(
+        F.col("reason"),
+        F.when(F.col("value").isNull(), F.lit("its value is NULL: it would be a tombstone")),
+        F.when(
+            too_large,
+            F.lit(f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"),
+        ),
+    )
+    placed = built.withColumn("slot", _place(rules))
+    return placed.withColumn("reason", reason).drop(_REST)
+
+
+def column(name: str) -> Column:
+    """A column by its exact name, whatever characters it has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def as_bytes(rows: DataFrame, expr: Expr) -> Column:
+    """An expression's value as bytes: text in UTF-8, bytes as they are."""
+    if expr.column is not None:
+        made = column(expr.column)
+    else:
+        assert expr.sql is not None
+        made = F.expr(expr.sql)
+    if isinstance(rows.select(made).schema.fields[0].dataType, T.BinaryType):
+        return made
+    return made.cast("string").cast("binary")
+
+
+def time_text(rules: MessageRules) -> Column:
+    """The row's time in the normal form; NULL where it has none that can be read."""
+    item = next(c for c in rules.columns if c.name == rules.source.time_column)
+    plain = column(item.name)
+    if item.kind is ColumnKind.TIME:
+        return plain
+    if item.kind is ColumnKind.DATE:
+        plain = F.concat(plain, F.lit(" 00:00:00"))
+    return parse_time_text(plain, rules.timezone)
+
+
+def hash_message_id(topic: str, primary_key: Sequence[Column], version: Column) -> Column:
+    """`stamps.make_message_id` in Spark SQL, bit for bit."""
+    parts = [F.lit(topic).cast("binary"), *(part.cast("binary") for part in primary_key)]
+    pieces: list[Column] = []
+    for part in (*parts, F.coalesce(version, F.lit("").cast("binary"))):
+        raw = F.coalesce(part, F.unhex(F.lit("FF")))
+        pieces += [F.unhex(F.lpad(F.hex(F.octet_length(raw)), 8, "0")), raw]
+    return F.substring(F.sha2(F.concat(*pieces), 256), 1, 32)
+
+
+def _build_value(rows: DataFrame, rules: MessageRules) -> Column:
+    value = rules.source.message.value
+    if value.json_columns is None:
+        return as_bytes(rows, Expr(column=value.column, sql=value.sql))
+    fields = F.struct(*(column(name).alias(name) for name in value.json_columns))
+    return F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
+
+
+def _place(rules: MessageRules) -> Column:
+    place = PARTITIONERS[rules.stream.partitioner]
+    partitions = rules.partitions
+
+    # Only the key crosses into Python; Spark keeps the rest of the row aside.
+    def find_slots(keys: pd.Series) -> pd.Series:
+        return pd.Series(place(pa.array(keys, type=pa.binary()), partitions))
+
+    find = pandas_udf(find_slots, T.IntegerType())  # type: ignore[call-overload]
+    spread = F.lit(None).cast("int")
+    if rules.targets:
+        targets = F.array(*(F.lit(t) for t in rules.targets))
+        number = F.conv(F.substring("message_id", 1, 8), 16, 10).cast("long")
+        spread = F.element_at(targets, (number % len(rules.targets) + 1).cast("int"))
+    if rules.source.message.key is None:
+        return spread
+    return F.when(F.col("key").isNull(), spread).otherwise(find(F.col("key")))
+
+
+def _find_reason(time: Column, identity: Column, rules: MessageRules) -> Column:
+    return F.coalesce(
+        F.col(REASON),
+        F.when(time.isNull(), F.lit(f"column {rules.source.time_column}: no time")),
+        F.when(identity.isNull(), F.lit("its identity is NULL")),
+    )
+
+
+def _measure_rest(key: Column, headers: Sequence[Column], rules: MessageRules) -> Column:
+    """Bytes of a record beside its value, with room for what the broker adds."""
+    names = sum(len(name.encode()) + 8 for name in rules.header_names)
+    total = F.lit(names + OVERHEAD_BYTES)
+    for part in (key, *headers):
+        total = total + F.coalesce(F.octet_length(part), F.lit(0))
+    return total
+
+
+def _sort_column(item: SourceColumn) -> Column:
+    plain = column(item.name)
+    if item.kind is ColumnKind.DECIMAL:
+        # As text 10 would sort before 9; beyond 38 digits the double has to do.
+        return plain.try_cast("decimal(38,12)")
+    return plain
+
+
+def _check_time_column(table: SourceTable, name: str, subject: str) -> None:
+    kind = table.column(name).kind
+    if kind not in (ColumnKind.TIME, ColumnKind.DATE, ColumnKind.TEXT, ColumnKind.OTHER):
+        raise ConfigurationError(
+            f"the column {name!r} holds no times, it is {kind}",
+            subject=subject,
+            hint="name a timestamp column",
+        )
+
+
+def _check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -> set[str]:
+    """The columns that an expression reads."""
+    if expr.column is not None:
+        check_columns(table, [expr.column], subject)
+        return {expr.column}
+    assert expr.sql is not None
+    known = [c.name for c in table.columns]
+    try:
+        made = F.expr(expr.sql)
+        analysed: Any = empty.select(made)._jdf.queryExecution().analyzed()
+        # An aggregate alone is legal, beside a column of the row it is not.
+        empty.select(column(known[0]), made.cast("string"))
+    except PySparkException as error:
+        cause, _ = find_first_cause(error)
+        unknown = _UNKNOWN.search(cause)
+        if unknown:
+            name = unknown.group(1).replace("`.`", ".")
+            check_columns(table, [name], subject, more=f"; a fixed text is written \"'{name}'\"")
+        raise ConfigurationError(
+            f"is not an SQL expression that Spark takes: {cause.split(' SQLSTATE')[0]}",
+            subject=subject,
+            hint="times and decimals are text here, see docs/messages.md",
+        ) from None
+    text = analysed.toString()
+    if _CALLS_CODE.search(text):
+        raise ConfigurationError("calls code by reflection, which is refused", subject=subject)
+    if not analysed.deterministic():
+        raise ConfigurationError(
+            "gives another result each time, so nothing could be proved", subject=subject
+        )
+    if "Generate" in text or "Subquery" in text or "subquery#" in text:
+        raise ConfigurationError(
+            "makes several rows of one, or reads another table", subject=subject
+        )
+    names = analysed.references().toSeq()
+    return {names.apply(i).name() for i in range(names.size())}

@@ -1,0 +1,1 @@
+"""Source tables: what their columns are, and how they are read in parallel."""

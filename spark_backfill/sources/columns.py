@@ -1,0 +1,247 @@
+"""How each column leaves the database: in exact text, so that no driver can round or shift it.
+
+Times arrive as `YYYY-MM-DDTHH:MM:SS.ffffffZ`, decimals as their digits, integers, booleans and
+floats as such, bytes as bytes, everything else as text. What cannot be read exactly is flagged by
+the database itself or by Spark right after the read, and ends in quarantine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql import types as T  # noqa: N812
+
+from spark_backfill.sources.reflection import (
+    POSTGRESQL,
+    SQLITE,
+    ColumnKind,
+    SourceColumn,
+    SourceTable,
+    quote_name,
+    quote_table,
+    quote_text,
+)
+
+FLAG = "__flag"  # number of the first column that the database says cannot be read exactly
+REASON = "__reason"
+TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
+TIME_SHAPE = (
+    r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}([.]\d{1,6})?)?( ?([Zz]|[+-]\d{2}(:?\d{2})?))?$"
+)
+_ZONED_SHAPE = r"([Zz]|[+-]\d{2}(:?\d{2})?)$"
+_PG_FORMAT = """'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""
+
+_SPARK_TYPES: dict[ColumnKind, T.DataType] = {
+    ColumnKind.INTEGER: T.LongType(),
+    ColumnKind.BOOLEAN: T.BooleanType(),
+    ColumnKind.FLOAT: T.FloatType(),
+    ColumnKind.DOUBLE: T.DoubleType(),
+    ColumnKind.BYTES: T.BinaryType(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A subquery that reads some columns of a table under safe names.
+
+    `c0..` are the columns' values, `k0..` the raw key for ranges, `__flag` as above.
+    """
+
+    table: SourceTable
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...]
+    timezone: str
+
+    def select(self, where: str = "") -> str:
+        """The subquery's text; `where` is over the table's own (quoted) names."""
+        dialect, quoted = self.table.dialect, self._quoted
+        values = [f"{_render(c, quoted(c.name), self)} AS c{i}" for i, c in _number(self.columns)]
+        keys = [f"{quoted(name)} AS k{i}" for i, name in enumerate(self.key)]
+        flags = [
+            f"WHEN {condition} THEN {i}"
+            for i, c in _number(self.columns)
+            if (condition := _flag_condition(c, quoted(c.name), dialect))
+        ]
+        flag = f"CASE {' '.join(flags)} END" if flags else "NULL"
+        integer = "integer" if dialect == POSTGRESQL else "INTEGER"
+        items = ", ".join([*values, *keys, f"CAST({flag} AS {integer}) AS {FLAG}"])
+        return f"SELECT {items} FROM {quote_table(self.table)}{_where(where)}"
+
+    def count(self, where: str = "") -> str:
+        """A statement that counts the rows."""
+        return f"SELECT count(*) FROM {quote_table(self.table)}{_where(where)}"
+
+    def schema(self) -> str:
+        """The subquery's columns as Spark reads them (`customSchema`)."""
+        wire = ", ".join(f"c{i} {self._wire_type(c)}" for i, c in _number(self.columns))
+        return f"{wire}, {FLAG} INT"
+
+    def finish(self, frame: DataFrame) -> DataFrame:
+        """Gives what was read its own names and normal forms, and adds `__reason`."""
+        reasons: list[Column] = []
+        named: list[Column] = []
+        for i, column in _number(self.columns):
+            raw = F.col(f"c{i}")
+            value, reason = self._normalise(column, raw)
+            named.append(value.alias(column.name))
+            reasons += reason
+        flagged = F.lit(None).cast("string")
+        for i, column in _number(self.columns):
+            text = f"column {column.name}: {_flag_reason(column, self.table.dialect)}"
+            flagged = F.when(F.col(FLAG) == i, F.lit(text)).otherwise(flagged)
+        return frame.select(*named, F.coalesce(flagged, *reasons).alias(REASON))
+
+    def _wire_type(self, column: SourceColumn) -> str:
+        if self.table.dialect == SQLITE:
+            if column.kind is ColumnKind.BOOLEAN:
+                return "BIGINT"
+            if column.kind not in _SPARK_TYPES and column.kind is not ColumnKind.DECIMAL:
+                return "BINARY"
+        return spark_type(column).simpleString()
+
+    def _normalise(self, column: SourceColumn, raw: Column) -> tuple[Column, list[Column]]:
+        if self.table.dialect != SQLITE:
+            return raw, []
+        match column.kind:
+            case ColumnKind.BOOLEAN:
+                return raw == 1, []
+            case ColumnKind.TIME | ColumnKind.DATE | ColumnKind.TEXT | ColumnKind.OTHER:
+                text = F.try_validate_utf8(raw.cast("string"))
+                wrong = F.when(
+                    raw.isNotNull() & text.isNull(), F.lit(f"column {column.name}: not UTF-8")
+                )
+                if column.kind is not ColumnKind.TIME:
+                    return text, [wrong]
+                time = parse_time_text(text, self.timezone)
+                unread = F.when(
+                    text.isNotNull() & time.isNull(),
+                    F.lit(f"column {column.name}: not a time in ISO 8601 to the microsecond"),
+                )
+                return time, [wrong, unread]
+        return raw, []
+
+    def _quoted(self, name: str) -> str:
+        return quote_name(self.table.dialect, name)
+
+
+def spark_type(column: SourceColumn) -> T.DataType:
+    """The type under which SQL expressions of the configuration see a column."""
+    return _SPARK_TYPES.get(column.kind, T.StringType())
+
+
+def parse_time_text(text: Column, timezone: str) -> Column:
+    """Text in ISO 8601 to the normal form; without a zone it is wall clock in `timezone`.
+
+    NULL where it is none. The session's time zone is UTC.
+    """
+    shaped = F.when(text.rlike(TIME_SHAPE), text)
+    at = F.try_to_timestamp(shaped)
+    zoned = shaped.rlike(_ZONED_SHAPE) & F.length(shaped).__gt__(10)
+    naive_zoned = F.substring(shaped, 11, 100).rlike(_ZONED_SHAPE)
+    utc = F.when(zoned & naive_zoned, at).otherwise(F.to_utc_timestamp(at, timezone))
+    return F.date_format(utc, TIME_FORMAT)
+
+
+def _number(columns: Sequence[SourceColumn]) -> list[tuple[int, SourceColumn]]:
+    return list(enumerate(columns))
+
+
+def _where(condition: str) -> str:
+    return f" WHERE {condition}" if condition else ""
+
+
+def _render(column: SourceColumn, q: str, projection: Projection) -> str:
+    if projection.table.dialect == SQLITE:
+        return _render_sqlite(column, q)
+    match column.kind:
+        case ColumnKind.INTEGER:
+            return f"CAST({q} AS bigint)"
+        case ColumnKind.DECIMAL | ColumnKind.OTHER:
+            return f"CAST({q} AS text)"
+        case ColumnKind.TIME:
+            zone = quote_text(POSTGRESQL, projection.timezone)
+            at = q if column.zoned else f"({q} AT TIME ZONE {zone})"
+            text = f"to_char({at} AT TIME ZONE 'UTC', {_PG_FORMAT})"
+            return f"CASE WHEN NOT ({_pg_strange_time(q)}) THEN {text} END"
+        case ColumnKind.DATE:
+            text = f"to_char({q}, 'YYYY-MM-DD')"
+            return f"CASE WHEN NOT ({_pg_strange_time(q)}) THEN {text} END"
+    return q
+
+
+def _render_sqlite(column: SourceColumn, q: str) -> str:
+    match column.kind:
+        case ColumnKind.INTEGER | ColumnKind.BOOLEAN | ColumnKind.DOUBLE | ColumnKind.FLOAT:
+            return q
+        case ColumnKind.DECIMAL:
+            return f"CASE WHEN typeof({q}) = 'null' THEN NULL ELSE {_sqlite_decimal(column, q)} END"
+    return f"CAST({q} AS BLOB)"
+
+
+def _sqlite_decimal(column: SourceColumn, q: str) -> str:
+    if column.scale:
+        return f"printf('%.{int(column.scale)}f', {q})"
+    if column.precision is not None:
+        return f"CAST(CAST({q} AS INTEGER) AS TEXT)"
+    short = f"printf('%!.15g', {q})"
+    real = f"CASE WHEN CAST({short} AS REAL) = {q} THEN {short} ELSE printf('%!.17g', {q}) END"
+    return f"CASE typeof({q}) WHEN 'integer' THEN CAST({q} AS TEXT) ELSE {real} END"
+
+
+def _pg_strange_time(q: str) -> str:
+    return f"NOT isfinite({q}) OR {q} < '0002-01-01' OR {q} >= '9999-12-31'"
+
+
+def _flag_condition(column: SourceColumn, q: str, dialect: str) -> str:
+    if dialect == POSTGRESQL:
+        match column.kind:
+            case ColumnKind.DECIMAL | ColumnKind.FLOAT | ColumnKind.DOUBLE:
+                return f"CAST({q} AS text) IN ('NaN', 'Infinity', '-Infinity')"
+            case ColumnKind.TIME | ColumnKind.DATE:
+                return _pg_strange_time(q)
+        return ""
+    match column.kind:
+        case ColumnKind.INTEGER:
+            return f"typeof({q}) NOT IN ('integer', 'null')"
+        case ColumnKind.BOOLEAN:
+            return f"typeof({q}) <> 'null' AND (typeof({q}) <> 'integer' OR {q} NOT IN (0, 1))"
+        case ColumnKind.FLOAT | ColumnKind.DOUBLE:
+            return (
+                f"typeof({q}) NOT IN ('real', 'integer', 'null') "
+                f"OR abs({q}) > 1.7976931348623157e308"
+            )
+        case ColumnKind.DECIMAL:
+            return _sqlite_decimal_flag(column, q)
+        case ColumnKind.TEXT | ColumnKind.OTHER:
+            return f"typeof({q}) = 'blob'"
+    return ""
+
+
+def _sqlite_decimal_flag(column: SourceColumn, q: str) -> str:
+    odd = [f"typeof({q}) NOT IN ('integer', 'real', 'null')", f"abs({q}) > 1.797e308"]
+    if column.precision is not None:
+        scale = int(column.scale or 0)
+        digits = int(column.precision) - scale
+        odd.append(f"abs({q}) >= 1e{digits}")
+        # A REAL holds 15 digits; above that its text would be invented.
+        odd.append(f"(typeof({q}) = 'real' AND abs({q}) >= 1e{15 - scale})")
+        odd.append(f"CAST({_sqlite_decimal(column, q)} AS REAL) <> {q}")
+    return " OR ".join(odd)
+
+
+def _flag_reason(column: SourceColumn, dialect: str) -> str:
+    if dialect == POSTGRESQL:
+        return (
+            "infinite or out of range"
+            if column.kind in (ColumnKind.TIME, ColumnKind.DATE)
+            else ("NaN or infinite")
+        )
+    match column.kind:
+        case ColumnKind.DECIMAL if column.precision is not None:
+            return f"not an exact NUMERIC({column.precision}, {column.scale or 0})"
+        case ColumnKind.TEXT | ColumnKind.OTHER:
+            return "holds bytes, not text"
+    return f"not a valid {column.kind}"

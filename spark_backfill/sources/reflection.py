@@ -1,0 +1,318 @@
+"""Source tables as their database describes them: names are checked, then quoted, never pasted."""
+
+from __future__ import annotations
+
+import difflib
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import types
+from sqlalchemy.dialects.postgresql.base import PGDialect
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
+
+from backlog.config import Source, Stream
+from backlog.errors import ConfigurationError
+from backlog.postgres import add_liveness
+from spark_backfill.failures import translating
+
+POSTGRESQL = "postgresql"
+SQLITE = "sqlite"
+
+
+class ColumnKind(StrEnum):
+    """How a column is read."""
+
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    FLOAT = "float"  # 4 bytes
+    DOUBLE = "double"
+    DECIMAL = "decimal"
+    TIME = "time"
+    DATE = "date"
+    TEXT = "text"
+    BYTES = "bytes"
+    OTHER = "other"  # read as the database writes it as text
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column. `precision` and `scale` are those of a declared decimal."""
+
+    name: str
+    kind: ColumnKind
+    nullable: bool = True
+    zoned: bool = False
+    precision: int | None = None
+    scale: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table or view. `unique` holds the column sets that the database keeps unique."""
+
+    database: str
+    dialect: str
+    schema: str | None
+    name: str
+    columns: tuple[SourceColumn, ...]
+    unique: tuple[frozenset[str], ...]
+    indexed: frozenset[str]  # columns that lead an index
+
+    def column(self, name: str) -> SourceColumn:
+        """The column of that name; it is known to be there."""
+        return next(column for column in self.columns if column.name == name)
+
+    def is_unique(self, names: Iterable[str]) -> bool:
+        """Whether the database itself keeps these columns unique and not NULL."""
+        wanted = frozenset(names)
+        known = {column.name: column for column in self.columns}
+        return any(
+            key <= wanted and all(not known[name].nullable for name in key) for key in self.unique
+        )
+
+    @property
+    def label(self) -> str:
+        """The table for people."""
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+_DIALECTS: dict[str, Dialect] = {
+    # Rendered for JDBC, so `%` must not be doubled as psycopg wants it.
+    POSTGRESQL: PGDialect(paramstyle="named"),  # type: ignore[no-untyped-call]
+    SQLITE: SQLiteDialect(paramstyle="named"),
+}
+
+
+def quote_name(dialect: str, name: str) -> str:
+    """An identifier, always quoted, by the database's own rules."""
+    return str(_DIALECTS[dialect].identifier_preparer.quote_identifier(name))
+
+
+def quote_table(table: SourceTable) -> str:
+    parts = [table.schema, table.name] if table.schema else [table.name]
+    return ".".join(quote_name(table.dialect, part) for part in parts if part)
+
+
+def quote_text(dialect: str, text: str) -> str:
+    return str(
+        sa.literal(text, types.String()).compile(
+            dialect=_DIALECTS[dialect], compile_kwargs={"literal_binds": True}
+        )
+    )
+
+
+def open_engine(source: Source, database: str) -> Engine:
+    """A read-only engine of a source, with its statement timeout.
+
+    Raises:
+        ConfigurationError: the URL is wrong, or of a database that is not supported yet.
+    """
+    url = parse_url(source.reveal_url(), database)
+    if url.get_backend_name() == SQLITE:
+        path = find_sqlite_file(url, database)
+
+        def connect() -> sqlite3.Connection:
+            return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+
+        return sa.create_engine("sqlite://", creator=connect, hide_parameters=True)
+    options = postgresql_options(source.limits.statement_timeout, url)
+    plain = url.set(drivername="postgresql+psycopg").difference_update_query(["options"])
+    return sa.create_engine(
+        add_liveness(plain),
+        connect_args={"options": options, "connect_timeout": 10},
+        hide_parameters=True,
+        pool_size=1,
+        max_overflow=0,
+    )
+
+
+def postgresql_options(timeout: timedelta, url: URL) -> str:
+    """Server settings of each connection: read only, and no statement above the timeout."""
+    given = url.query.get("options", "")
+    own = f"-c statement_timeout={int(timeout.total_seconds() * 1000)}"
+    return " ".join(
+        part for part in (str(given), own, "-c default_transaction_read_only=on") if part
+    )
+
+
+def parse_url(text: str, database: str) -> URL:
+    subject = f"sources.{database}.url"
+    try:
+        url = make_url(text)
+        backend = url.get_backend_name()
+    except (sa.exc.ArgumentError, ValueError):
+        raise ConfigurationError(
+            "is not a database URL",
+            subject=subject,
+            hint="write it as postgresql+psycopg://user@host:5432/name or sqlite:////path/file.db",
+        ) from None
+    if backend not in (POSTGRESQL, SQLITE):
+        raise ConfigurationError(
+            f"{backend} is not supported yet", subject=subject, hint="use postgresql or sqlite"
+        )
+    return url
+
+
+def find_sqlite_file(url: URL, database: str) -> Path:
+    subject = f"sources.{database}.url"
+    if not url.database or url.database == ":memory:":
+        raise ConfigurationError("an in-memory SQLite database cannot be read", subject=subject)
+    path = Path(url.database.removeprefix("file:")).absolute()
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}", subject=subject)
+    return path
+
+
+def require_tables(sources: Mapping[str, Source], stream: Stream) -> None:
+    """Looks a stream's tables up: before Spark, which takes long to start.
+
+    Raises:
+        ConfigurationError, SourceError: see `reflect_table`.
+    """
+    assert stream.source is not None
+    places = [(stream.source.database, stream.source.table)]
+    if (consumed := stream.source.consumed) is not None:
+        places.append((consumed.database, consumed.table))
+    for database, table in places:
+        engine = open_engine(sources[database], database)
+        try:
+            reflect_table(engine, database, table)
+        finally:
+            engine.dispose()
+
+
+def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:
+    """Looks a table or view up: `name`, or `schema.name`.
+
+    Raises:
+        ConfigurationError: there is none of that name; the nearest is named.
+        SourceError: the database could not be read.
+    """
+    with translating("look the table up", subject=f"database {database}", hint="is it reachable?"):
+        inspector = sa.inspect(engine)
+        schema, table = _find_table(inspector, database, name)
+        columns = tuple(_read_column(engine, item) for item in inspector.get_columns(table, schema))
+        primary = inspector.get_pk_constraint(table, schema).get("constrained_columns") or []
+        indexes = inspector.get_indexes(table, schema)
+        constraints = inspector.get_unique_constraints(table, schema)
+    unique = [frozenset(primary)] if primary else []
+    unique += [frozenset(item["column_names"]) for item in constraints]
+    unique += [
+        frozenset(name for name in item["column_names"] if name)
+        for item in indexes
+        if item.get("unique")
+        and item["column_names"]
+        and None not in item["column_names"]
+        and not _is_partial(item)
+    ]
+    leading = {item["column_names"][0] for item in indexes if item["column_names"]}
+    return SourceTable(
+        database=database,
+        dialect=engine.dialect.name,
+        schema=schema,
+        name=table,
+        columns=columns,
+        unique=tuple(dict.fromkeys(key for key in unique if key)),
+        indexed=frozenset(n for n in (*leading, *primary[:1]) if n is not None),
+    )
+
+
+def check_columns(
+    table: SourceTable, names: Iterable[str], subject: str, *, more: str = ""
+) -> None:
+    """Raises ConfigurationError for the first name that is no column of the table.
+
+    Args:
+        more: what the hint ends with.
+    """
+    known = [column.name for column in table.columns]
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"the table {table.label} has no column {name!r}",
+                subject=subject,
+                hint=_suggest(name, known, "its columns are") + more,
+            )
+
+
+def _find_table(inspector: Inspector, database: str, name: str) -> tuple[str | None, str]:
+    tries: list[tuple[str | None, str]] = [(None, name)]
+    if "." in name:
+        schema, _, table = name.partition(".")
+        tries.append((schema, table))
+    schemas = set(inspector.get_schema_names())
+    seen: list[str] = []
+    for within, table in tries:
+        if within is not None and within not in schemas:
+            continue
+        names = [*inspector.get_table_names(within), *inspector.get_view_names(within)]
+        if inspector.dialect.name == POSTGRESQL:
+            names += inspector.get_materialized_view_names(within)
+        if table in names:
+            return within, table
+        seen += [f"{within}.{item}" if within else item for item in names]
+    raise ConfigurationError(
+        f"the database {database} has no table {name!r}",
+        subject=f"sources.{database}",
+        hint=_suggest(name, seen, "its tables are"),
+    )
+
+
+def _suggest(name: str, known: Sequence[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    shown = ", ".join(sorted(known)[:12])
+    return f"{otherwise} {shown}{', ...' if len(known) > 12 else ''}" if known else ""
+
+
+def _read_column(engine: Engine, item: Any) -> SourceColumn:
+    kind = item["type"]
+    found = _find_kind(kind, engine.dialect.name)
+    decimal = found is ColumnKind.DECIMAL
+    return SourceColumn(
+        name=item["name"],
+        kind=found,
+        nullable=bool(item.get("nullable", True)),
+        zoned=bool(getattr(kind, "timezone", False)),
+        precision=getattr(kind, "precision", None) if decimal else None,
+        scale=getattr(kind, "scale", None) if decimal else None,
+    )
+
+
+def _find_kind(kind: Any, dialect: str) -> ColumnKind:
+    match kind:
+        case types.Boolean():
+            return ColumnKind.BOOLEAN
+        case types.Integer():
+            return ColumnKind.INTEGER
+        case types.REAL() if dialect == POSTGRESQL:
+            return ColumnKind.FLOAT
+        case types.Float() | types.REAL() | types.Double():
+            return ColumnKind.DOUBLE
+        case types.Numeric():
+            return ColumnKind.DECIMAL
+        case types.DateTime():
+            return ColumnKind.TIME
+        case types.Date():
+            return ColumnKind.DATE
+        case types.LargeBinary():
+            return ColumnKind.BYTES
+        case types.Enum() | types.ARRAY():
+            return ColumnKind.OTHER
+        case types.String():
+            return ColumnKind.TEXT
+    return ColumnKind.OTHER
+
+
+def _is_partial(index: Any) -> bool:
+    options = index.get("dialect_options") or {}
+    return any(name.endswith("_where") and value is not None for name, value in options.items())

@@ -1,0 +1,217 @@
+"""The Spark session: our settings, the connectors' jars, and no noise on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from backlog.config.sections import SparkSection
+from backlog.jars import find_java
+from spark_backfill.failures import translating
+from spark_backfill.spark.class_archive import DRIVER_OPTIONS, make_options
+from spark_backfill.spark.cluster import (
+    STANDALONE_DEFAULTS,
+    START_SECONDS,
+    START_SETTING,
+    SparkFailure,
+    check_executors,
+    explain_start,
+    is_local,
+    require_master,
+    ship_packages,
+)
+from spark_backfill.spark.jars import ensure_spark_jars
+
+# What a user may change: sizes and speed.
+_DEFAULTS: Mapping[str, str] = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+}
+# What exactness needs; wins over the user's settings.
+_REQUIRED: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.speculation": "false",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.jsonGenerator.ignoreNullFields": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|sasl|jaas|ssl|credential",
+    "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|sasl|jaas|ssl|user",
+}
+# They print a stack trace for each refused expression; we report its first cause.
+_SPARK_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+_LOOPBACK = "127.0.0.1"
+_UTC = "-Duser.timezone=UTC"
+
+
+def open_session(
+    settings: SparkSection, app_name: str, *, staging: Path | None = None
+) -> SparkSession:
+    """Starts Spark, or returns the session that already runs in this process.
+
+    The JVM's and the workers' own output goes to a log file, not to the terminal. On a cluster our
+    code is shipped, and a first job shows that executors can work with it.
+
+    Args:
+        staging: a directory that executors elsewhere must share.
+
+    Raises:
+        EmbeddedError: no Java, or the connectors' jars could not be fetched.
+        SparkFailure: Spark did not start, or gives no executor that can run our code.
+        StagingError: an executor does not share `staging`.
+    """
+    find_java()
+    own = {name: str(value) for name, value in settings.conf.items()}
+    local = is_local(settings.master)
+    seconds = _read_seconds(own)
+    _require_same_spark(settings.master)
+    if SparkContext._active_spark_context is None:
+        require_master(settings.master)
+    if local:
+        # Spark resolves its host name even so, and fails where that does not resolve.
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    _choose_python(own)
+    builder = SparkSession.builder.master(settings.master).appName(app_name)
+    for name, value in make_conf(settings.master, own).items():
+        builder = builder.config(name, value)
+    log = Path(tempfile.gettempdir()) / f"backlog-spark-{os.getuid()}-{os.getpid()}.log"
+    try:
+        with (
+            translating(
+                "start Spark", subject=settings.master, hint=f"its log is {log}", kind=SparkFailure
+            ),
+            _quiet(log),
+            _own_interrupts(),
+        ):
+            session: SparkSession = builder.getOrCreate()
+    except SparkFailure as failure:
+        raise explain_start(failure, settings.master) from None
+    session.sparkContext.setLogLevel("ERROR")
+    for logger in _SPARK_LOGGERS:
+        PySparkLogger.getLogger(logger).disabled = True
+    if not local:
+        try:
+            ship_packages(session.sparkContext)
+            check_executors(session.sparkContext, staging, seconds)
+        except BaseException:
+            # Without executors the application would wait on the cluster until we end.
+            session.stop()
+            raise
+    return session
+
+
+def make_conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
+    """All settings of a session: the user's, over our defaults, under what exactness needs."""
+    conf = {**_DEFAULTS}
+    if is_local(master):
+        conf |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    elif master.startswith("spark://"):
+        conf |= STANDALONE_DEFAULTS
+    conf = {**conf, **own, **_REQUIRED, **_jars(own)}
+    for name in (DRIVER_OPTIONS, "spark.executor.extraJavaOptions"):
+        conf[name] = f"{own.get(name, '')} {_UTC}".strip()
+    archived = make_options(own.get(DRIVER_OPTIONS, ""))
+    conf[DRIVER_OPTIONS] = f"{conf[DRIVER_OPTIONS]} {archived}".strip()
+    return conf
+
+
+def _read_seconds(own: Mapping[str, str]) -> float:
+    text = own.get(START_SETTING, "")
+    try:
+        seconds = float(text.removesuffix("s")) if text else START_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SparkFailure(
+            f"`{text}` is not a number of seconds", subject=f"spark.conf {START_SETTING}"
+        )
+    return seconds
+
+
+def _require_same_spark(master: str) -> None:
+    """One process has one Spark: it must not be taken for another one."""
+    running = SparkContext._active_spark_context
+    if running is None:
+        return
+    theirs = str(running.master)
+    if theirs != master and not (is_local(theirs) and is_local(master)):
+        raise SparkFailure(
+            f"this process runs Spark on {theirs} already",
+            subject=master,
+            hint="start it in a process of its own",
+        )
+
+
+def _choose_python(own: Mapping[str, str]) -> None:
+    """PySpark reads the executors' Python from the environment; only spark-submit reads the
+    settings."""
+    if python := own.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = python
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    _prepend_path("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+
+
+def _jars(own: Mapping[str, str]) -> dict[str, str]:
+    jars = [*filter(None, own.get("spark.jars", "").split(",")), *map(str, ensure_spark_jars())]
+    return {"spark.jars": ",".join(jars)}
+
+
+def _prepend_path(name: str, entry: str) -> None:
+    parts = [part for part in os.environ.get(name, "").split(os.pathsep) if part]
+    if entry not in parts:
+        os.environ[name] = os.pathsep.join([entry, *parts])
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("KeyboardInterrupt while")
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keeps the handler of Ctrl-C: PySpark's own first asks the JVM to cancel, which, in the
+    middle of another call, fails with an error that hides the interrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    # py4j logs an interrupt with its traceback, on the root logger, and then that the JVM is gone.
+    logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _quiet(log: Path) -> Iterator[None]:
+    """While the JVM is launched it inherits a log file as its stdout and stderr."""
+    if SparkContext._gateway is not None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    saved = os.dup(1), os.dup(2)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for handle in (*saved, target):
+            os.close(handle)

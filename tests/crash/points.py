@@ -1,0 +1,55 @@
+"""The points at which runners are killed, before and after each numbered step of P3 and P4."""
+
+from __future__ import annotations
+
+# Of the injection.
+POINTS = (
+    "p3.1.producer.before",
+    "p3.1.producer.after",
+    "p3.2.init.before",
+    "p3.2.init.after",
+    "p3.3.scan.before",
+    "p3.3.scan.after",
+    "p3.4.decide.before",
+    "p3.4.decide.after",
+    "p3.5.begin.before",
+    "p3.5.begin.after",
+    "p3.5.produce.middle",
+    "p3.5.produce.after",
+    "p3.5.record.after",
+    "p3.5.flush.after",
+    "p3.5.commit.before",
+    "p3.5.commit.after",
+    "p3.6.abort.before",
+    "p3.6.abort.after",
+    "p3.7.copy.before",
+    "p3.7.copy.after",
+)
+# Of the runner of an expansion.
+RUNNER_POINTS = (
+    "p4.2.raised",
+    "p4.3.stopped",
+    "p4.4.created",
+    "p4.7.canary.relayed",
+    "p4.7.canary.started",
+    "p4.5.guard.joined",
+    "p4.6.relays.started",
+    "p4.7.consumers.started",
+    "p4.8.relays.stopped",
+    "p4.9.fenced",
+    "p4.9.drained",
+    "p4.8.consumers.stopped",
+    "p4.9.guard.left",
+    "p4.9.originals.started",
+    "p4.9.retention.given_back",
+    "p4.10.verified",
+    "p4.9.deleted",
+)
+# Of a relay's process.
+RELAY_POINTS = (
+    "p4.6.init.after",
+    "p4.6.produce.middle",
+    "p4.6.produce.after",
+    "p4.6.offsets.after",
+    "p4.6.commit.after",
+)

@@ -1,0 +1,196 @@
+"""The embedded Kafka: it keeps its data, comes back on its port, and never outlives its owner."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from backlog.errors import EmbeddedError
+from sandbox.detached import broker_state, start_broker, stop_broker
+from sandbox.embedded import EmbeddedKafka
+from sandbox.ports import HOST, free_port
+
+pytestmark = pytest.mark.kafka
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _gone_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _runs(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _create(bootstrap: str, name: str, copies: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, 1, copies)])[name].result(90)
+
+
+def _produce(bootstrap: str, name: str, value: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    failures: list[object] = []
+    producer.produce(name, value, key=b"key", on_delivery=lambda error, _: failures.append(error))
+    assert producer.flush(90) == 0
+    assert failures == [None]
+
+
+def _values(bootstrap: str, name: str, count: int) -> list[bytes | None]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader"})
+    consumer.assign([TopicPartition(name, 0, 0)])
+    messages = consumer.consume(count, timeout=90)
+    consumer.close()
+    return [message.value() for message in messages]
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
+def test_data_and_port_survive_a_restart(tmp_path: Path, kill: bool) -> None:
+    with EmbeddedKafka.start(tmp_path) as kafka:
+        before, old = kafka.bootstrap, kafka.pid
+        _create(before, "orders")
+        _produce(before, "orders", b"one")
+        if kill:
+            kafka.kill()
+        else:
+            kafka.stop()
+        assert not _runs(old)
+        kafka.restart()
+        assert kafka.bootstrap == before
+        assert kafka.pid != old
+        _produce(kafka.bootstrap, "orders", b"two")
+        assert _values(kafka.bootstrap, "orders", 2) == [b"one", b"two"]
+        last = kafka.pid
+    assert not _runs(last)
+
+
+def test_a_directory_is_used_again_when_its_ports_are_taken(tmp_path: Path) -> None:
+    with EmbeddedKafka.start(tmp_path) as kafka:
+        old = int(kafka.bootstrap.rpartition(":")[2])
+        _create(kafka.bootstrap, "orders")
+        _produce(kafka.bootstrap, "orders", b"one")
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind((HOST, old))
+        squatter.listen()
+        with EmbeddedKafka.start(tmp_path) as kafka:
+            assert not kafka.bootstrap.endswith(f":{old}")
+            assert _values(kafka.bootstrap, "orders", 1) == [b"one"]
+
+
+def test_three_brokers_lose_one(tmp_path: Path) -> None:
+    with EmbeddedKafka.start(tmp_path, brokers=3, heap="256m") as kafka:
+        assert len(set(kafka.pids)) == 3
+        _create(kafka.bootstrap, "orders", copies=3)
+        kafka.kill(3)
+        _produce(kafka.bootstrap, "orders", b"one")
+        kafka.restart(3)
+        assert _values(kafka.bootstrap, "orders", 1) == [b"one"]
+
+
+def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from sandbox.embedded import EmbeddedKafka\n"
+        "print(EmbeddedKafka.start(sys.argv[1]).pid, flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    assert _runs(pid)
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    assert _gone_within(pid, 90)
+
+
+def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
+    code = (
+        "import sys; from sandbox.detached import start_broker\n"
+        "print(start_broker(sys.argv[1]).pid)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    try:
+        state = broker_state(tmp_path)
+        assert state is not None
+        assert state.running
+        assert state.pid == int(told.stdout)
+        AdminClient({"bootstrap.servers": state.bootstrap}).list_topics(timeout=60)
+        assert start_broker(tmp_path) == state
+    finally:
+        assert stop_broker(tmp_path)
+    assert not _runs(state.pid)
+    assert broker_state(tmp_path) is None
+    assert not stop_broker(tmp_path)
+
+
+def test_a_process_that_took_the_pid_over_is_not_stopped(tmp_path: Path) -> None:
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        (tmp_path / "broker.json").write_text(f'{{"pid": {other.pid}, "bootstrap": "{HOST}:1"}}')
+        assert not stop_broker(tmp_path)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedError, match=r"num\.io\.threads"):
+        EmbeddedKafka.start(tmp_path, properties={"num.io.threads": "many"})
+
+
+def test_a_taken_port_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
+    with socket.socket() as squatter:
+        squatter.bind((HOST, 0))
+        squatter.listen()
+        port = squatter.getsockname()[1]
+        with pytest.raises(EmbeddedError, match=r"in use|BindException"):
+            EmbeddedKafka.start(tmp_path, port=port)
+
+
+def test_free_ports_are_outside_the_range_of_outgoing_connections() -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert all(not low <= free_port() <= high for _ in range(50))
+
+
+def test_free_ports_do_not_follow_a_seed() -> None:
+    """Two processes with the same one would choose the same ports."""
+    found = []
+    state = random.getstate()
+    for _ in range(2):
+        random.seed(7)
+        found.append([free_port() for _ in range(5)])
+    random.setstate(state)
+    assert found[0] != found[1]
+
+
+def test_a_topic_of_the_shared_broker_is_each_tests_own(
+    kafka: EmbeddedKafka, topic: Callable[..., str]
+) -> None:
+    first, second = topic(), topic(partitions=1, config={"cleanup.policy": "compact"})
+    assert first != second
+    _produce(kafka.bootstrap, second, b"one")
+    assert _values(kafka.bootstrap, second, 1) == [b"one"]
