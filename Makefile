@@ -42,9 +42,10 @@ test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, Spark, Airflow,
 	@scripts/need.sh postgres prometheus chromium
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
-.PHONY: test-unit
-test-unit: $(AIRFLOW) ## Run the tests that need no service
-	$(PYTHON) -m pytest -m "not kafka and not spark and not postgres and not prometheus and not browser and not airflow" $(ARGS)
+.PHONY: test-quick
+test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka and PostgreSQL: under five minutes
+	@scripts/need.sh postgres
+	@$(PYTHON) scripts/run_tests.py --quick $(ARGS)
 
 .PHONY: lint
 lint: $(SETUP) ## Check style and format

@@ -1,50 +1,65 @@
-"""What each of several pytest processes runs: whole files, those that take minutes first.
+"""What each of several pytest processes runs: shares of the tests, the longest first.
 
-Each process starts services of its own. Asked for with `pytest -n 2 --dist loadfile`.
+A file is a share. Tests that need what takes long to start are one share, whatever their file: one
+process has it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import NodeManager
+
+from tests.durations import add_up, read_durations
 
 # Seconds that an interrupted process has before it is killed: it stops its services.
 NodeManager.EXIT_TIMEOUT = 20
 
-# What these share takes long to start: one process runs all of them.
-_TOGETHER = ("tests/dags/",)
-
-# Begun in this order, so that none of them is left to the end.
-_LONGEST = (
-    "tests/dags/",
-    "tests/replay/test_recovery.py",
-    "tests/replay/expand/",
-    "tests/crash/",
-    "tests/spark_backfill/",
-    "tests/replay/",
-    "tests/backlog/test_embedded.py",
-)
+# By their marks. A test of both waits for Airflow.
+_NEEDS = ("airflow", "spark")
 
 
-def name_share(nodeid: str) -> str:
-    """Tests of one share are run by one process, in their order."""
-    path = nodeid.partition("::")[0]
-    return next((folder for folder in _TOGETHER if path.startswith(folder)), path)
+def list_needs(items: Iterable[pytest.Item]) -> dict[str, str]:
+    """By test what it needs, where that takes long to start."""
+    found = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if need := next((need for need in _NEEDS if need in marks), None):
+            found[item.nodeid] = need
+    return found
 
 
-def rank_share(share: str) -> int:
-    """The lowest is begun first."""
-    return next((n for n, start in enumerate(_LONGEST) if share.startswith(start)), len(_LONGEST))
+def write_needs(place: Path, process: str, items: Iterable[pytest.Item]) -> None:
+    """For the process that shares: it collects no tests itself."""
+    (place / f"{process}.needs").write_text(json.dumps(list_needs(items)))
 
 
 class Shares(LoadFileScheduling):  # type: ignore[misc]
     """xdist's way by file, with these shares in this order."""
 
+    def __init__(self, config: pytest.Config, log: Any, place: Path) -> None:
+        super().__init__(config, log)
+        self._place = place
+        self._needs: dict[str, str] = {}
+        self._durations = read_durations()
+
+    def schedule(self) -> None:
+        for told in self._place.glob("*.needs"):
+            self._needs |= json.loads(told.read_text())
+        super().schedule()
+
     def _split_scope(self, nodeid: str) -> str:
-        return name_share(nodeid)
+        """Tests of one share are run by one process, in their order."""
+        return self._needs.get(nodeid) or nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: Any) -> None:
-        self.workqueue.move_to_end(min(self.workqueue, key=rank_share), last=False)
+        longest = max(
+            self.workqueue, key=lambda share: add_up(self.workqueue[share], self._durations)
+        )
+        self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)

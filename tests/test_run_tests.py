@@ -1,15 +1,26 @@
-"""The whole run: a test that fails gets one more go, and no more."""
+"""The whole run: a test that fails gets one more go and no more; one of exactly-once none."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-_SCRIPT = Path(__file__).parent.parent / "scripts/run_tests.py"
+_ROOT = Path(__file__).parents[1]
+_SCRIPT = _ROOT / "scripts/run_tests.py"
 
+# Said here once more: one that is dropped over there is missed.
+_FINAL = (
+    "tests/crash/",
+    "tests/fanout/relay/",
+    "tests/replay/expand/",
+    "tests/spark_backfill/injection/",
+)
+# Whole stories of the same.
+_STORIES = ("tests/replay/test_across_kinds.py", "tests/replay/test_recovery.py")
 _CHANCE = """
 from pathlib import Path
 
@@ -27,7 +38,9 @@ _WRONG = "def test_wrong():\n    assert False\n"
 
 def _run(folder: Path, **files: str) -> tuple[int, str]:
     for name, text in files.items():
-        (folder / f"test_{name}.py").write_text(text)
+        file = folder / Path(name).with_name(f"test_{Path(name).name}.py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     done = subprocess.run(
         [sys.executable, str(_SCRIPT)],
         check=False,
@@ -72,3 +85,23 @@ def test_a_file_that_cannot_be_read_fails_at_once(tmp_path: Path) -> None:
     code, printed = _run(tmp_path, broken="import nothing_of_this_name\n")
     assert code not in (0, 5)
     assert "nothing_of_this_name" in printed
+
+
+def test_a_test_of_exactly_once_has_no_second_go(tmp_path: Path) -> None:
+    files = [f"{folder}once_{number}" for number, folder in enumerate(_FINAL)]
+    code, printed = _run(tmp_path, **{name: _CHANCE.replace("was", name[-1]) for name in files})
+    assert code == 1, "once doubled is doubled"
+    _, _, told = printed.rpartition("no second go where messages must be there exactly once:")
+    expected = [name.replace("once_", "test_once_") + ".py::test_chance" for name in files]
+    assert told.split() == expected
+
+
+def test_the_folders_of_exactly_once_are_there() -> None:
+    spec = importlib.util.spec_from_file_location("run_tests", _SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    places = {*_FINAL, *_STORIES}
+    assert set(script.EXACTLY_ONCE) == places
+    assert [place for place in places if not (_ROOT / place).exists()] == []

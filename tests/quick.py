@@ -1,0 +1,33 @@
+"""What `make test-quick` leaves out: what takes long to start, and whole stories."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.durations import read_durations
+
+# What runs beside Kafka and PostgreSQL.
+_LEFT_OUT = {"airflow", "browser", "prometheus", "spark"}
+_LONG = 5.0  # seconds; what took longer has many processes, or waits for real time
+# Whole stories, however fast they are.
+_STORIES = ("tests/crash/", "tests/replay/expand/", "tests/spark_backfill/test_cluster.py")
+
+
+class Quick:
+    """Leaves out what a change needs not wait for at each save."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """The last to look at them: every mark is there."""
+        durations = read_durations()
+        kept: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            marks = {mark.name for mark in item.iter_markers()}
+            is_story = "kafka" in marks and item.nodeid.startswith(_STORIES)
+            is_long = marks & _LEFT_OUT or durations.get(item.nodeid, 0.0) > _LONG
+            (left_out if is_story or is_long else kept).append(item)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
