@@ -27,7 +27,8 @@ from replay.recovery.plan import find_changes
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import describe_recovery, tell_plan
 from replay.telling.plans import draw_plan
-from tests.replay.makers import open_desk
+from tests.replay.expand_makers import make_expand_plan
+from tests.replay.makers import make_recovery, open_desk
 from tests.replay.report_makers import report
 
 STORED = Path(__file__).parent / "stored"
@@ -212,3 +213,27 @@ def test_it_is_approved_and_may_run(desk: Workspace, kind: str) -> None:
     assert find_changes(plan.configuration, now) == [], "it is not stale by itself"
     running = desk.ledger.recoveries.advance(approved.id, RecoveryState.RUNNING, "os:ada@ops-1")
     assert KINDS.find(running).read_plan(running) == plan
+
+
+class PlanOfBefore(ExpandPlan):
+    """As a version before this one kept it: with the speed under another name."""
+
+    version: int = 0
+    speed: float
+
+
+def test_a_plan_of_an_older_version_is_read_by_its_own_model(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And refused by name where that model is not there, or does not fit."""
+    stored = {**make_expand_plan().dump(), "version": 0, "speed": 5.0}
+    old = replace(make_recovery(make_expand_plan()), plan=stored)
+    with pytest.raises(Refused, match="it has version 0, and this program knows 1"):
+        desk.plan_of(old)
+    monkeypatch.setattr(type(desk.kind_of(old)), "older_models", {0: PlanOfBefore})
+    found = desk.plan_of(old)
+    assert isinstance(found, PlanOfBefore)
+    assert (found.version, found.speed) == (0, 5.0)
+    assert type(desk.plan_of(make_recovery(make_expand_plan()))) is ExpandPlan
+    with pytest.raises(Refused, match="speed is required"):
+        desk.plan_of(replace(old, plan={n: v for n, v in stored.items() if n != "speed"}))
