@@ -30,6 +30,16 @@ def make_message_id(topic: str, primary_key: Iterable[str | None], version: str)
     return digest.hexdigest()[:32]
 
 
+def hash_identity(topic_id: str, identity: bytes) -> str:
+    """What a bookmark keeps of a message's identity: SHA-256 of the topic's id, a zero byte and
+    the identity.
+
+    Returns:
+        32 hexadecimal digits (the first 128 bits).
+    """
+    return hashlib.sha256(topic_id.encode() + b"\0" + identity).hexdigest()[:32]
+
+
 def stamp(
     headers: Headers,
     *,
@@ -52,7 +62,10 @@ def stamp(
 
 def find_header(headers: Headers | None, name: str) -> str | None:
     """The last header of that name as text; None where there is none."""
-    for key, value in reversed(headers or ()):
-        if key == name:
-            return None if value is None else value.decode("utf-8", "replace")
-    return None
+    value = find_value(headers, name)
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def find_value(headers: Headers | None, name: str) -> bytes | None:
+    """The value of the last header of that name; None where there is none, or it is NULL."""
+    return next((value for key, value in reversed(headers or ()) if key == name), None)

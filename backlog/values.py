@@ -92,6 +92,21 @@ class PartitionSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Bookmark:
+    """Which message a committed offset pointed at, noted while it could still be read.
+
+    `offset` is that of the first committed data message at or after `committed`: control records
+    and aborted ones in between are passed over. `digest` is `stamps.hash_identity` of its
+    identity by the stream's rule; never the identity itself.
+    """
+
+    partition: int
+    committed: int
+    offset: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One sample of a stream. `topic_id` is the same before and after the offsets were read.
 
@@ -114,6 +129,16 @@ class Sample:
 class TimeBounds:
     """When something was published: not before `lower`, not after `upper`; None is unknown."""
 
+    lower: datetime | None
+    upper: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTimes:
+    """Between which samples the message at an offset was published; None is unknown."""
+
+    partition: int
+    offset: int
     lower: datetime | None
     upper: datetime | None
 

@@ -6,13 +6,21 @@ offset counts as a skip: docs/decisions/0002-when-a-jump-is-a-skip.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
 from backlog.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
-from monitoring.marks import SETTLE_JUMP, Marks, PartitionMarks, is_jump, is_memberless, make_marks
+from monitoring.marks import (
+    SETTLE_JUMP,
+    Marks,
+    PartitionMarks,
+    is_jump,
+    is_memberless,
+    is_missing,
+    make_marks,
+)
 
 # A live reader may hold a position above its commit for as long as clients commit by default.
 SETTLE_ACTIVE = timedelta(seconds=6)
@@ -27,6 +35,7 @@ class Suspicion(StrEnum):
     SUSPECTED_SKIP = "suspected_skip"  # looks like a reset; the next sample decides
     POSSIBLE_SKIP = "possible_skip"  # moved without members; may be a reader that never joins
     BEYOND_END = "beyond_end"  # committed > end of the log
+    NO_SUCH_GROUP = "no_such_group"  # neither members nor a commit: perhaps a wrong name
     NO_COMMIT_YET = "no_commit_yet"  # members, data, and no commit
     LOW_MOVED = "low_moved"  # the log start moved while it was looked at
 
@@ -49,10 +58,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one sample shows against its past. Gaps have no id and no times yet."""
+    """What one sample shows against its past. Gaps have no id and no times yet.
+
+    `read_to`: by partition, a commit that the group reached by reading on below the log start.
+    """
 
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
+    read_to: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_undecided(self) -> bool:
@@ -91,7 +104,23 @@ def find_gaps(
     return Judgement(
         gaps=tuple(item for item in found if isinstance(item, Gap)),
         findings=tuple(item for item in found if isinstance(item, Finding)),
+        read_to=_find_read_on(marks, current),
     )
+
+
+def _find_read_on(marks: Marks, current: Sample) -> dict[int, int]:
+    """A reset lands on a log start; a commit below the first one seen above the earlier commit
+    was reached by reading on. Nobody can reset the offsets of a group with members."""
+    if is_memberless(current) and not marks.commits_outside:
+        return {}
+    return {
+        part.partition: part.committed
+        for part in current.partitions
+        if part.committed is not None
+        and (old := marks.partitions.get(part.partition)) is not None
+        and old.passed_by is not None
+        and old.committed < part.committed < old.passed_by
+    }
 
 
 def _report_recreated(marks: Marks, current: Sample) -> Iterator[Gap]:
@@ -123,6 +152,18 @@ def _judge_no_commit(
     elif part.high == 0 or marks.earlier_topic_id:
         # Never written: nothing can be lost. Recreated: reported with that cause already.
         return
+    elif is_missing(current):
+        # A name that was mistyped must leave nothing on record; said once, not by partition.
+        if part.partition != next(p.partition for p in current.partitions if p.high):
+            return
+        yield Finding(
+            Suspicion.NO_SUCH_GROUP,
+            part.partition,
+            None,
+            None,
+            f"group {current.group} does not exist on this cluster (never_committed): what it "
+            "read, or lost, is unknown; is its name right?",
+        )
     elif is_memberless(current):
         yield _make_gap(
             current,
@@ -182,9 +223,23 @@ def _judge_below(
     stood = since is not None and current.taken_at - since >= settle
     alone = is_memberless(current)
     reading = marks.commits_outside or _moves(old, current, committed, settle)
-    if stood or (alone and not reading):
+    outside = marks.commits_outside or (old is not None and old.moved_alone)
+    # A sample reads first who is in the group: what its last members read is committed.
+    if alone and not reading and not outside:
         yield _make_gap(
             current, part.partition, start, part.low, Cause.EXPIRED, Certainty.EXACT, ""
+        )
+        return
+    if stood:
+        reader = "a reader that never joins" if alone else "the group has members and"
+        yield _make_gap(
+            current,
+            part.partition,
+            start,
+            part.low,
+            Cause.EXPIRED,
+            Certainty.BOUNDED,
+            f"the commit stands at {committed}; {reader} may have read on without committing",
         )
         return
     yield Finding(
@@ -236,14 +291,42 @@ def _judge_moved(
                 "offsets set from outside",
             )
         if old.highest < part.low:
-            yield Finding(
-                Suspicion.POSSIBLE_EXPIRED,
-                part.partition,
-                old.highest,
-                part.low,
-                f"up to {part.low - old.highest} offsets expired between two samples; the group "
-                "is past them and may have read them",
-            )
+            yield _judge_overtaken(marks, old, current, part, committed)
+
+
+def _judge_overtaken(
+    marks: Marks, old: PartitionMarks, current: Sample, part: PartitionSample, committed: int
+) -> Gap | Finding:
+    """The log start passed the earlier commit c0 and stands at l1; the group is at c1 >= l1.
+
+    A fetch below the log start is refused, and `auto.offset.reset=earliest` sets the position to
+    the log start as it is at that moment, at most l1. So [l1, c1) was read, and what was lost lies
+    in [c0, l1). Of the c1 - c0 offsets the group can have read `limit` at most: at least
+    c1 - c0 - limit of [c0, l1) were lost. Which ones is not known: it may have read on from c0, or
+    from a log start in between. (With `latest` it lost more, above l1; no sample shows that.)
+    """
+    width = part.low - old.highest
+    limit = marks.reach.limit(old.read_from, current.taken_at)
+    least = 0 if limit is None else min(width, committed - old.highest - limit)
+    if least > 0:
+        return _make_gap(
+            current,
+            part.partition,
+            old.highest,
+            part.low,
+            Cause.EXPIRED,
+            Certainty.BOUNDED,
+            f"retention overtook the group: it moved from {old.highest} to {committed} and can "
+            f"have read {limit} of that; at least {least} and at most {width} offsets were lost",
+        )
+    return Finding(
+        Suspicion.POSSIBLE_EXPIRED,
+        part.partition,
+        old.highest,
+        part.low,
+        f"up to {width} offsets expired between two samples; the group is past them and may have "
+        "read them",
+    )
 
 
 def _suspect_skip(part: PartitionSample, start: int, committed: int) -> Finding:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backlog.values import PartitionSample, Sample
+from monitoring.reach import Move, Reach
 
 MEMBERLESS = ("empty", "dead")
 # A commit set from outside stays where it is; a reader that never joins goes on committing.
@@ -32,7 +33,9 @@ class PartitionMarks:
 
     `highest` is the highest offset ever committed within the log, `committed` the last one seen;
     `stuck_since` is when it was first seen below the log start at that very offset, `moved_at` when
-    it was first seen there after an earlier one, None where that is not known.
+    it was first seen there after an earlier one, None where that is not known. `read_from` is a
+    time at which the group had read no further than `committed`; `passed_by` is the first log start
+    seen above it; `moved_alone`: it was moved there while nobody was in the group.
     """
 
     highest: int
@@ -41,6 +44,9 @@ class PartitionMarks:
     jump: CommitJump | None = None
     moved: bool = False  # it moved between the last two samples
     moved_at: datetime | None = None
+    read_from: datetime | None = None
+    passed_by: int | None = None
+    moved_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Marks:
     commits_outside: bool = False
     partitions: Mapping[int, PartitionMarks] = field(default_factory=dict)
     sampled: tuple[int, ...] = ()
+    taken_at: datetime | None = None
+    reach: Reach = field(default_factory=Reach)
     empty_tails: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def skip_empty(self, partition: int, committed: int) -> int:
@@ -67,6 +75,11 @@ class Marks:
 def is_memberless(sample: Sample) -> bool:
     """Whether nobody was in the group. An unknown state counts as somebody."""
     return sample.group_state in MEMBERLESS
+
+
+def is_missing(sample: Sample) -> bool:
+    """Whether the cluster does not know the group, and so it has no commit anywhere."""
+    return sample.group_state == "dead" and all(p.committed is None for p in sample.partitions)
 
 
 def make_marks(samples: Iterable[Sample]) -> Marks:
@@ -111,6 +124,17 @@ def advance_marks(marks: Marks, sample: Sample) -> Marks:
             partitions[part.partition] = _advance(
                 old, part, part.committed, sample, alone, is_jump(marks, part, memberless)
             )
+            partitions[part.partition] = replace(
+                partitions[part.partition],
+                read_from=_read_from(marks, old, sample, part, outside),
+                passed_by=_passed_by(old, part, part.committed),
+                moved_alone=old is not None
+                and (
+                    old.moved_alone
+                    if part.committed == old.committed
+                    else alone and part.committed > old.committed
+                ),
+            )
     return Marks(
         topic_id=sample.topic_id,
         earlier_topic_id=marks.earlier_topic_id,
@@ -119,7 +143,45 @@ def advance_marks(marks: Marks, sample: Sample) -> Marks:
         partitions=partitions,
         sampled=tuple(part.partition for part in sample.partitions),
         empty_tails=marks.empty_tails,
+        taken_at=sample.taken_at,
+        reach=_advance_reach(marks, sample),
     )
+
+
+def _advance_reach(marks: Marks, sample: Sample) -> Reach:
+    if marks.taken_at is None:
+        return marks.reach
+    moves = [
+        Move(part.partition, old.committed, part.committed, part.low, part.lso)
+        for part in sample.partitions
+        if part.committed is not None
+        and (old := marks.partitions.get(part.partition)) is not None
+        and not is_jump(marks, part, is_memberless(sample))
+    ]
+    return marks.reach.add(moves, sample.taken_at - marks.taken_at)
+
+
+def _read_from(
+    marks: Marks,
+    old: PartitionMarks | None,
+    sample: Sample,
+    part: PartitionSample,
+    outside: bool,
+) -> datetime | None:
+    """A reader leaves with its commit; at the end of the log there is nothing more to read."""
+    stopped = is_memberless(sample) and marks.memberless and not outside
+    if stopped or part.committed == part.high:
+        return sample.taken_at
+    if old is not None and part.committed != old.committed:
+        return marks.taken_at  # it was committed after the earlier sample
+    return None if old is None else old.read_from
+
+
+def _passed_by(old: PartitionMarks | None, part: PartitionSample, committed: int) -> int | None:
+    if committed >= part.low:
+        return None
+    same = old is not None and old.committed == committed
+    return (old.passed_by if old is not None and same else None) or part.low
 
 
 def has_moved(old: PartitionMarks | None, part: PartitionSample) -> bool:

@@ -9,16 +9,18 @@ from datetime import timedelta
 from functools import partial
 
 from backlog.clock import Deadline, utc_now
+from backlog.errors import BacklogError
 from backlog.kafka.calls import Connection, connect
 from backlog.ledger import Ledger
-from backlog.values import Cause, DatePiece, Gap, PartitionSample, Sample, TimeBounds
+from backlog.values import Cause, DatePiece, Gap, PartitionSample, Sample
+from monitoring.bookmarking import Bookmarker
 from monitoring.gaps import Finding, Suspicion, find_gaps
 from monitoring.marks import Marks, advance_marks, make_marks, raise_marks
 from monitoring.sampler import StreamLike, take_sample
-from monitoring.timeline import bound_times
+from monitoring.timeline import Timeline
 
-# What decides on the next sample lies within these: the longest settling time, and some.
-RECENT = timedelta(hours=1)
+# What decides on the next sample lies within these: the settling times, and the group's pace.
+RECENT = timedelta(hours=6)
 PAUSE = 0.5
 LOOKS_AT_MOVING_LOW = 3
 OBSERVE_SECONDS = 30.0
@@ -28,13 +30,14 @@ CLOCK_NOISE = timedelta(seconds=1)
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
-    the rest. `marks` is the past for the next look.
+    the rest. `marks` is the past for the next look; `unmarked` why bookmarks could not be noted.
     """
 
     sample: Sample
     gaps: tuple[Gap, ...]
     findings: tuple[Finding, ...]
     marks: Marks
+    unmarked: BacklogError | None = None
 
 
 def load_marks(ledger: Ledger, stream: StreamLike) -> Marks:
@@ -60,8 +63,9 @@ def observe_stream(
     *,
     marks: Marks | None = None,
     settle: bool = True,
+    bookmarker: Bookmarker | None = None,
 ) -> Observation:
-    """Samples a stream, records the gaps seen, and stores the sample.
+    """Samples a stream, records the gaps seen, stores the sample and bookmarks its commits.
 
     A suspicion that a few seconds can decide is looked at again within the deadline; so is an
     expired range whose log start may be moving, so that both bounds are reported.
@@ -69,6 +73,7 @@ def observe_stream(
     Args:
         marks: the past, as the last observation returned it; None reads the ledger.
         settle: False takes one sample only.
+        bookmarker: kept from the last look by those who look often.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
@@ -83,6 +88,8 @@ def observe_stream(
         sample = take_sample(stream, admin, limit, skew)
         first = first or sample
         judgement = find_gaps(past, sample)
+        if judgement.read_to:
+            ledger.gaps.trim_read(sample, judgement.read_to)
         # Gaps before the sample: a crash in between finds them again, not the other way round.
         for gap, date in _date_gaps(ledger, stream, sample, judgement.gaps):
             kept = ledger.gaps.record(gap, date)
@@ -97,7 +104,9 @@ def observe_stream(
             break
         time.sleep(PAUSE)
     findings = (*judgement.findings, *_compare_lows(first, sample, recorded.values()))
-    return Observation(sample, tuple(recorded.values()), findings, past)
+    # After the sample: nothing may come between its reads.
+    unmarked = (bookmarker or Bookmarker(ledger)).note(stream, sample, admin, limit)
+    return Observation(sample, tuple(recorded.values()), findings, past, unmarked)
 
 
 def measure_skew(ledger: Ledger) -> timedelta:
@@ -129,21 +138,39 @@ def _date_gaps(
     ledger: Ledger, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
 ) -> Iterator[tuple[Gap, DatePiece | None]]:
     """The gaps with their times, and what dates the pieces that the ledger makes of them."""
-    if not any(gap.end is not None for gap in gaps):
+    known = ledger.gaps.list(stream.name) if gaps else ()
+    if all(_is_recorded(gap, known) for gap in gaps):
         yield from ((gap, None) for gap in gaps)
         return
-    timeline = (*_of_stream(ledger.samples.history(stream.name), stream), sample)
+    timeline = Timeline(
+        (*_of_stream(ledger.samples.history(stream.name), stream), sample), sample.topic_id
+    )
     for gap in gaps:
         if gap.start is None or gap.end is None:
             yield gap, None
             continue
-        date = partial(_date_piece, timeline, gap)
+        date = partial(timeline.bound, gap.partition)
         bounds = date(gap.start, gap.end)
         yield replace(gap, first_time=bounds.lower, last_time=bounds.upper), date
 
 
-def _date_piece(timeline: Sequence[Sample], gap: Gap, start: int, end: int) -> TimeBounds:
-    return bound_times(timeline, gap.partition, start, end, gap.topic_id)
+def _is_recorded(gap: Gap, known: Iterable[Gap]) -> bool:
+    """Whether the ledger has all of its range, so that nothing of it is dated; true where it has
+    no end."""
+    if gap.start is None or gap.end is None:
+        return True
+    place = (gap.group, gap.topic_id, gap.partition)
+    cursor = gap.start
+    for item in sorted(
+        (item.start, item.end)
+        for item in known
+        if (item.group, item.topic_id, item.partition) == place
+        and item.start is not None
+        and item.end is not None
+    ):
+        if item[0] <= cursor < item[1]:
+            cursor = item[1]
+    return cursor >= gap.end
 
 
 def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[Finding, ...]:

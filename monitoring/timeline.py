@@ -34,16 +34,37 @@ def bound_times(
 ) -> TimeBounds:
     """When the messages `[start, end)` were published.
 
-    lower: the newest sample with `high <= start`, when the first of them was not there yet.
-    upper: the oldest sample with `high > end - 1`, when the last of them was there.
-
     Args:
         topic_id: ignores samples of the topic's earlier lives; None takes the newest sample's.
     """
     if topic_id is None and samples:
         topic_id = max(samples, key=lambda sample: sample.taken_at).topic_id
-    ends = list_ends(samples, partition, topic_id)
-    last = max(start, end - 1)
+    return _bound(list_ends(samples, partition, topic_id), start, end)
+
+
+class Timeline:
+    """`bound_times` for many ranges: the samples are gone through once for all partitions."""
+
+    def __init__(self, samples: Iterable[Sample], topic_id: str) -> None:
+        self._ends: dict[int, list[tuple[datetime, int, timedelta]]] = {}
+        for sample in samples:
+            if sample.topic_id != topic_id:
+                continue
+            slack = max(READ_SLACK, timedelta(seconds=sample.took))
+            for part in sample.partitions:
+                self._ends.setdefault(part.partition, []).append(
+                    (sample.taken_at, part.high, slack)
+                )
+
+    def bound(self, partition: int, start: int, end: int) -> TimeBounds:
+        """When the messages `[start, end)` of a partition were published."""
+        return _bound(self._ends.get(partition, ()), start, end)
+
+
+def _bound(ends: Iterable[tuple[datetime, int, timedelta]], start: int, end: int) -> TimeBounds:
+    """lower: the newest sample with `high <= start`, when the first of them was not there yet.
+    upper: the oldest sample with `high > end - 1`, when the last of them was there."""
+    ends, last = tuple(ends), max(start, end - 1)
     lower = max((at for at, high, _ in ends if high <= start), default=None)
     upper = min((at + slack for at, high, slack in ends if high > last), default=None)
     return TimeBounds(lower=lower, upper=upper)

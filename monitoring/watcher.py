@@ -17,15 +17,19 @@ from backlog.kafka.clients import Admin
 from backlog.ledger import Ledger
 from backlog.values import Sample
 from monitoring.assessing import WINDOW
+from monitoring.bookmarking import Bookmarker
 from monitoring.looking import assess_now, read_timeline
 from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
-from monitoring.status import GroupStatus
+from monitoring.status import GroupStatus, PartitionStatus
 
 LOG = logging.getLogger("backlog.monitoring")
 
 THIN_EVERY = timedelta(minutes=10)
+# A stream whose oldest unread message may be deleted within so many intervals is sampled so often.
+NEAR_INTERVALS = 4
+NEAR_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ def watch_streams(
     """Observes every stream each `interval` until `stop_event` is set, or for so many rounds.
 
     A failure, of a cluster or one stream, is reported when it begins and when it ends; the
-    others go on.
+    others go on. Between its rounds a stream whose retention is near is sampled each second: the
+    closer the samples, the better they tell what was deleted unread from what was read.
 
     Args:
         on_status: is given the status of each stream that was looked at; without it nobody asks
@@ -69,10 +74,10 @@ def watch_streams(
         on_outage: called with failures; None writes them to the log.
         on_round: called at the end of each round, whatever could be seen in it.
     """
-    watch = _StreamWatcher(
-        config, ledger, interval, _Judging(window, horizon), on_observation, on_status
-    )
     outages = _Outages(on_outage or _log_outage)
+    watch = _StreamWatcher(
+        config, ledger, interval, _Judging(window, horizon), outages, on_observation, on_status
+    )
     done = looks = 0
     failure: BacklogError | None = None
     thin_at = utc_now()
@@ -101,6 +106,7 @@ def watch_streams(
             thin_at = utc_now() + THIN_EVERY
             try:
                 ledger.samples.thin(utc_now(), horizon)
+                ledger.bookmarks.thin(utc_now(), horizon)
                 watch.timelines.forget()
                 outages.end("thinning samples")
             except BacklogError as error:
@@ -110,7 +116,9 @@ def watch_streams(
         done += 1
         if rounds is not None and done >= rounds:
             break
-        stop_event.wait(max(0.0, round_end - time.monotonic()))
+        while (left := round_end - time.monotonic()) > 0 and not stop_event.is_set():
+            stop_event.wait(min(left, NEAR_SECONDS) if watch.near else left)
+            watch.look_closer(stop_event, round_end)
     return WatchResult(done, looks, failure)
 
 
@@ -120,6 +128,12 @@ class _Judging:
     horizon: timedelta
 
 
+def _is_told(part: PartitionStatus) -> bool:
+    """Whether closer samples would tell nothing: nobody moves a commit below the log start."""
+    below = part.committed is not None and part.committed < part.log_start
+    return below and not part.consumed_per_second
+
+
 class _StreamWatcher:
     def __init__(
         self,
@@ -127,14 +141,19 @@ class _StreamWatcher:
         ledger: Ledger,
         interval: timedelta,
         judging: _Judging,
+        outages: _Outages,
         on_observation: Callable[[Observation], None] | None,
         on_status: Callable[[GroupStatus], None] | None,
     ) -> None:
         self.timelines = _Timelines(ledger)
         self._config = config
         self._ledger = ledger
+        self.near: dict[str, StreamLike] = {}
+        self._near_seconds = NEAR_INTERVALS * interval.total_seconds()
         self._seconds = min(OBSERVE_SECONDS, max(interval.total_seconds(), 5.0))
         self._judging = judging
+        self._outages = outages
+        self._bookmarker = Bookmarker(ledger)
         self._on_observation = on_observation
         self._on_status = on_status
         self._admins: dict[str, Admin] = {}
@@ -156,14 +175,66 @@ class _StreamWatcher:
             )
         return None
 
+    def look_closer(self, stop_event: Event, until: float) -> None:
+        """Samples the streams whose retention is near, until that monotonic time; the next round
+        tells what fails."""
+        for name, stream in tuple(self.near.items()):
+            if stop_event.is_set() or time.monotonic() >= until:
+                return
+            if name not in self.near:
+                continue
+            try:
+                seen = self._observe(stream, Deadline(self._seconds), settle=False)
+            except ClusterUnreachable:
+                # One time-out is enough for a cluster.
+                for other, its in tuple(self.near.items()):
+                    if its.cluster == stream.cluster:
+                        self.near.pop(other)
+                continue
+            except BacklogError:
+                self.near.pop(name)
+                continue
+            except Exception:
+                LOG.exception("stream %s", name)
+                self.near.pop(name)
+                continue
+            if self._on_observation is not None:
+                self._on_observation(seen)
+
+    def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
+        seen = observe_stream(
+            *(self._ledger, stream, self._connect(stream), limit),
+            marks=self._pasts.get(stream.name),
+            settle=settle,
+            bookmarker=self._bookmarker,
+        )
+        self._pasts[stream.name] = seen.marks
+        return seen
+
+    def _connect(self, stream: StreamLike) -> Admin:
+        if stream.cluster not in self._admins:
+            properties = self._config.clusters[stream.cluster].client_properties()
+            self._admins[stream.cluster] = connect(properties)
+        return self._admins[stream.cluster]
+
+    def _note_retention(self, stream: StreamLike, status: GroupStatus) -> None:
+        left = [
+            part.seconds_retained
+            for part in status.partitions
+            if part.lag and part.seconds_retained is not None and not _is_told(part)
+        ]
+        near = bool(left) and min(left) <= self._near_seconds
+        if near and stream.name not in self.near:
+            LOG.info("stream %s: retention is near, sampled each second", stream.name)
+            self.near[stream.name] = stream
+        elif not near:
+            self.near.pop(stream.name, None)
+
     def _look(self, stream: StreamLike) -> None:
         name, limit = stream.name, Deadline(self._seconds)
         properties = self._config.clusters[stream.cluster].client_properties()
-        if stream.cluster not in self._admins:
-            self._admins[stream.cluster] = connect(properties)
-        admin = self._admins[stream.cluster]
-        seen = observe_stream(self._ledger, stream, admin, limit, marks=self._pasts.get(name))
-        self._pasts[name] = seen.marks
+        seen = self._observe(stream, limit)
+        self._outages.note(f"bookmarks of stream {name}", seen.unmarked)
         if self._on_observation is not None:
             self._on_observation(seen)
         if self._on_status is None:
@@ -174,9 +245,12 @@ class _StreamWatcher:
             tails.clear()  # the topic was made anew: its offsets begin again
         judging, sample = self._judging, seen.sample
         status = assess_now(
-            self._ledger, stream, properties, judging, sample, limit, admin, history, tails
+            *(self._ledger, stream, properties, judging, sample, limit, self._connect(stream)),
+            history,
+            tails,
         )
         self._pasts[name] = replace(seen.marks, empty_tails=dict(tails))
+        self._note_retention(stream, status)
         self._on_status(status)
 
 
@@ -213,6 +287,13 @@ class _Outages:
         if what not in self._failing:
             self._failing.add(what)
             self._report(what, error)
+
+    def note(self, what: str, error: BacklogError | None) -> None:
+        """What came of it."""
+        if error is None:
+            self.end(what)
+        else:
+            self.begin(what, error)
 
     def end(self, *names: str) -> None:
         """These answer."""

@@ -133,6 +133,12 @@ class StreamSource(Section):
         description="Evidence, where there is any: the consumer's own table. It does not tell "
         "whether a row changed after it was handled.",
     )
+    edge: Literal["include", "exclude"] | None = Field(
+        default=None,
+        description="Rows at the edge of a loss of which it is not certain whether they were lost: "
+        "`include` puts all of them back (the consumer drops repeats), `exclude` none; without it "
+        "each as is most likely. They are listed in either case.",
+    )
     stale: Literal["restate", "events", "refuse"] = Field(
         default="refuse",
         description="What an old message after a newer one means. `restate`: the row's current "
@@ -230,7 +236,7 @@ class Stream(Section):
     approval: Literal["named", "second_person", "auto"] = Field(
         default="named",
         description="Who approves a plan: a named person, another person than the planner, or "
-        "nobody for exact plans within the limits.",
+        "nobody for exact and covering plans within the limits.",
     )
     auto_plan: bool = Field(
         default=False,

@@ -74,7 +74,9 @@ streams:
       primary_key: order_id    # or [tenant_id, order_id]
       time_column: updated_at
       # order_by: [updated_at, order_id]
-      mutable: true            # rows change after their message was sent
+      # Whether rows change after their message was sent. `false`: a plan can be exact
+      # (docs/accuracy.md); `true`: rows are sent as they are now, also some that were handled.
+      mutable: true
       margin: 10m              # rows may be committed that much later than their time says
       message:
         key: order_id          # a column, or {sql: "..."}
@@ -86,12 +88,16 @@ streams:
       identity:                # how a row and its message are known to belong together
         row: order_id
         message: key           # key | header:NAME
-      # What the consumer says it handled, where it keeps a table of that; without it, rows handled
-      # shortly before the loss are taken for lost too. It does not tell of later changes.
+      # What the consumer says it handled, where it keeps a table of that. Without it, keep
+      # `watch` running, which notes where the group stands. It does not tell of later changes.
       # consumed:
       #   database: shop
       #   table: processed_orders
       #   column: order_id
+      #
+      # Rows at the edge of a loss, of which it is not certain whether they were lost: include
+      # (the consumer drops repeats) or exclude. Without it each as is most likely.
+      # edge: include
       #
       # An old message after a newer one of the same key:
       #   restate  the row's current version is sent

@@ -78,17 +78,22 @@ class Admin(AdminClient):
         }
         super().__init__(settings, logger=CLIENT_LOG)
         self._properties = dict(properties)
-        self._readers: dict[tuple[str, bool], Consumer] = {}
+        self._consumers: dict[tuple[tuple[str, Any], ...], Consumer] = {}
 
     def open_reader(self, group: str, require_stable: bool) -> Consumer:
         """A consumer that only asks for the group's commits; it never joins. Kept for next time."""
-        key = (group, require_stable)
-        if key not in self._readers:
-            # librdkafka asks for stable offsets exactly when it reads committed data.
-            level = "read_committed" if require_stable else "read_uncommitted"
-            settings = {"group.id": group, "isolation.level": level, "error_cb": self.reports}
-            self._readers[key] = make_consumer(self._properties, settings)
-        return self._readers[key]
+        # librdkafka asks for stable offsets exactly when it reads committed data.
+        level = "read_committed" if require_stable else "read_uncommitted"
+        return self.keep_consumer({"group.id": group, "isolation.level": level})
+
+    def keep_consumer(self, settings: Mapping[str, Any]) -> Consumer:
+        """A consumer with these settings, the same one each time; it is never closed."""
+        key = tuple(sorted(settings.items()))
+        if key not in self._consumers:
+            self._consumers[key] = make_consumer(
+                self._properties, {**settings, "error_cb": self.reports}
+            )
+        return self._consumers[key]
 
     def translate(
         self,

@@ -25,6 +25,7 @@ from sqlalchemy.pool import Pool, QueuePool
 from backlog.clock import utc_now
 from backlog.errors import BacklogError, ConfigurationError, InvalidTransition, LedgerError, Refused
 from backlog.postgres import add_liveness
+from backlog.postgres_refusals import explain_refusal
 
 REFUSAL = "backlog refuses: "  # how the triggers' messages start
 BUSY_SECONDS = 10
@@ -259,6 +260,14 @@ def translate_error(error: SQLAlchemyError, url: URL) -> BacklogError:
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
         return LedgerError(reason, subject=subject, hint="check the rights of the file and folder")
+    refusal = None if state else explain_refusal(str(original), url, "ledger")
+    if refusal is not None:
+        return LedgerError(
+            _clean(refusal.message, url),
+            subject=subject,
+            hint=refusal.hint,
+            retryable=not refusal.is_wrong_url,
+        )
     if url.get_backend_name() == "postgresql" and (not state or state[:2] in ("08", "57")):
         return LedgerError(
             f"the database cannot be reached: {reason}",

@@ -13,6 +13,7 @@ from sqlalchemy.engine import RowMapping
 from backlog.errors import InvalidTransition, UsageError
 from backlog.ledger.counters import take_id
 from backlog.ledger.database import Database
+from backlog.ledger.gap_changes import confirm_bounded, list_trimmed
 from backlog.ledger.models import gaps, recoveries, transitions
 from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
 
@@ -61,7 +62,30 @@ class Gaps:
             if gap.end is None:
                 return _record_unknown(connection, gap, list(known), now)
             ranged = [row for row in known if row["end_offset"] is not None]
-            return _record_range(connection, gap, ranged, now, date)
+            checked = confirm_bounded(connection, gap, ranged, now)
+            return _record_range(connection, gap, checked, now, date)
+
+    def trim_read(self, sample: Sample, read_to: Mapping[int, int]) -> int:
+        """Waives open bounded gaps that the group turned out to have read in part; what is left
+        of each becomes a gap of its own. Both say so.
+
+        Args:
+            read_to: by partition, a commit below the log start that the group reached by reading.
+
+        Returns:
+            How many were changed.
+        """
+        with self._database.write() as connection:
+            self._database.lock_name(connection, f"gaps:{sample.stream}")
+            now = self._database.now(connection)
+            found = list_trimmed(connection, sample, read_to)
+            for row, reached in found:
+                gap = to_gap(row)
+                rest = replace(gap, reason=f"{gap.reason}; the rest of {gap.id}".lstrip("; "))
+                kept = _insert_gap(connection, rest, reached, gap.end, now)
+                text = f"read up to {reached} after all; {kept.id} has the rest"
+                move_gaps(connection, [gap.id], GapState.WAIVED, now, None, text, ITSELF)
+        return len(found)
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.
@@ -278,7 +302,7 @@ def _record_unknown(
 def _record_range(
     connection: Connection,
     gap: Gap,
-    known: Sequence[RowMapping],
+    known: Sequence[RowMapping | dict[str, Any]],
     now: datetime,
     date: DatePiece | None,
 ) -> Gap:
@@ -298,10 +322,23 @@ def _record_range(
             cursor = until
         if row is not None and row["end_offset"] > cursor:
             if row["start_offset"] < gap.end:
-                last = to_gap(row)
+                last = _choose_live(row, known, gap.end)
             cursor = max(cursor, min(gap.end, row["end_offset"]))
     assert last is not None
     return last
+
+
+def _choose_live(
+    row: RowMapping | dict[str, Any], known: Sequence[RowMapping | dict[str, Any]], end: int
+) -> Gap:
+    """The gap that has the end of a range: of a waived one and its rest, the rest."""
+    rest = [
+        item
+        for item in known
+        if item["state"] != GapState.WAIVED.value
+        and row["start_offset"] <= item["start_offset"] < end <= item["end_offset"]
+    ]
+    return to_gap(rest[-1] if rest else row)
 
 
 def _add_piece(
@@ -309,7 +346,7 @@ def _add_piece(
     gap: Gap,
     start: int,
     end: int,
-    known: Sequence[RowMapping],
+    known: Sequence[RowMapping | dict[str, Any]],
     now: datetime,
 ) -> Gap:
     for row in known:
@@ -321,8 +358,9 @@ def _add_piece(
         ):
             changes = {
                 "end_offset": end,
-                "first_time": row["first_time"] or gap.first_time,
-                "last_time": gap.last_time or row["last_time"],
+                # What is not known of one piece is not known of both.
+                "first_time": row["first_time"],
+                "last_time": gap.last_time,
                 "changed_at": now,
             }
             connection.execute(update(gaps).where(gaps.c.id == row["id"]).values(**changes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from backlog.ledger.bookmarks import Bookmarks
 from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
 from backlog.ledger.database import Database
@@ -25,6 +26,7 @@ class Ledger:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.samples = Samples(database)
+        self.bookmarks = Bookmarks(database)
         self.gaps = Gaps(database)
         self.recoveries = Recoveries(database)
         self.leases = Leases(database)

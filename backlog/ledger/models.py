@@ -73,6 +73,27 @@ commit_marks = Table(
     Column("seen_at", UtcTime, nullable=False),
 )
 
+bookmarks = Table(
+    "backlog_bookmarks",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    *_make_texts("stream", "group_id", "topic_id"),
+    Column("partition", Integer, nullable=False),
+    Column("committed", BigInteger, nullable=False),
+    Column("at_offset", BigInteger, nullable=False),
+    Column("digest", String(32), nullable=False),
+    Column("noted_at", UtcTime, nullable=False),
+    Index(
+        "backlog_bookmarks_one_per_commit",
+        "stream",
+        "group_id",
+        "topic_id",
+        "partition",
+        "committed",
+        unique=True,
+    ),
+)
+
 recoveries = Table(
     "backlog_recoveries",
     metadata,

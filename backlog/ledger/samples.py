@@ -10,14 +10,8 @@ from sqlalchemy.engine import RowMapping
 
 from backlog.ledger.database import Database
 from backlog.ledger.models import commit_marks, samples
+from backlog.ledger.thinning import begin_of_all, find_cell
 from backlog.values import PartitionSample, Sample
-
-# Thinning: all of the last hour, then one sample a step. The oldest must still reach back over
-# the usual retentions, or no loss could be dated.
-KEEP_ALL = timedelta(hours=1)
-FINE_STEP = timedelta(minutes=5)
-COARSE_STEP = timedelta(hours=1)
-KEEP_COARSE = timedelta(days=35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ class Samples:
             How many were deleted.
         """
         query = select(samples.c.id, samples.c.stream, samples.c.taken_at).where(
-            samples.c.taken_at < now - min(KEEP_ALL, horizon)
+            samples.c.taken_at < begin_of_all(now, horizon)
         )
         order = (samples.c.stream, samples.c.taken_at, samples.c.id)
         with self._database.write() as connection:
@@ -117,14 +111,13 @@ class Samples:
             seen: set[tuple[str, timedelta, int]] = set()
             doomed = []
             for row in connection.execute(query.order_by(*order)):
-                age = now - row.taken_at
-                step = FINE_STEP if age <= horizon else COARSE_STEP
-                cell = (row.stream, step, int(row.taken_at.timestamp() // step.total_seconds()))
                 if row.taken_at == newest[row.stream]:
                     continue
-                if age > max(horizon, KEEP_COARSE) or cell in seen:
+                cell = find_cell(row.taken_at, now, horizon)
+                if cell is None or (row.stream, *cell) in seen:
                     doomed.append(row.id)
-                seen.add(cell)
+                else:
+                    seen.add((row.stream, *cell))
             for begin in range(0, len(doomed), 500):
                 connection.execute(
                     delete(samples).where(samples.c.id.in_(doomed[begin : begin + 500]))

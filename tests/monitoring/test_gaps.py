@@ -43,6 +43,7 @@ def spans(gaps: Sequence[Gap]) -> list[tuple[Cause, Certainty, int | None, int |
 
 
 EXPIRED_10_20 = [(Cause.EXPIRED, Certainty.EXACT, 10, 20)]
+PERHAPS_10_20 = [(Cause.EXPIRED, Certainty.BOUNDED, 10, 20)]
 
 
 def test_a_deserted_group_below_the_log_start_has_lost_exactly_that() -> None:
@@ -55,7 +56,7 @@ def test_a_group_with_members_is_given_time_to_commit() -> None:
     assert not judged.gaps
     assert judged.is_undecided
     assert not find_gaps([first], sample(3, 20, 10, 50, members=1)).gaps
-    assert spans(find_gaps([first], sample(6, 20, 10, 50, members=1)).gaps) == EXPIRED_10_20
+    assert spans(find_gaps([first], sample(6, 20, 10, 50, members=1)).gaps) == PERHAPS_10_20
     moved_past = find_gaps([first], sample(6, 20, 30, 50, members=1, epoch=0))
     assert not moved_past.gaps
     assert [finding.kind for finding in moved_past.findings] == [Suspicion.POSSIBLE_EXPIRED]
@@ -79,7 +80,7 @@ def test_a_reader_that_never_joins_is_given_time_to_commit(epoch: int | None) ->
     assert not find_gaps([*past, passed], again).gaps
     assert not find_gaps([*past, passed, again], sample(8, 20, 30, 50, epoch=epoch)).gaps
     stands = sample(10, 20, 10, 50, epoch=epoch)
-    assert spans(find_gaps([*past, passed, again], stands).gaps) == EXPIRED_10_20
+    assert spans(find_gaps([*past, passed, again], stands).gaps) == PERHAPS_10_20
 
 
 def test_an_unread_range_that_passed_between_two_samples_is_reported_only() -> None:
@@ -87,6 +88,40 @@ def test_an_unread_range_that_passed_between_two_samples_is_reported_only() -> N
     assert not judged.gaps
     (finding,) = judged.findings
     assert (finding.kind, finding.start, finding.end) == (Suspicion.POSSIBLE_EXPIRED, 10, 40)
+
+
+def read_on(to: int = 200) -> list[Sample]:
+    """A member that reads 10 a second with more to read, one sample a second."""
+    return [sample(n, 0, 10 * n, 100_000, members=1, epoch=0) for n in range(to // 10)]
+
+
+def test_fault_76_a_live_group_that_retention_overtakes_has_a_bounded_gap() -> None:
+    past = read_on(300)
+    (gap,) = find_gaps(past, sample(30, 20_000, 20_010, 100_000, members=1, epoch=0)).gaps
+    assert spans([gap]) == [(Cause.EXPIRED, Certainty.BOUNDED, 290, 20_000)]
+    # 50 in 5 s is the pace: 25 times that over 5 s, and a burst, is what it can have read at most.
+    assert "can have read 2250" in gap.reason
+    assert f"at least {20_010 - 290 - 2250} and at most {20_000 - 290}" in gap.reason
+
+
+def test_what_the_pace_cannot_exclude_stays_a_finding() -> None:
+    past = read_on(300)
+    judged = find_gaps(past, sample(30, 2_400, 2_500, 100_000, members=1, epoch=0))
+    assert not judged.gaps
+    assert [finding.kind for finding in judged.findings] == [Suspicion.POSSIBLE_EXPIRED]
+    # Seconds of reading are no evidence of a pace; nor is a group that waits for messages.
+    far = sample(30, 20_000, 20_010, 100_000, members=1, epoch=0)
+    assert not find_gaps(past[-5:], far).gaps
+    waiting = [sample(n, 0, 10 * n, 10 * n, members=1, epoch=0) for n in range(30)]
+    assert not find_gaps(waiting, far).gaps
+
+
+def test_a_commit_below_the_log_start_that_moves_was_reached_by_reading() -> None:
+    past = [*read_on(), sample(20, 300, 190, 900, members=1)]
+    assert find_gaps(past, sample(21, 300, 260, 900, members=1, epoch=0)).read_to == {0: 260}
+    # From the log start on it may be where a reset led.
+    assert not find_gaps(past, sample(21, 400, 300, 900, members=1, epoch=0)).read_to
+    assert not find_gaps(past, sample(21, 300, 260, 900)).read_to
 
 
 def test_offsets_set_from_outside_are_a_skip_once_they_stand_still() -> None:
@@ -169,6 +204,23 @@ def test_fault_21_no_commit_is_unknown_and_never_nothing() -> None:
         (Cause.COMMIT_VANISHED, Certainty.REPORTED, 10, None)
     ]
     assert find_gaps([], sample(0, 20, None, 50)).gaps[0].count is None
+
+
+def test_fault_21_a_group_that_does_not_exist_is_a_finding_and_no_gap() -> None:
+    """A mistyped name leaves nothing on record; what such a group lost is unknown all the same."""
+    missing = replace(sample(0, 20, None, 50), group_state="dead")
+    second = PartitionSample(1, 20, None, 50, 50)
+    missing = replace(missing, partitions=(*missing.partitions, second))
+    judged = find_gaps([], missing)
+    assert not judged.gaps
+    (finding,) = judged.findings
+    assert finding.kind is Suspicion.NO_SUCH_GROUP
+    assert "does not exist on this cluster (never_committed)" in finding.message
+    assert "unknown" in finding.message
+    was_there = [sample(0, 0, 10, 50)]
+    assert [gap.cause for gap in find_gaps(was_there, replace(missing, taken_at=START)).gaps] == [
+        Cause.COMMIT_VANISHED
+    ]
 
 
 def test_fault_21_a_commit_older_than_the_samples_is_remembered() -> None:

@@ -161,6 +161,12 @@ def test_fault_21_a_commit_that_vanished_and_one_that_never_was(
     name = topic(partitions=1)
     stream = StreamStub(name, group)
     publish(properties, name, {0: 50})
+    missing = observe_stream(ledger, stream, properties)
+    assert missing.gaps == ledger.gaps.list() == ()
+    assert [finding.kind for finding in missing.findings] == [Suspicion.NO_SUCH_GROUP]
+    status = assess_stream(missing.sample, "read_committed", gaps=())
+    assert (status.verdict, status.lag, status.lost) == ("unknown", None, None)
+    set_offsets_raw(properties, group, topic(partitions=1), {0: 0})  # now there is such a group
     assert spans(observe_stream(ledger, stream, properties).gaps) == [
         (Cause.NEVER_COMMITTED, Certainty.REPORTED, 0, None, None)
     ]
@@ -203,6 +209,9 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
         """The ledger's gaps; when the first is written, retention moves on."""
 
         moved = False
+
+        def list(self, stream: str) -> tuple[Gap, ...]:
+            return ledger.gaps.list(stream)
 
         def record(self, gap: Gap, date: DatePiece | None = None) -> Gap:
             if not self.moved:

@@ -38,6 +38,35 @@ def test_open_gap_grows(ledger: Ledger) -> None:
     assert ledger.gaps.record(make_gap(10, 20)) == grown
 
 
+def test_a_bounded_gap_that_turns_out_certain_becomes_exact(ledger: Ledger) -> None:
+    first = ledger.gaps.record(make_gap(10, 20, certainty=Certainty.BOUNDED))
+    grown = ledger.gaps.record(make_gap(10, 35))
+    assert (grown.id, grown.certainty) == (first.id, Certainty.EXACT)
+    assert (grown.start, grown.end) == (10, 35)
+    assert "exact since" in grown.reason
+    held = ledger.gaps.record(make_gap(50, 60, certainty=Certainty.BOUNDED))
+    plan(ledger, held.id)
+    ledger.gaps.record(make_gap(50, 60))
+    assert ledger.gaps.get(held.id).certainty is Certainty.BOUNDED
+
+
+def test_what_was_read_of_an_open_gap_after_all_leaves_it(ledger: Ledger) -> None:
+    gap = ledger.gaps.record(make_gap(10, 20, certainty=Certainty.BOUNDED))
+    sample = make_sample()
+    read_to = {gap.partition: 15}
+    assert ledger.gaps.trim_read(sample, read_to) == 1
+    (rest,) = ledger.gaps.list(states=[S.OPEN])
+    assert (rest.start, rest.end, rest.certainty) == (15, 20, Certainty.BOUNDED)
+    assert gap.id in rest.reason
+    assert ledger.gaps.get(gap.id).state is S.WAIVED
+    assert ledger.gaps.get(gap.id).reason == f"read up to 15 after all; {rest.id} has the rest"
+    assert ledger.gaps.trim_read(sample, read_to) == 0
+    grown = ledger.gaps.record(make_gap(15, 30, certainty=Certainty.BOUNDED))
+    assert (grown.id, grown.start, grown.end) == (rest.id, 15, 30)
+    plan(ledger, rest.id)
+    assert ledger.gaps.trim_read(sample, {gap.partition: 18}) == 0
+
+
 def test_planned_gap_is_frozen_and_growth_is_a_new_gap(ledger: Ledger) -> None:
     first = ledger.gaps.record(make_gap(10, 20))
     plan(ledger, first.id)
@@ -65,6 +94,27 @@ def test_a_later_piece_has_its_own_times(ledger: Ledger) -> None:
     assert (grown.id, grown.first_time, grown.last_time) == (
         second.id, date(20, 35).lower, date(35, 40).upper,
     )  # fmt: skip
+
+
+def test_a_range_that_was_read_in_part_is_told_by_its_rest(ledger: Ledger) -> None:
+    bounded = make_gap(100, 500, certainty=Certainty.BOUNDED)
+    first = ledger.gaps.record(bounded)
+    sample = make_sample(NOON, 300)
+    assert ledger.gaps.trim_read(sample, {first.partition: 300}) == 1
+    again = ledger.gaps.record(make_gap(300, 500, certainty=Certainty.BOUNDED))
+    assert (again.start, again.end, again.state) == (300, 500, S.OPEN)
+    assert again.id != first.id
+
+
+def test_what_is_not_known_of_a_piece_is_not_known_of_the_gap(ledger: Ledger) -> None:
+    """A later piece does not date what expired before anybody looked, nor what expires next."""
+    dated = TimeBounds(NOON, NOON + timedelta(minutes=1))
+    dates = {10: TimeBounds(None, dated.upper), 20: dated, 30: TimeBounds(dated.lower, None)}
+    ledger.gaps.record(make_gap(10, 20), lambda start, _: dates[start])
+    grown = ledger.gaps.record(make_gap(10, 30), lambda start, _: dates[start])
+    assert (grown.first_time, grown.last_time) == (None, dated.upper)
+    grown = ledger.gaps.record(make_gap(10, 40), lambda start, _: dates[start])
+    assert (grown.start, grown.end, grown.first_time, grown.last_time) == (10, 40, None, None)
 
 
 def test_unknown_gaps_close_when_a_commit_answers_them(ledger: Ledger) -> None:
