@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from backlog.config.kafka_properties import SECRET_PROPERTIES
 from backlog.errors import BacklogError, SourceError
+from spark_backfill.full_disk import explain_full_disk
 
 _MAX_LENGTH = 600
 _SPARK_PREFIX = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
@@ -29,14 +30,20 @@ def translating(
     kind: type[BacklogError] = SourceError,
     secrets: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Turns whatever Spark, JDBC or SQLAlchemy raise inside into one error of ours."""
+    """Turns whatever Spark, JDBC or SQLAlchemy raise inside into one error of ours.
+
+    A full disk is a StagingError, whatever `kind` is: neither the topic nor the table is at fault.
+    """
     try:
         yield
     except BacklogError:
         raise
     except (PySparkException, Py4JError, SQLAlchemyError, OSError) as error:
+        full = None
+        if not isinstance(error, SQLAlchemyError):
+            full = explain_full_disk(error, doing, subject)
         cause, state = find_first_cause(error)
-        failure = kind(
+        failure = full or kind(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
             hint=hint,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from backlog.errors import ConfigurationError, Refused
+from backlog.numbers import format_plural
 from backlog.values import Certainty, OffsetRange
-from spark_backfill.evidence import CONSUMED, INJECTED, LOST, QUARANTINED, SURVIVING
+from spark_backfill.evidence import CONSUMED, INJECTED, LOST, OUTSIDE, QUARANTINED, SURVIVING
+from spark_backfill.evidence.holes import Holes
 from spark_backfill.evidence.offsets import LogOffsets
 from spark_backfill.evidence.survivors import LogSpan
-from spark_backfill.messages.candidates import Bounds, SourceAccess
+from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import RESTATED, MessageRules
+from spark_backfill.messages.windows import Bounds
+from spark_backfill.placing.placement import Placement
 from spark_backfill.proof import describe_unproved, require_proof
-from spark_backfill.request import PriorChunk, Proof, RebuildRequest
+from spark_backfill.request import Proof, RebuildRequest
 from spark_backfill.tally import LabelCounts
 from spark_backfill.verdict import RebuildVerdict, VerdictBasis
+
+# With fewer, no plan is exact: a hundred without an exception mean at most 3 % (rule of three).
+ENOUGH_SURVIVORS = 100
 
 
 def check_policy(request: RebuildRequest) -> None:
@@ -48,43 +55,85 @@ def find_basis(
     rules: MessageRules,
     ranges: tuple[OffsetRange, ...],
     spans: tuple[LogSpan, ...],
+    holes: Holes,
     counts: LabelCounts,
     proof: Proof,
+    placement: Placement,
 ) -> VerdictBasis:
-    """The basis of the verdict: sharpness, holes, collapsing, the proof."""
-    spread = request.start_spread
-    restated = rules.fidelity == RESTATED
-    # A consumed row may have changed since: that it was consumed is no evidence on later messages.
-    named = rules.source.consumed is not None and not restated
+    """The basis of the verdict: edges, holes, collapsing, the proof."""
+    numbers = placement.gaps
     return VerdictBasis(
-        sharp=named or (spread is not None and spread < rules.source.margin),
-        bounded=any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
-        holes=_find_holes(request, ranges, spans, request.prior),
-        collapsible=restated,
-        spread=counts.without_key > 0,
+        blurred=() if placement.consumed else placement.by_time,
+        uncertain=counts.uncertain,
+        evidence={number: str(placement.find_evidence(number)) for number in numbers},
+        differs={number: placement.find_difference(number) for number in numbers},
+        uneven=placement.uneven,
+        unread=_describe_unread(request, rules, counts),
+        # What the group read of a bounded gap, its own table knows.
+        bounded=not placement.consumed
+        and any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
+        holes=_describe_holes(request, ranges, spans, holes),
+        collapsible=rules.fidelity == RESTATED,
+        # A consumer's own table says which messages without a key were lost, wherever they were.
+        spread=counts.without_home > 0 and not placement.consumed,
+        ragged=_describe_ragged(placement),
         unproved=describe_unproved(proof),
     )
 
 
-def _find_holes(
+def _describe_unread(request: RebuildRequest, rules: MessageRules, counts: LabelCounts) -> str:
+    """Rows that are sent as they are now, and of which some were not looked at."""
+    if rules.fidelity != RESTATED:
+        return ""
+    if consumed := counts.total(CONSUMED):
+        named = format_plural(consumed, "row")
+        return f"{named} that `consumed` names are not sent: a later change of one is missing"
+    if request.until is not None:
+        return "rows that changed after --until are not sent, also where they changed before it"
+    begun = [gap.first_time for gap in request.gaps if gap.first_time is not None]
+    if request.since is not None and begun and request.since > min(begun):
+        return "--since is later than a loss may have begun: what changed in between is not sent"
+    return ""
+
+
+def _describe_ragged(placement: Placement) -> str:
+    """Rows that were never sent and rows that are gone, as survivors show them."""
+    order = placement.order
+    if order is None or not any(placement.gaps.values()):
+        return ""  # times decide, and the verdict says that
+    if order.compared < ENOUGH_SURVIVORS:
+        return f"only {format_plural(order.compared, 'survivor')} show how the rows are ordered"
+    if not (order.unsent or order.gone):
+        return ""
+    parts = []
+    if order.unsent:
+        parts.append(f"{format_plural(order.unsent, 'row')} without a message")
+    if order.gone:
+        parts.append(f"{format_plural(order.gone, 'message')} without a row")
+    return (
+        f"among {format_plural(order.compared, 'survivor')} are {' and '.join(parts)}: among the "
+        "lost ones there may be as many for each"
+    )
+
+
+def _describe_holes(
     request: RebuildRequest,
     ranges: tuple[OffsetRange, ...],
     spans: tuple[LogSpan, ...],
-    prior: tuple[PriorChunk, ...],
+    holes: Holes,
 ) -> str:
     """Why offsets need not be messages, judged by the survivors: what is lost cannot be read."""
     if "compact" in request.topic_config.get("cleanup.policy", ""):
         return "the topic is compacted"
-    missing = sum(span.span_before_ours - span.records_before_ours for span in spans)
-    if missing > 0:
-        return f"{missing} of the surviving offsets are control or aborted records"
+    if holes.missing:
+        return f"{holes.missing} of the surviving offsets are control or aborted records"
     ours = {span.partition: span.first_ours for span in spans}
-    injected = {chunk.slot for chunk in prior}
+    injected = {chunk.slot for chunk in request.prior if chunk.first_offset is None}
     for item in ranges:
         first = ours.get(item.partition)
         if item.partition in injected and (first is None or item.end > first):
             return "an earlier recovery wrote control records there"
-    if not any(span.records for span in spans):
+    if not holes.offsets:
         return "no message survives that would show control records or holes"
     return ""
 
@@ -104,12 +153,20 @@ def require_messages(
     lost = counts.total(LOST)
     expected = sum(item.expected for item in verdict.partitions)
     if not lost:
+        uncertain = sum(counts.uncertain.values())
+        hint = ""
+        if uncertain:
+            hint = (
+                f"`edge: {rules.source.edge}` leaves out all {uncertain} rows that may be lost; "
+                "else "
+            )
         raise Refused(
             f"no row was lost among {counts.candidates} candidates, but {expected} offsets are: "
             f"{counts.total(SURVIVING)} survive, {counts.total(CONSUMED)} were consumed, "
-            f"{counts.total(INJECTED)} injected before, {counts.total(QUARANTINED)} in quarantine",
+            f"{counts.total(INJECTED)} injected before, {counts.total(OUTSIDE)} lie in no gap, "
+            f"{counts.total(QUARANTINED)} in quarantine",
             subject=subject,
-            hint="check --since and --until, `time_column` and `identity`; or waive the gap",
+            hint=hint + "check --since and --until, `time_column` and `identity`; or waive the gap",
         )
     if lost > rules.stream.limits.max_messages:
         raise Refused(
@@ -164,14 +221,14 @@ def warn_about_rows(
     rules: MessageRules,
     warnings: list[str],
 ) -> None:
-    if counts.without_key:
+    if counts.without_home:
         warnings.append(
-            f"{counts.without_key} lost messages have no key: their old partition is unknown, "
-            "they are spread over the partitions of the gaps"
+            f"{counts.without_home} lost messages have no partition that is known (no key, or sent "
+            "while the topic got partitions): they fill what the gaps lack, and totals are compared"
         )
     if counts.young:
         warnings.append(
-            f"{counts.young} lost rows changed less than `margin` ago: their "
+            f"{counts.young} lost rows are younger than `margin`: their "
             "message may still be on its way"
         )
     if counts.duplicates:

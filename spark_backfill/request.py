@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from backlog.config import Source, Stream
-from backlog.values import Gap
+from backlog.values import Bookmark, EdgeTimes, Gap
 
 ALLOW_PROOF = "proof"
 
@@ -18,13 +18,54 @@ ALLOW_PROOF = "proof"
 class PriorChunk:
     """A chunk that the Kafka ledger says an earlier recovery committed to this topic.
 
-    `lost`: its messages lie within the gaps themselves, so they explain nothing any more.
+    `first_offset`, `last_offset` are where its `count` messages lie, None where that is not known;
+    its transaction's control record follows. `same_group`: it was put back for the group of the
+    plan: where its messages lie in a gap, the group lost them again.
     """
 
     recovery_id: str
     slot: int
     number: int
-    lost: bool = False
+    count: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
+    same_group: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Offsets `[first, end)` of one partition, of which `count` are an earlier recovery's: its
+    messages and the control record of their transaction."""
+
+    partition: int
+    first: int
+    end: int
+    count: int
+
+
+def count_offsets(first: int, end: int, ours: Sequence[Stretch]) -> int:
+    """Offsets `[first, end)` that no earlier recovery wrote."""
+    return max(0, end - first) - count_ours(first, end, ours)
+
+
+def count_ours(first: int, end: int, ours: Sequence[Stretch]) -> int:
+    """Offsets `[first, end)` that earlier recoveries wrote."""
+    found = 0
+    for item in ours:
+        overlap = min(end, item.end) - max(first, item.first)
+        if overlap > 0:
+            # Others may have written in between: then it is a share.
+            found += round(item.count * overlap / (item.end - item.first))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The topic got partitions: `before` of them until then; it happened between two samples."""
+
+    before: int
+    earliest: datetime
+    latest: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +82,10 @@ class RebuildRequest:
         since, until: bounds given by the operator; they win over the gaps' own times.
         allow: what the operator allowed by name: `surplus`, `proof`.
         prior: chunks of earlier recoveries of this topic that are committed.
-        start_spread: how far apart the timeline's two bounds of the gaps' first message are; None
-            where it does not know. Sharp evidence is one tighter than the margin.
+        edge_times: between which samples the gaps' first and last messages were published.
+        bookmarks: which messages the group's committed offsets pointed at.
+        growth: when the topic got partitions, oldest first.
+        read_since: rows are read from here on at least: of messages that are lost again.
         origin: more to keep in the manifest (the Kafka ledger's end offsets, topic ids, ...).
     """
 
@@ -58,19 +101,31 @@ class RebuildRequest:
     until: datetime | None = None
     allow: frozenset[str] = frozenset()
     prior: tuple[PriorChunk, ...] = ()
-    start_spread: timedelta | None = None
+    edge_times: tuple[EdgeTimes, ...] = ()
+    bookmarks: tuple[Bookmark, ...] = ()
+    growth: tuple[Growth, ...] = ()
+    read_since: datetime | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
         return self.staging_root / self.recovery_id
 
+    @property
+    def topic_id(self) -> str:
+        """The topic's, as the gaps have it."""
+        return self.gaps[0].topic_id if self.gaps else ""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionOutcome:
     """One partition of a plan. `expected` counts offsets: at most that many messages.
 
-    `collapsed` is the part of the shortfall that one row may stand for several times.
+    `collapsed` is the part of the shortfall that one row may stand for several times. `evidence`
+    says how it is known where the loss begins; `uncertain` rows lie at its edges, within
+    `displacement` places or what counting may be wrong by. `differs`: by how many rows the check
+    of that evidence says otherwise. `surplus` and `shortfall` do not count uncertain rows that
+    `edge` takes in or leaves out.
     """
 
     partition: int
@@ -81,12 +136,19 @@ class PartitionOutcome:
     collapsed: int
     surplus: int
     shortfall: int
+    evidence: str = ""
+    uncertain: int = 0
+    differs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Totals of a plan: candidates = surviving + consumed + already_injected + quarantined +
-    rebuilt; `duplicates` were rows of a primary key that was already there."""
+    """Totals of a plan: candidates = surviving + consumed + already_injected + outside +
+    quarantined + rebuilt.
+
+    `outside` rows lie in no gap: the group has read their messages. `duplicates` were rows of a
+    primary key that was already there.
+    """
 
     expected: int = 0
     candidates: int = 0
@@ -94,6 +156,7 @@ class Counts:
     surviving: int = 0
     consumed: int = 0
     already_injected: int = 0
+    outside: int = 0
     rebuilt: int = 0
     collapsed: int = 0
     quarantined: int = 0
@@ -153,8 +216,33 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
+class UncertainRow:
+    """A row at a gap's edge that may be lost or not; `taken`: it is put back."""
+
+    partition: int
+    primary_key: tuple[str | None, ...]
+    time: str
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """Rows at the edges; all of them are listed in the Parquet files at `path`."""
+
+    count: int = 0
+    taken: int = 0
+    sample: tuple[UncertainRow, ...] = ()
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RebuildOutcome:
-    """A finished plan. `verdict` is exact, short or surplus; `reasons` say why it is not exact.
+    """A finished plan. `verdict` is exact, within, covering, short or surplus; `reasons` say why
+    it is not exact, `evidence` what says where the losses begin, in one sentence.
+
+    `slots` are the partitions that get messages; those that lost them, where it is empty.
+    `displacement` (D) is by how many places at most a surviving row stands from its message among
+    the rows of its partition; None where that was not measured.
 
     `bounds` are the times candidates were read between, margin included (None is open).
     `log_start` and `log_end` are the offsets survivors were read between.
@@ -176,6 +264,10 @@ class RebuildOutcome:
     log_start: Mapping[int, int]
     log_end: Mapping[int, int]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    evidence: str = ""
+    uncertain: Uncertain = Uncertain()
+    displacement: int | None = None
+    slots: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the plan that is stored, hashed and shown (without `seconds`)."""

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backlog.values import OffsetRange
-from spark_backfill.request import PartitionOutcome
+from spark_backfill.request import PartitionOutcome, Stretch
 
 EXACT = "exact"
+WITHIN = "within"
+COVERING = "covering"
 SHORT = "short"
 SURPLUS = "surplus"
 
@@ -17,7 +19,8 @@ SURPLUS = "surplus"
 class Tally:
     """What was counted, by partition. A partition that is missing has none.
 
-    `unplaced` quarantined rows have no partition, since their key could not be read.
+    `unplaced` quarantined rows have no partition, since their key could not be read. `forced`:
+    how many more uncertain rows are rebuilt (or fewer: negative) than are likely, as `edge` says.
     """
 
     rebuilt: Mapping[int, int]
@@ -25,6 +28,7 @@ class Tally:
     quarantined: Mapping[int, int]
     unplaced: int = 0
     injected: Mapping[int, int] = field(default_factory=dict)
+    forced: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +36,60 @@ class VerdictBasis:
     """What is known about the inputs of the comparison.
 
     Attributes:
-        sharp: the evidence at the lower bound is sharp (P2.10).
+        blurred: partitions where only times say which rows were lost.
+        uncertain: rows at a gap's edge that may be lost or not, by partition.
+        evidence: what says where the loss begins, by partition.
+        differs: by how many rows the check of that says otherwise, by partition.
+        uneven: partitions where a gap has another number of rows than of messages, even if the
+            partition's total fits.
+        unread: what of the table was not read, or hidden, that may have lost messages; empty where
+            all was read.
         bounded: some gap's range is itself only an upper bound.
         holes: why offsets in the ranges need not be messages; empty where they are.
         collapsible: rows are mutable and restated, so one may stand for several messages.
         spread: messages without a key were spread, their partition is a guess.
+        ragged: what survivors show of rows without a message, of messages without a row, or that
+            they are too few to show it; empty where all is well.
         unproved: why the rules are not proved on survivors; empty where they are.
     """
 
-    sharp: bool
+    blurred: Sequence[int] = ()
+    uncertain: Mapping[int, int] = field(default_factory=dict)
+    evidence: Mapping[int, str] = field(default_factory=dict)
+    differs: Mapping[int, int] = field(default_factory=dict)
+    uneven: Sequence[int] = ()
+    unread: str = ""
     bounded: bool = False
     holes: str = ""
     collapsible: bool = False
     spread: bool = False
+    ragged: str = ""
     unproved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildVerdict:
-    """`kind` is exact, short or surplus; `reasons` say why it is not exact."""
+    """`kind` is exact, within, covering, short or surplus; `reasons` say why it is not exact."""
 
     kind: str
     partitions: tuple[PartitionOutcome, ...]
     reasons: tuple[str, ...]
 
 
-def count_expected(ranges: Sequence[OffsetRange]) -> dict[int, int]:
-    """Offsets lost by partition; ranges that overlap count once."""
+def count_expected(
+    ranges: Sequence[OffsetRange], stretches: Sequence[Stretch] = ()
+) -> dict[int, int]:
+    """Offsets lost by partition; ranges that overlap count once, and the control records of
+    earlier recoveries not at all."""
     expected: dict[int, int] = {}
     last: dict[int, int] = {}
     for item in sorted(ranges, key=lambda r: (r.partition, r.start, r.end)):
         start = max(item.start, last.get(item.partition, item.start))
-        expected[item.partition] = expected.get(item.partition, 0) + max(0, item.end - start)
+        markers = sum(
+            s.partition == item.partition and start <= s.end - 1 < item.end for s in stretches
+        )
+        count = max(0, item.end - start) - markers
+        expected[item.partition] = expected.get(item.partition, 0) + count
         last[item.partition] = max(item.end, last.get(item.partition, item.end))
     return expected
 
@@ -80,6 +106,7 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
     shortfall = sum(item.shortfall for item in partitions)
     quarantined = sum(item.quarantined for item in partitions) + tally.unplaced
     collapsed = sum(item.collapsed for item in partitions)
+    uncertain = sum(basis.uncertain.values())
     reasons: list[str] = []
     if surplus:
         where = [item.partition for item in partitions if item.surplus]
@@ -94,18 +121,54 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         reasons.append(f"offsets are at most that many messages: {basis.holes}")
     if quarantined:
         reasons.append(f"{quarantined} rows cannot be built and are in quarantine")
+    if basis.uneven and not basis.holes:
+        reasons.append(
+            f"gaps in partitions {_join(basis.uneven)} have more or fewer rows than messages, "
+            "though their totals fit: rows that are gone, and others that were never sent"
+        )
+    if basis.unread:
+        reasons.append(basis.unread)
     if basis.bounded:
         reasons.append("a gap's range is an upper bound: the group may have read some of it")
     if basis.spread:
         reasons.append("messages without a key were spread: their old partition is unknown")
-    if not basis.sharp:
-        # A consumed row may have changed since, so that evidence is sharp for fixed rows only.
-        more = "let `backlogctl watch` run" if basis.collapsible else "add `consumed` evidence"
-        reasons.append(f"where the loss begins is known no better than the margin: {more}")
+    if basis.blurred and not basis.collapsible:
+        reasons.append(
+            f"where the loss begins in partitions {_join(basis.blurred)} is known by the samples' "
+            "times only: let `backlogctl watch` run, or add `consumed` evidence"
+        )
+    if basis.ragged:
+        reasons.append(basis.ragged)
     if basis.unproved:
         reasons.append(f"the rules are not proved: {basis.unproved}")
-    kind = SURPLUS if surplus else SHORT if reasons else EXACT
+    kind = _find_kind(partitions, quarantined, uncertain, reasons, basis)
+    place = "of these gaps" if basis.bounded else "at the edges of the gaps"
+    if uncertain:
+        reasons.append(f"{uncertain} rows {place} may be lost or not; they are listed")
+    if kind == COVERING:
+        reasons.append(
+            "rows are sent as they are now: one that was not lost only says its newest state again"
+        )
     return RebuildVerdict(kind, partitions, tuple(reasons))
+
+
+def _find_kind(
+    partitions: Sequence[PartitionOutcome],
+    quarantined: int,
+    uncertain: int,
+    reasons: Sequence[str],
+    basis: VerdictBasis,
+) -> str:
+    if basis.collapsible:
+        # Every row that changed since the loss began is sent: nothing else can be missing.
+        covered = all(item.shortfall <= item.collapsed for item in partitions)
+        doubt = quarantined or basis.unproved or basis.unread
+        return COVERING if covered and not doubt else SHORT
+    if any(item.surplus for item in partitions):
+        return SURPLUS
+    if reasons:
+        return SHORT
+    return WITHIN if uncertain else EXACT
 
 
 def _judge_partition(
@@ -115,20 +178,31 @@ def _judge_partition(
     rebuilt = tally.rebuilt.get(number, 0)
     surviving = tally.surviving.get(number, 0)
     quarantined = tally.quarantined.get(number, 0)
-    shortfall = max(0, lost - rebuilt)
-    # A lost message whose row has a newer one, rebuilt or in the log, is covered by that one.
-    injected = tally.injected.get(number, 0)
-    may_collapse = basis.collapsible and rebuilt + surviving + injected > 0
+    likely = rebuilt - tally.forced.get(number, 0)
+    shortfall = max(0, lost - likely)
     return PartitionOutcome(
         partition=number,
         expected=lost,
         rebuilt=rebuilt,
         surviving=surviving,
         quarantined=quarantined,
-        collapsed=max(0, shortfall - quarantined) if may_collapse else 0,
-        surplus=max(0, rebuilt - lost),
+        collapsed=_count_collapsed(number, shortfall - quarantined, tally, basis),
+        surplus=max(0, likely - lost),
         shortfall=shortfall,
+        evidence=basis.evidence.get(number, ""),
+        uncertain=basis.uncertain.get(number, 0),
+        differs=basis.differs.get(number, 0),
     )
+
+
+def _count_collapsed(number: int, missing: int, tally: Tally, basis: VerdictBasis) -> int:
+    """Lost messages whose row may have a newer one, rebuilt or in the log, that covers them."""
+    if not basis.collapsible:
+        return 0
+    newer = tally.surviving.get(number, 0) + tally.injected.get(number, 0)
+    # Where no row at all is rebuilt, a few survivors do not explain many messages.
+    most = missing if tally.rebuilt.get(number, 0) else newer
+    return max(0, min(missing, most))
 
 
 def _explain_shortfall(

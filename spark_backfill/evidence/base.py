@@ -13,10 +13,12 @@ CONSUMED = "consumed"
 INJECTED = "already_injected"
 QUARANTINED = "quarantined"
 LOST = "lost"
+# In no gap: the group has read its message, or it is of a partition that lost nothing.
+OUTSIDE = "outside"
 # The row's time is of the database's clock, the message's of its producer's: by so much the same
 # change may seem later in the row. A second change within it stays unsent.
 CLOCKS_MS = 1000
-LABELS = (SURVIVING, CONSUMED, INJECTED, QUARANTINED, LOST)
+LABELS = (SURVIVING, CONSUMED, INJECTED, QUARANTINED, LOST, OUTSIDE)
 
 
 class Evidence(Protocol):

@@ -1,38 +1,48 @@
-"""Evidence of earlier recoveries: message ids of chunks that are committed in the Kafka ledger."""
+"""Evidence of earlier recoveries: message ids of chunks that are committed in the Kafka ledger.
+
+What was put back can expire unread again. Then it is lost again, message by message: the messages
+of a chunk lie in their order between its first and its last offset.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.errors import Refused
+from backlog.values import OffsetRange
 from spark_backfill.evidence.base import INJECTED
+from spark_backfill.evidence.survivors import SurvivorEvidence
 from spark_backfill.failures import translating
-from spark_backfill.request import PriorChunk
+from spark_backfill.request import PriorChunk, Stretch
+from spark_backfill.spark.frames import make_empty
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InjectedEvidence:
-    """Reads the id lists (`ids/`) beside the manifests, not the payloads."""
+    """Reads the id lists (`ids/`) beside the manifests, not the payloads.
+
+    Attributes:
+        gaps: the lost ranges: messages put back for the same group that lie in one of them were
+            lost again.
+        survivors: what is in the log, frozen: those of them that still are.
+    """
 
     label: ClassVar[str] = INJECTED
     matches: ClassVar[str] = "message_id"
     spark: SparkSession
     staging_root: Path
     prior: Sequence[PriorChunk]
-
-    def list_files(self) -> tuple[Path, ...]:
-        return tuple(
-            self.staging_root
-            / chunk.recovery_id
-            / f"ids/slot={chunk.slot:05d}/chunk={chunk.number:06d}.parquet"
-            for chunk in sorted(self.prior, key=lambda c: (c.recovery_id, c.slot, c.number))
-        )
+    gaps: Sequence[OffsetRange] = field(default=())
+    survivors: SurvivorEvidence | None = None
 
     def freeze(self) -> None:
         """Checks that every list is there; they never change.
@@ -40,23 +50,141 @@ class InjectedEvidence:
         Raises:
             Refused: a list is missing, so its messages could be sent twice.
         """
-        missing = [path for path in self.list_files() if not path.is_file()]
+        missing = [path for path in map(self._find_file, self.prior) if not path.is_file()]
         if missing:
             raise Refused(
                 f"{len(missing)} id lists of injected chunks are missing, so their messages "
-                f"could be sent twice; the first is {missing[0]}",
+                f"could be sent twice; the first is {min(missing)}",
                 subject=f"staging directory {self.staging_root}",
                 hint="restore the `ids` folders of earlier recoveries, or point `staging.dir` "
                 "at the directory that has them",
             )
 
     def collect_keys(self) -> DataFrame:
-        """Message ids of all committed chunks."""
-        if not self.prior:
-            return self.spark.createDataFrame([], "key string")
-        paths = [str(path) for path in self.list_files()]
+        """Message ids of all committed chunks, without those that may have been lost again."""
+        whole = [chunk for chunk in self.prior if chunk not in self._touched]
+        known = self._read_ids([self._find_file(chunk) for chunk in whole])
+        kept = [(mid,) for item in self._touched.values() for mid in item.ids[~item.possible]]
+        if kept:
+            known = known.union(self.spark.createDataFrame(kept, "key string")).distinct()
+        return known
+
+    def collect_lost_again(self) -> DataFrame:
+        """Message ids that were put back and may lie in a gap now, and nowhere else: columns `key`,
+        and `likely` and `sure` that they do."""
+        rows = [
+            (mid, bool(likely), bool(sure))
+            for item in self._touched.values()
+            for mid, likely, sure in zip(
+                item.ids[item.possible],
+                item.likely[item.possible],
+                item.sure[item.possible],
+                strict=True,
+            )
+        ]
+        again = self.spark.createDataFrame(rows, "key string, likely boolean, sure boolean")
+        again = again.groupBy("key").agg(
+            F.max("likely").alias("likely"), F.max("sure").alias("sure")
+        )
+        return again.join(self.collect_keys(), "key", "left_anti") if rows else again
+
+    @property
+    def has_lost_again(self) -> bool:
+        """Whether anything that was put back lies in a gap now."""
+        return any(item.possible.any() for item in self._touched.values())
+
+    def list_stretches(self) -> tuple[Stretch, ...]:
+        """Where in the log earlier recoveries wrote."""
+        return tuple(
+            # The control record follows the last message.
+            Stretch(chunk.slot, chunk.first_offset, chunk.last_offset + 2, chunk.count + 1)
+            for chunk in self.prior
+            if chunk.first_offset is not None and chunk.last_offset is not None
+        )
+
+    @cached_property
+    def _touched(self) -> dict[PriorChunk, Located]:
+        """Chunks that may have messages in a gap."""
+        near = {
+            chunk: gaps
+            for chunk in self.prior
+            if chunk.same_group and chunk.first_offset is not None and chunk.last_offset is not None
+            and (gaps := [
+                gap for gap in self.gaps
+                if gap.partition == chunk.slot
+                and gap.start <= chunk.last_offset and chunk.first_offset < gap.end
+            ])
+        }  # fmt: skip
+        if not near:
+            return {}
+        slots = sorted({chunk.slot for chunk in near})
+        there = {} if self.survivors is None else self.survivors.locate_ours(slots)
+        starts = {} if self.survivors is None else self.survivors.starts
+        found = {}
+        for chunk, gaps in near.items():
+            path = self._find_file(chunk)
+            with translating("read id lists", subject=str(path), kind=Refused):
+                ids = pq.read_table(path, columns=["message_id"])["message_id"].to_numpy()
+            found[chunk] = locate_messages(chunk, ids, gaps, there, starts.get(chunk.slot))
+        return found
+
+    def _find_file(self, chunk: PriorChunk) -> Path:
+        name = f"ids/slot={chunk.slot:05d}/chunk={chunk.number:06d}.parquet"
+        return self.staging_root / chunk.recovery_id / name
+
+    def _read_ids(self, paths: Sequence[Path]) -> DataFrame:
+        if not paths:
+            return make_empty(self.spark, "key string")
         with translating("read id lists", subject=str(self.staging_root), kind=Refused):
             # Without this Spark makes a column of the directory's name.
-            frame = self.spark.read.option("recursiveFileLookup", "true").parquet(*paths)
+            frame = self.spark.read.option("recursiveFileLookup", "true").parquet(
+                *sorted(str(path) for path in paths)
+            )
             ids = frame.select(F.col("message_id").alias("key"))
             return ids.where(F.col("key").isNotNull()).distinct()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """The messages of a chunk, and whether each may, likely does and surely does lie in a gap."""
+
+    ids: np.ndarray
+    possible: np.ndarray
+    likely: np.ndarray
+    sure: np.ndarray
+
+
+def locate_messages(
+    chunk: PriorChunk,
+    ids: np.ndarray,
+    gaps: Sequence[OffsetRange],
+    there: Mapping[str, int],
+    log_start: int | None,
+) -> Located:
+    """Where the messages of a chunk lie: in their order, from its first offset to its last one.
+
+    Others may have written in between. One that is not in the log lies before the log's start.
+
+    Args:
+        ids: the message ids, in the order they were sent.
+        there: the offsets of those that are in the log.
+    """
+    assert chunk.first_offset is not None
+    assert chunk.last_offset is not None
+    index = np.arange(len(ids))
+    known = np.array([there.get(mid, -1) for mid in ids], dtype=np.int64)
+    low, high = chunk.first_offset + index, chunk.last_offset - index[::-1]
+    if log_start is not None:
+        high = np.minimum(high, log_start - 1)
+    high = np.where(known < 0, np.maximum(low, high), known)
+    low = np.where(known < 0, low, known)
+    # Each lies behind the one before it.
+    low = np.maximum.accumulate(low - index) + index
+    high = np.minimum.accumulate((high - index)[::-1])[::-1] + index
+    middle = (low + high) // 2
+    possible, likely, sure = (np.zeros(len(ids), dtype=bool) for _ in range(3))
+    for gap in gaps:
+        possible |= (high >= gap.start) & (low < gap.end)
+        likely |= (middle >= gap.start) & (middle < gap.end)
+        sure |= (low >= gap.start) & (high < gap.end)
+    return Located(ids, possible, likely, sure)

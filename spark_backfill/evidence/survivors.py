@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog import stamps
@@ -16,6 +16,7 @@ from backlog.errors import KafkaFailure
 from backlog.values import OffsetRange
 from spark_backfill.evidence.base import SURVIVING
 from spark_backfill.failures import translating
+from spark_backfill.spark.frames import last_header, make_empty, mark_within
 from spark_backfill.spark.kafka_options import make_java_options
 
 # Identities whose messages are kept in full for the proof, at about this many.
@@ -29,7 +30,7 @@ class LogSpan:
 
     Attributes:
         start, end: frozen before the first message is read; `end` is the last stable offset.
-        records: data records found between them.
+        records: data records found between them; ours: those that recoveries wrote.
         records_before_ours, span_before_ours: the same below our first injected message.
         first_ours: its offset; None where we injected nothing that survives.
     """
@@ -39,6 +40,7 @@ class LogSpan:
     end: int
     records: int = 0
     records_before_ours: int = 0
+    ours: int = 0
     first_ours: int | None = None
 
     @property
@@ -90,6 +92,7 @@ class SurvivorEvidence:
             "offset",
             "timestamp",
             "ours",
+            "stamp",
             F.when(bucket < int(rate * _HASH_BUCKETS), content).alias("content"),
         )
         with self._translating("read the messages that survive"):
@@ -101,27 +104,33 @@ class SurvivorEvidence:
         Where `restated` and messages survive below a lost range: also `until`, NULL where a
         newer message of the identity survives.
         """
-        inside = below = F.lit(False)
-        has_below = False
-        for item in self.lost:
-            here, at = F.col("partition") == item.partition, F.col("offset")
-            inside = inside | (here & (at >= item.start) & (at < item.end))
-            if self.restated and item.start > self.starts.get(item.partition, item.start):
-                has_below = True
-                below = below | (here & (at < item.start))
-        keys = self.read_frozen().where(~inside & F.col("identity").isNotNull())
-        keys = keys.withColumnRenamed("identity", "key")
-        if not has_below:
+        known = self.read_frozen().where(F.col("identity").isNotNull())
+        known = known.withColumnRenamed("identity", "key")
+        place = {"partition": "partition", "offset": "offset"}
+        keys = mark_within(known, self.lost, "inside", **place).where("not inside")
+        below = [
+            OffsetRange(item.partition, low, item.start)
+            for item in self.lost
+            if self.restated and (low := self.starts.get(item.partition, item.start)) < item.start
+        ]
+        if not below:
             return keys.select("key").distinct()
-        newer = F.max(~below)
-        return keys.groupBy("key").agg(F.when(~newer, F.max("timestamp")).alias("until"))
+        newer = F.max(~F.col("below"))
+        marked = mark_within(keys, below, "below", **place)
+        return marked.groupBy("key").agg(F.when(~newer, F.max("timestamp")).alias("until"))
+
+    def locate_ours(self, partitions: Sequence[int]) -> dict[str, int]:
+        """The offset of each surviving message of a recovery, by its message id."""
+        ours = self.read_frozen().where(F.col("ours") & F.col("partition").isin(list(partitions)))
+        return {row["stamp"]: row["offset"] for row in ours.select("stamp", "offset").collect()}
 
     def count_offsets(self) -> int:
         """Offsets between the frozen starts and ends."""
         return sum(max(0, self.ends[p] - self.starts[p]) for p in self.starts)
 
     def read_frozen(self) -> DataFrame:
-        """identity binary, partition, offset, timestamp, ours, content (sampled, else NULL)."""
+        """identity binary, partition, offset, timestamp, ours, stamp, content (of a sample, else
+        NULL)."""
         return self.spark.read.parquet(str(self.work))
 
     def read_messages(self) -> DataFrame:
@@ -129,7 +138,7 @@ class SurvivorEvidence:
 
         Returns:
             identity binary, key, value, headers array<struct<key, value>>, partition, offset,
-            timestamp (ms), ours (a message of a recovery).
+            timestamp (ms), ours (a message of a recovery), stamp (its message id, else NULL).
         """
         partitions = sorted(p for p in self.starts if self.ends[p] > self.starts[p])
         options = {
@@ -147,26 +156,26 @@ class SurvivorEvidence:
             "kafka.metadata.max.age.ms": "2000",
         }
         if not partitions:
-            return self.spark.createDataFrame(
-                [],
+            return make_empty(
+                self.spark,
                 "identity binary, key binary, value binary, "
                 "headers array<struct<key:string,value:binary>>, "
-                "partition int, offset long, timestamp long, ours boolean",
+                "partition int, offset long, timestamp long, ours boolean, stamp string",
             )
         with self._translating("read the topic"):
             raw = self.spark.read.format("kafka").options(**options).load()
         return raw.select(
-            (F.col("key") if self.header is None else _last_header(self.header)).alias("identity"),
+            (F.col("key") if self.header is None else last_header(self.header)).alias("identity"),
             "key",
             "value",
             "headers",
             "partition",
             "offset",
             F.unix_millis("timestamp").alias("timestamp"),
-            F.exists(
-                F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
-                lambda h: h["key"] == stamps.MESSAGE_ID,
+            F.coalesce(
+                F.array_contains(F.col("headers.key"), stamps.MESSAGE_ID), F.lit(False)
             ).alias("ours"),
+            last_header(stamps.MESSAGE_ID).cast("string").alias("stamp"),
         )
 
     def measure_spans(self) -> tuple[LogSpan, ...]:
@@ -178,7 +187,11 @@ class SurvivorEvidence:
         before = F.col("first").isNull() | (F.col("offset") < F.col("first"))
         rows = (
             joined.groupBy("partition", "first")
-            .agg(F.count(F.lit(1)).alias("n"), F.count_if(before).alias("before"))
+            .agg(
+                F.count(F.lit(1)).alias("n"),
+                F.count_if(before).alias("before"),
+                F.count_if("ours").alias("ours"),
+            )
             .collect()
         )
         found = {row["partition"]: row for row in rows}
@@ -192,6 +205,7 @@ class SurvivorEvidence:
                     max(self.starts[partition], self.ends[partition]),
                     records=row["n"] if row else 0,
                     records_before_ours=row["before"] if row else 0,
+                    ours=row["ours"] if row else 0,
                     first_ours=row["first"] if row else None,
                 )
             )
@@ -210,8 +224,3 @@ class SurvivorEvidence:
                 if "password" in name or "secret" in name
             ],
         )
-
-
-def _last_header(name: str) -> Column:
-    values = F.transform(F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"])
-    return F.try_element_at(values, F.lit(-1))

@@ -12,10 +12,9 @@ from pyspark.sql.window import Window
 from sqlalchemy.engine import Engine
 
 from backlog.clock import format_time
-from backlog.errors import UsageError
-from backlog.values import Gap
 from spark_backfill.failures import translating
 from spark_backfill.messages.rules import MessageRules, build_messages
+from spark_backfill.messages.windows import Bounds
 from spark_backfill.sources.columns import Projection
 from spark_backfill.sources.jdbc import JdbcAccess
 from spark_backfill.sources.ranges import EVERYTHING, MIN_ROWS, list_ranges
@@ -24,26 +23,9 @@ from spark_backfill.sources.reflection import (
     ColumnKind,
     SourceTable,
     quote_name,
+    quote_table,
     quote_text,
 )
-
-_EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
-_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Times that candidates lie between, both included; None is open."""
-
-    lower: datetime | None
-    upper: datetime | None
-
-    def to_text(self) -> tuple[str | None, str | None]:
-        """Both in the normal form."""
-        return (
-            None if self.lower is None else format_time(self.lower),
-            None if self.upper is None else format_time(self.upper),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +43,6 @@ class SourceAccess:
     def subject(self) -> str:
         """For error messages."""
         return f"table {self.table.label} of {self.table.database}"
-
-
-def find_bounds(
-    gaps: tuple[Gap, ...],
-    *,
-    since: datetime | None,
-    until: datetime | None,
-    margin: timedelta,
-    mutable: bool,
-    has_consumed: bool,
-) -> Bounds:
-    """The bounds of P2.1: the operator's, else the gaps' own, widened by the margin.
-
-    Raises:
-        UsageError: the beginning of the loss is not known.
-    """
-    lower = since
-    if lower is None:
-        firsts = [gap.first_time for gap in gaps]
-        known = [at for at in firsts if at is not None]
-        if len(known) == len(firsts) and known:
-            lower = min(known)
-        elif not has_consumed:
-            unknown = ", ".join(gap.id for gap in gaps if gap.first_time is None)
-            raise UsageError(
-                f"the beginning of the loss is not known: no sample is older than {unknown}",
-                subject=f"stream {gaps[0].stream}" if gaps else "",
-                hint="use --since TIME (before the first lost message), or configure `consumed`",
-            )
-    upper = until
-    if upper is None and not mutable:
-        lasts = [gap.last_time for gap in gaps]
-        known = [at for at in lasts if at is not None]
-        # One gap without an end leaves all of them open.
-        upper = max(known) if len(known) == len(lasts) and known else None
-    return Bounds(
-        None if lower is None else max(_EARLIEST, lower - margin),
-        None if upper is None else min(_LATEST, upper + margin),
-    )
 
 
 def filter_times(table: SourceTable, time_column: str, bounds: Bounds, timezone: str) -> str:
@@ -126,6 +69,28 @@ def filter_times(table: SourceTable, time_column: str, bounds: Bounds, timezone:
         parts.append(f"{q} {sign} CAST({rough} AS timestamp)")
         parts.append(f"({q} AT TIME ZONE {zone}) {sign} {exact}")
     return f"({' AND '.join(parts)}) OR {q} IS NULL" if parts else ""
+
+
+def find_newest(access: SourceAccess, time_column: str, rows: int) -> datetime | None:
+    """The time from which on the table has about so many rows.
+
+    None where Spark reads the whole table anyway, or it has fewer.
+    """
+    table = access.table
+    column = table.column(time_column)
+    if table.dialect != POSTGRESQL or column.kind is not ColumnKind.TIME:
+        return None
+    q = quote_name(POSTGRESQL, time_column)
+    zoned = q if column.zoned else f"{q} AT TIME ZONE {quote_text(POSTGRESQL, access.timezone)}"
+    statement = (
+        f"SELECT {zoned} FROM {quote_table(table)} WHERE {q} IS NOT NULL "
+        f"ORDER BY {q} DESC OFFSET {rows:d} LIMIT 1"
+    )
+    doing = f"look for the {rows} newest rows"
+    with translating(doing, subject=access.subject), access.engine.connect() as connection:
+        found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+        at = found.scalar_one_or_none()
+    return None if at is None else at.astimezone(UTC)
 
 
 def count_rows(access: SourceAccess, where: str) -> int:

@@ -1,6 +1,6 @@
 """Messages from rows: key, value, headers, identity, message id and partition.
 
-All of it is built inside Spark's JVM but the partition, which is hashed in whole Arrow columns.
+All of it is built inside Spark's JVM.
 """
 
 from __future__ import annotations
@@ -8,22 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-import pandas as pd
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.functions import pandas_udf
 
+from backlog.clock import format_time
 from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
-from backlog.partitioners import PARTITIONERS
 from spark_backfill.failures import find_first_cause
+from spark_backfill.messages.partitioners import PLACES
+from spark_backfill.messages.windows import CLOCKS
+from spark_backfill.request import Growth
 from spark_backfill.sources.columns import REASON, parse_time_text, spark_type
 from spark_backfill.sources.reflection import ColumnKind, SourceColumn, SourceTable, check_columns
+from spark_backfill.spark.frames import make_empty
 
 ORIGINAL = "original"
 RESTATED = "restated"
@@ -40,7 +42,8 @@ class MessageRules:
     """Checked rules of one stream: how a row becomes a message.
 
     `columns` are those that the rules need, in the table's order; `order` the sort columns.
-    `targets` are the partitions over which messages without a key are spread.
+    `targets` are the partitions over which messages without a key are spread. `growth`: when the
+    topic got partitions, for the rows whose messages are older.
     """
 
     stream: Stream
@@ -51,6 +54,7 @@ class MessageRules:
     targets: tuple[int, ...]
     max_bytes: int
     timezone: str
+    growth: tuple[Growth, ...] = ()
 
     @property
     def is_event(self) -> bool:
@@ -88,6 +92,7 @@ def check_rules(
     targets: Sequence[int],
     max_bytes: int,
     timezone: str,
+    growth: Sequence[Growth] = (),
 ) -> MessageRules:
     """Checks every column and expression by analysis, before a row is read (fault 33).
 
@@ -101,10 +106,12 @@ def check_rules(
     check_columns(table, [source.time_column], f"{at}.time_column")
     check_columns(table, source.order_by, f"{at}.order_by")
     _check_time_column(table, source.time_column, f"{at}.time_column")
-    empty = spark.createDataFrame(
-        [], T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
+    empty = make_empty(
+        spark, T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
     )
-    used = {*source.primary_key, source.time_column, *source.order_by}
+    # Rows that `order_by` leaves equal are in the order of their primary key, as typed.
+    order = (*source.order_by, *source.primary_key)
+    used = {source.time_column, *order}
     message = source.message
     if message.key is not None:
         used |= _check_expr(empty, table, message.key, f"{at}.message.key")
@@ -124,11 +131,12 @@ def check_rules(
         stream=stream,
         source=source,
         columns=tuple(column for column in table.columns if column.name in used),
-        order=tuple(table.column(name) for name in source.order_by),
+        order=tuple(table.column(name) for name in dict.fromkeys(order)),
         partitions=partitions,
         targets=tuple(targets),
         max_bytes=max_bytes,
         timezone=timezone,
+        growth=tuple(growth),
     )
 
 
@@ -137,8 +145,9 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
 
     Returns:
         p0.. the primary key as text, time string, identity binary, message_id string, key binary,
-        value binary, header_values array<binary>, slot int (NULL where unknown), reason string
-        (why the row cannot be built; NULL where it can), o0.. the sort columns.
+        value binary, header_values array<binary>, slot int (the partition it is put back into),
+        home int (the one it was sent to; NULL where unknown), reason string (why the row cannot be
+        built; NULL where it can), o0.. the sort columns.
     """
     source = rules.source
     pk = [column(name).cast("string") for name in source.primary_key]
@@ -182,7 +191,9 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
             F.lit(f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"),
         ),
     )
-    placed = built.withColumn("slot", _place(rules))
+    placed = built.withColumn("slot", _place(rules)).withColumn("homes", _find_homes(rules))
+    only = F.when(F.size("homes") == 1, F.element_at("homes", 1))
+    placed = placed.withColumn("home", only)
     return placed.withColumn("reason", reason).drop(_REST)
 
 
@@ -232,15 +243,28 @@ def _build_value(rows: DataFrame, rules: MessageRules) -> Column:
     return F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
 
 
+def _find_homes(rules: MessageRules) -> Column:
+    """The partitions that a row's message may have been sent to, by its key: the hash is taken
+    modulo the number of partitions of its time. NULL without a key."""
+    if not rules.growth:
+        homes = F.array("slot")
+    else:
+        time, margin = F.col("time"), rules.source.margin
+        possible = []
+        for before, after in pairwise([None, *rules.growth, None]):
+            there = F.lit(True)
+            if before is not None:
+                there &= F.coalesce(time >= format_time(before.earliest - margin), F.lit(True))
+            if after is not None:
+                # A row may be older than its message by the margin; no message than its row.
+                there &= F.coalesce(time <= format_time(after.latest + CLOCKS), F.lit(False))
+            count = rules.partitions if after is None else after.before
+            possible.append(F.when(there, _hash_key(rules, count)))
+        homes = F.array_distinct(F.array_compact(F.array(*possible)))
+    return F.when(F.col("key").isNotNull(), homes)
+
+
 def _place(rules: MessageRules) -> Column:
-    place = PARTITIONERS[rules.stream.partitioner]
-    partitions = rules.partitions
-
-    # Only the key crosses into Python; Spark keeps the rest of the row aside.
-    def find_slots(keys: pd.Series) -> pd.Series:
-        return pd.Series(place(pa.array(keys, type=pa.binary()), partitions))
-
-    find = pandas_udf(find_slots, T.IntegerType())  # type: ignore[call-overload]
     spread = F.lit(None).cast("int")
     if rules.targets:
         targets = F.array(*(F.lit(t) for t in rules.targets))
@@ -248,7 +272,11 @@ def _place(rules: MessageRules) -> Column:
         spread = F.element_at(targets, (number % len(rules.targets) + 1).cast("int"))
     if rules.source.message.key is None:
         return spread
-    return F.when(F.col("key").isNull(), spread).otherwise(find(F.col("key")))
+    return F.when(F.col("key").isNull(), spread).otherwise(_hash_key(rules, rules.partitions))
+
+
+def _hash_key(rules: MessageRules, partitions: int) -> Column:
+    return PLACES[rules.stream.partitioner](F.col("key"), partitions)
 
 
 def _find_reason(time: Column, identity: Column, rules: MessageRules) -> Column:

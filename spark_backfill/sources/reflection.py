@@ -22,6 +22,7 @@ from backlog.config import Source, Stream
 from backlog.errors import ConfigurationError
 from backlog.postgres import add_liveness
 from spark_backfill.failures import translating
+from spark_backfill.sources.access import telling_access
 
 POSTGRESQL = "postgresql"
 SQLITE = "sqlite"
@@ -193,12 +194,15 @@ def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:
     """Looks a table or view up: `name`, or `schema.name`.
 
     Raises:
-        ConfigurationError: there is none of that name; the nearest is named.
+        ConfigurationError: there is none of that name, and the nearest is named; or the URL names
+            a wrong database, user or password.
         SourceError: the database could not be read.
     """
     with translating("look the table up", subject=f"database {database}", hint="is it reachable?"):
-        inspector = sa.inspect(engine)
-        schema, table = _find_table(inspector, database, name)
+        with telling_access(engine, database):
+            inspector = sa.inspect(engine)
+            # SQLite reads its file with the first statement only.
+            schema, table = _find_table(inspector, database, name)
         columns = tuple(_read_column(engine, item) for item in inspector.get_columns(table, schema))
         primary = inspector.get_pk_constraint(table, schema).get("constrained_columns") or []
         indexes = inspector.get_indexes(table, schema)

@@ -14,8 +14,7 @@ from pathlib import Path
 # With what they import, all that our tasks use.
 _NEEDED = (
     "spark_backfill.injection.runners",
-    "spark_backfill.messages.staging",
-    "spark_backfill.messages.rules",
+    "spark_backfill.messages.chunks",
 )
 _TOKEN = "token"  # noqa: S105 (not a secret)
 

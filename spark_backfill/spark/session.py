@@ -55,6 +55,7 @@ _REQUIRED: Mapping[str, str] = {
 # They print a stack trace for each refused expression; we report its first cause.
 _SPARK_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _LOOPBACK = "127.0.0.1"
+_CLASS_PATH = "spark.driver.extraClassPath"
 _UTC = "-Duser.timezone=UTC"
 
 
@@ -121,7 +122,7 @@ def make_conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
         conf |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
     elif master.startswith("spark://"):
         conf |= STANDALONE_DEFAULTS
-    conf = {**conf, **own, **_REQUIRED, **_jars(own)}
+    conf = {**conf, **own, **_REQUIRED, **_name_jars(own, is_local(master))}
     for name in (DRIVER_OPTIONS, "spark.executor.extraJavaOptions"):
         conf[name] = f"{own.get(name, '')} {_UTC}".strip()
     archived = make_options(own.get(DRIVER_OPTIONS, ""))
@@ -166,9 +167,13 @@ def _choose_python(own: Mapping[str, str]) -> None:
     _prepend_path("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
 
 
-def _jars(own: Mapping[str, str]) -> dict[str, str]:
-    jars = [*filter(None, own.get("spark.jars", "").split(",")), *map(str, ensure_spark_jars())]
-    return {"spark.jars": ",".join(jars)}
+def _name_jars(own: Mapping[str, str], local: bool) -> dict[str, str]:
+    """Where tasks run in the driver's JVM, our jars are simply on its class path: of `spark.jars`
+    Spark makes copies, loads their classes twice, and no archive of classes serves them."""
+    jars = [str(path) for path in ensure_spark_jars()]
+    name, separator = (_CLASS_PATH, os.pathsep) if local else ("spark.jars", ",")
+    theirs = filter(None, own.get(name, "").split(separator))
+    return {name: separator.join([*theirs, *jars])}
 
 
 def _prepend_path(name: str, entry: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backlog.errors import ConfigurationError, UsageError
-from spark_backfill.messages.candidates import find_bounds
+from spark_backfill.messages.windows import find_windows
 from spark_backfill.sources.jdbc import make_access
 from spark_backfill.spark.kafka_options import make_java_options
 from tests.spark_backfill import world
@@ -86,7 +86,7 @@ def bounds_of(*times: tuple[Any, Any], **settings: Any) -> tuple[str | None, str
         "since": None, "until": None, "margin": MARGIN, "mutable": False, "has_consumed": False,
         **settings,
     }  # fmt: skip
-    return find_bounds(gaps, **options).to_text()
+    return find_windows(gaps, **options).read.to_text()
 
 
 def test_bounds_are_the_gaps_own_widened_by_the_margin() -> None:
@@ -101,3 +101,8 @@ def test_bounds_are_the_gaps_own_widened_by_the_margin() -> None:
     assert bounds_of((None, three), has_consumed=True) == (None, high)
     with pytest.raises(UsageError, match="--since"):
         bounds_of((one, two), (None, three))
+    with pytest.raises(UsageError, match="lies before"):
+        bounds_of((one, two), since=three, until=one)
+    with pytest.raises(UsageError, match="no row can lie between"):
+        bounds_of((two, three), until=one)
+    assert bounds_of((one, two), (two, three), until=one) == (low, "2026-11-20T12:10:00.000000Z")

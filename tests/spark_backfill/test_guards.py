@@ -12,12 +12,14 @@ import pytest
 from backlog.errors import Refused
 from backlog.values import OffsetRange
 from spark_backfill.evidence import LOST
+from spark_backfill.evidence.holes import measure_holes
 from spark_backfill.evidence.survivors import LogSpan
 from spark_backfill.guards import find_basis, warn_about_rules
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import MessageRules
+from spark_backfill.placing.placement import Placement
 from spark_backfill.proof import describe_unproved, require_proof
-from spark_backfill.request import Proof, RebuildRequest
+from spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
 from spark_backfill.sources.reflection import SQLITE, ColumnKind, SourceColumn, SourceTable
 from spark_backfill.tally import LabelCounts
 from spark_backfill.verdict import VerdictBasis, judge_plan
@@ -42,7 +44,11 @@ def basis_of(
 ) -> VerdictBasis:
     request, rules = open_request(**source)
     counts = LabelCounts({LOST: {0: 10}}, 0, 0, 0)
-    return find_basis(request, rules, (OffsetRange(0, 0, 10),), spans, counts, proof)
+    named = rules.source.consumed is not None and not rules.source.mutable
+    placement = Placement(cast(Any, None), {0: None}, consumed=named)
+    ranges = (OffsetRange(0, 0, 10),)
+    holes = measure_holes(spans, (), ())
+    return find_basis(request, rules, ranges, spans, holes, counts, proof, placement)
 
 
 @pytest.mark.parametrize(("survivors", "sampled"), [(20, 0), (20, 7), (0, 7)])
@@ -57,7 +63,7 @@ def test_survivors_of_which_none_is_compared_prove_nothing(survivors: int, sampl
 def test_where_nothing_survives_a_plan_is_not_exact() -> None:
     require_proof(NOTHING, frozenset(), "stream orders", survivors=0)
     basis = basis_of(NOTHING, (LogSpan(0, 10, 10),), mutable=False, consumed=CONSUMED)
-    assert (basis.sharp, basis.unproved) == (True, "nothing survives to compare with")
+    assert (basis.blurred, basis.unproved) == ((), "nothing survives to compare with")
     assert "no message survives" in basis.holes
     counts = LabelCounts({LOST: {0: 10}}, 0, 0, 0)
     verdict = judge_plan({0: 10}, counts.to_tally(), basis)
@@ -74,16 +80,16 @@ def test_a_proof_allowed_by_name_is_told() -> None:
 
 
 def test_consumed_is_sharp_for_rows_that_do_not_change_only() -> None:
-    assert basis_of(mutable=False, consumed=CONSUMED).sharp
-    assert not basis_of(mutable=False).sharp
+    named = basis_of(mutable=False, consumed=CONSUMED)
+    assert (named.blurred, named.evidence) == ((), {0: "consumed"})
+    tally = LabelCounts({LOST: {0: 4}}, 0, 0, 0).to_tally()
+    times = basis_of(mutable=False)
+    assert (times.blurred, times.evidence) == ((0,), {0: "samples"})
+    verdict = judge_plan({0: 4}, tally, times)
+    assert (verdict.kind, "watch" in verdict.reasons[0]) == ("short", True)
     mutable = basis_of(mutable=True, consumed=CONSUMED)
-    assert not mutable.sharp
-    verdict = judge_plan({0: 4}, LabelCounts({LOST: {0: 4}}, 0, 0, 0).to_tally(), mutable)
-    assert "watch" in verdict.reasons[0]
-    request, rules = open_request(mutable=True)
-    sharp = replace(request, start_spread=timedelta(seconds=1))
-    counts = LabelCounts({LOST: {0: 4}}, 0, 0, 0)
-    assert find_basis(sharp, rules, (), LOG, counts, PROVED).sharp
+    assert mutable.blurred == (0,)
+    assert judge_plan({0: 4}, tally, mutable).kind == "covering"
 
 
 def warnings_of(request: RebuildRequest, rules: MessageRules, *, unique: bool = True) -> str:
@@ -115,3 +121,42 @@ def test_a_time_column_of_text_is_ordered_by_its_time() -> None:
     )
     rules = MessageRules(stream, stream.source, order, order, 3, (0,), 1000, "UTC")
     assert rules.order_names() == ("time", "o1")
+
+
+def test_rows_that_were_not_looked_at_may_have_changed() -> None:
+    request, rules = open_request(mutable=True, consumed=CONSUMED)
+    named = LabelCounts({LOST: {0: 4}, "consumed": {0: 3}}, 0, 0, 0)
+    none = LabelCounts({LOST: {0: 4}}, 0, 0, 0)
+
+    def describe(counts: LabelCounts = none, **changes: Any) -> str:
+        placement = Placement(cast(Any, None), {0: None})
+        ranges = (OffsetRange(0, 0, 10),)
+        return find_basis(
+            replace(request, **changes), rules, ranges, LOG, measure_holes(LOG, (), ()), counts,
+            PROVED, placement,
+        ).unread  # fmt: skip
+
+    assert describe() == ""
+    assert "3 rows that `consumed` names" in describe(named)
+    assert "--until" in describe(until=world.START)
+    begun = request.gaps[0].first_time
+    assert begun is not None
+    assert describe(since=begun) == ""
+    assert "--since is later" in describe(since=begun + timedelta(seconds=1))
+    fixed, fixed_rules = open_request(mutable=False, consumed=CONSUMED)
+    assert fixed_rules.fidelity == "original"
+    basis = basis_of(mutable=False, consumed=CONSUMED)
+    assert basis.unread == ""
+    assert fixed.until is None
+
+
+def test_holes_are_seen_although_an_earlier_recovery_wrote_where_the_log_begins() -> None:
+    """The oldest message is ours; of 6,000 offsets of others a fifth are control records."""
+    span = LogSpan(0, 1000, 9000, records=6600, records_before_ours=0, ours=1800, first_ours=1000)
+    chunk = PriorChunk("r-1", 0, 0, 1800, 1000, 2998)
+    stretch = Stretch(0, 1000, 3000, 2000)
+    found = measure_holes([span], [chunk], [stretch])
+    assert (found.offsets, found.missing, found.share) == (6000, 1200, 0.2)
+    # Where its chunks lie is not known: nothing below them shows any.
+    unknown = measure_holes([span], [PriorChunk("r-1", 0, 0)], [])
+    assert (unknown.offsets, unknown.share) == (0, 0.0)

@@ -11,12 +11,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.stamps import make_message_id
 from spark_backfill.messages.candidates import (
-    Bounds,
     build_candidates,
     filter_times,
     read_rows,
 )
 from spark_backfill.messages.rules import build_messages, hash_message_id
+from spark_backfill.messages.windows import Bounds
 from spark_backfill.sources.columns import parse_time_text
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of

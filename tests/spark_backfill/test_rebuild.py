@@ -18,7 +18,7 @@ from backlog.errors import Refused
 from backlog.manifest import read_manifest
 from backlog.stamps import make_message_id
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill import rebuild
+from spark_backfill import freezing
 from spark_backfill.evidence.offsets import LogOffsets, read_offsets
 from spark_backfill.messages.candidates import count_rows
 from spark_backfill.messages.staging import ChunkLimits
@@ -52,7 +52,7 @@ def test_finds_exactly_the_lost_orders(
     assert outcome.counts.surviving == 2000
     assert outcome.proof.rate == 1.0
     assert outcome.proof.compared == 200
-    assert outcome.verdict == "short"  # only the lower bound is not sharp
+    assert outcome.verdict == "covering"  # rows that change are sent as they are now
     assert len(outcome.reasons) == 1
     staged = world.read_staged(request)
     made = {
@@ -129,7 +129,7 @@ def test_earlier_recoveries_are_subtracted_and_a_missing_list_is_refused(
     outcome = world.plan(spark, second)
     assert outcome.counts.already_injected == 30
     assert world.keys_of(second) == list(range(31, 61))
-    assert outcome.verdict == "short"
+    assert outcome.verdict == "covering"
     assert any("earlier recovery" in reason for reason in outcome.reasons)
     third = replace(
         second, recovery_id="r-3", prior=(*second.prior, PriorChunk("r-20261121-0001", 9, 0))
@@ -160,7 +160,11 @@ def test_faults_14_18_and_34_bad_rows_are_listed_and_chunks_deterministic(
     ]  # fmt: skip
     outcomes = [world.plan(spark, request, messages=15) for request in requests]
     assert outcomes[0].manifest_sha256 == outcomes[1].manifest_sha256
-    assert outcomes[0].to_json() == {**outcomes[1].to_json(), "quarantine": ANY}
+    assert outcomes[0].to_json() == {
+        **outcomes[1].to_json(),
+        "quarantine": ANY,
+        "uncertain": ANY,
+    }
     outcome = outcomes[0]
     assert world.keys_of(requests[0]) == [n for n in range(1, 101) if n not in (7, 8)]
     quarantine = outcome.quarantine
@@ -249,7 +253,7 @@ def test_fault_30_rows_that_change_meanwhile_are_frozen_and_reported(
         counted.append(count_rows(access, where))
         return counted[-1]
 
-    monkeypatch.setattr(rebuild, "count_rows", count_and_change)
+    monkeypatch.setattr(freezing, "count_rows", count_and_change)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
     outcome = world.plan(spark, request)
@@ -285,7 +289,7 @@ def test_fault_23_retention_that_moves_while_planning_is_read_again(
             world.delete_below(kafka.bootstrap, lost.topic, {partition: start + 4})
         return asked[-1]
 
-    monkeypatch.setattr(rebuild, "read_offsets", read_then_expire)
+    monkeypatch.setattr(freezing, "read_offsets", read_then_expire)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
     outcome = world.plan(spark, request)
@@ -293,7 +297,7 @@ def test_fault_23_retention_that_moves_while_planning_is_read_again(
     assert any(moved in warning for warning in outcome.warnings)
     assert outcome.log_start[partition] == start + 4
     # What expired meanwhile is a new gap: here it is more than this plan's gaps hold.
-    assert (outcome.verdict, outcome.counts.surplus) == ("surplus", 4)
+    assert (outcome.verdict, outcome.counts.surplus) == ("covering", 4)
 
 
 def test_faults_19_and_20_holes_are_not_losses(
@@ -319,7 +323,7 @@ def test_faults_19_and_20_holes_are_not_losses(
             producer.abort_transaction(90)
     world.await_decided(kafka.bootstrap, name, 1)
     world.delete_below(kafka.bootstrap, name, {0: 33})
-    stream = world.make_stream(name)
+    stream = world.make_stream(name, mutable=False)
     gaps = (world.make_gap(name, 0, 0, 33),)
     request = world.make_request(
         kafka.bootstrap, stream, shop, gaps, tmp_path / "staging", partitions=1
@@ -329,12 +333,7 @@ def test_faults_19_and_20_holes_are_not_losses(
     assert world.keys_of(request) == list(range(1, 31))
     assert outcome.verdict == "short"
     assert "at most 3, control records included" in outcome.reasons[0]
-    compacted = replace(
-        request,
-        recovery_id="r-2",
-        topic_config={"cleanup.policy": "compact"},
-        start_spread=timedelta(0),
-    )
+    compacted = replace(request, recovery_id="r-2", topic_config={"cleanup.policy": "compact"})
     again = world.plan(spark, compacted)
     assert again.verdict == "short"
     assert "compacted" in again.reasons[0]

@@ -38,6 +38,14 @@ def test_settings_of_the_user_are_between_defaults_and_needs(
     local = session.make_conf("local[*]", {})
     assert local["spark.driver.host"] == local["spark.driver.bindAddress"] == HOST
     assert "spark.cores.max" not in local
+    # In one JVM a copy of them, by another class loader, would only be loaded twice.
+    assert local["spark.driver.extraClassPath"] == "/jars/ours.jar"
+    assert "spark.jars" not in local
+    mine = {"spark.driver.extraClassPath": "/mine.jar", "spark.jars": "theirs.jar"}
+    both = session.make_conf("local[2]", mine)
+    assert both["spark.driver.extraClassPath"] == "/mine.jar:/jars/ours.jar"
+    assert both["spark.jars"] == "theirs.jar"
+    assert "spark.driver.extraClassPath" not in conf
 
 
 def test_one_process_has_one_spark(monkeypatch: pytest.MonkeyPatch) -> None:

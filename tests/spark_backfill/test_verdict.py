@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.values import OffsetRange
+from spark_backfill.request import Stretch
 from spark_backfill.verdict import Tally, VerdictBasis, count_expected, judge_plan
 
-SHARP = VerdictBasis(sharp=True)
+SHARP = VerdictBasis()
 counts = st.dictionaries(st.integers(0, 5), st.integers(0, 50), max_size=6)
 
 
@@ -66,10 +67,11 @@ def test_errors_that_cancel_out_between_partitions_are_never_exact(
 @pytest.mark.parametrize(
     "basis",
     [
-        VerdictBasis(sharp=False),
+        replace(SHARP, blurred=(0,)),
         replace(SHARP, bounded=True),
         replace(SHARP, holes="the topic is compacted"),
         replace(SHARP, spread=True),
+        replace(SHARP, ragged="among 900 survivors are 3 rows without a message"),
         replace(SHARP, unproved="nothing survives to compare with"),
     ],
 )
@@ -91,7 +93,30 @@ def test_one_mutable_row_may_stand_for_several_messages() -> None:
     verdict = judge_plan({0: 10, 1: 4}, tally({0: 6}, quarantined={0: 1}), basis)
     assert [p.collapsed for p in verdict.partitions] == [3, 0]
     surviving = judge_plan({1: 4}, tally({}, surviving={1: 2}), basis)
-    assert surviving.partitions[0].collapsed == 4
+    assert (surviving.partitions[0].collapsed, surviving.kind) == (2, "short")
+
+
+def test_uncertain_rows_make_it_exact_within_that_many() -> None:
+    verdict = judge_plan({0: 4}, tally({0: 4}), replace(SHARP, uncertain={0: 2}))
+    assert verdict.kind == "within"
+    assert verdict.partitions[0].uncertain == 2
+    assert "2 rows at the edges" in verdict.reasons[0]
+    short = judge_plan({0: 4}, tally({0: 3}), replace(SHARP, uncertain={0: 2}))
+    assert short.kind == "short"
+
+
+def test_restated_rows_cover_the_loss_however_many_there_are() -> None:
+    basis = replace(SHARP, collapsible=True, blurred=(0, 1))
+    assert judge_plan({0: 4, 1: 4}, tally({0: 9, 1: 1}), basis).kind == "covering"
+    # Nothing of partition 1 is sent, and nothing of it survives: not even a newer state.
+    assert judge_plan({0: 4, 1: 4}, tally({0: 9}), basis).kind == "short"
+    assert judge_plan({0: 4}, tally({0: 9}, quarantined={0: 1}), basis).kind == "short"
+
+
+def test_control_records_of_earlier_recoveries_are_no_messages() -> None:
+    stretches = [Stretch(0, 4, 8, 4), Stretch(1, 0, 5, 5)]
+    assert count_expected([OffsetRange(0, 0, 10)], stretches) == {0: 9}
+    assert count_expected([OffsetRange(0, 0, 7)], stretches) == {0: 7}
 
 
 def test_ranges_that_overlap_count_once() -> None:
@@ -103,3 +128,34 @@ def test_ranges_that_overlap_count_once() -> None:
         OffsetRange(0, 20, 21),
     ]
     assert count_expected(ranges) == {0: 13, 1: 0}
+
+
+def test_rows_that_edge_takes_in_or_leaves_out_are_no_surplus_and_no_shortfall() -> None:
+    """100 were lost; 6 rows may be lost or not, 3 of them likely."""
+    basis = VerdictBasis(uncertain={0: 6})
+    for rebuilt, forced in ((100, 0), (103, 3), (97, -3)):
+        verdict = judge_plan({0: 100}, replace(tally({0: rebuilt}), forced={0: forced}), basis)
+        assert verdict.kind == "within"
+        (part,) = verdict.partitions
+        assert (part.rebuilt, part.surplus, part.shortfall) == (rebuilt, 0, 0)
+    more = judge_plan({0: 100}, replace(tally({0: 105}), forced={0: 3}), basis)
+    assert (more.kind, more.partitions[0].surplus) == ("surplus", 2)
+
+
+def test_gaps_whose_errors_cancel_out_in_a_partition_are_never_exact() -> None:
+    verdict = judge_plan({0: 200}, tally({0: 200}), VerdictBasis(uneven=(0,)))
+    assert verdict.kind == "short"
+    assert "more or fewer rows than messages" in verdict.reasons[0]
+
+
+def test_covering_needs_every_row_that_changed() -> None:
+    restated = VerdictBasis(collapsible=True)
+    assert judge_plan({0: 100}, tally({0: 40}), restated).kind == "covering"
+    hidden = replace(restated, unread="3 rows that `consumed` names are not sent")
+    verdict = judge_plan({0: 100}, tally({0: 40}), hidden)
+    assert (verdict.kind, "consumed" in " ".join(verdict.reasons)) == ("short", True)
+    # A row that survives does not stand for a hundred messages that nothing was made of.
+    lonely = judge_plan({0: 100, 1: 5}, tally({1: 5}, surviving={0: 1}), restated)
+    assert lonely.kind == "short"
+    few = judge_plan({0: 2, 1: 5}, tally({1: 5}, surviving={0: 4}), restated)
+    assert few.kind == "covering"

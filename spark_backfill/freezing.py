@@ -1,0 +1,116 @@
+"""Freezes what a plan is computed from: the candidate rows, and the messages that survive."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from backlog.errors import KafkaFailure, StagingError
+from backlog.manifest import MANIFEST_NAME
+from backlog.values import OffsetRange
+from spark_backfill.evidence import SurvivorEvidence
+from spark_backfill.evidence.offsets import LogOffsets, describe_moves, read_offsets
+from spark_backfill.failures import translating
+from spark_backfill.messages.candidates import (
+    SourceAccess,
+    build_candidates,
+    count_rows,
+    drop_duplicates,
+    filter_times,
+    read_rows,
+)
+from spark_backfill.messages.rules import RESTATED, MessageRules
+from spark_backfill.messages.windows import Bounds
+from spark_backfill.request import RebuildRequest
+
+_SURVIVOR_TRIES = 3
+
+Warn = Callable[[str], None]
+
+
+def prepare_directory(request: RebuildRequest) -> Path:
+    """An empty directory that only its owner can enter; a plan that was killed leaves remains.
+
+    Raises:
+        StagingError: the recovery is staged already, or the directory cannot be made.
+    """
+    directory = request.directory
+    if (directory / MANIFEST_NAME).exists():
+        raise StagingError(
+            "this recovery is staged already", subject=str(directory), hint="plan a new one"
+        )
+    with translating("make the staging directory", subject=str(directory), kind=StagingError):
+        request.staging_root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(mode=0o700)
+        work = directory / "work"
+        work.mkdir(mode=0o700)
+    return work
+
+
+def freeze_candidates(
+    access: SourceAccess, rules: MessageRules, bounds: Bounds, work: Path, warn: Warn
+) -> DataFrame:
+    """Reads the table once; all that follows comes from this copy (fault 30)."""
+    where = filter_times(access.table, rules.source.time_column, bounds, access.timezone)
+    before = count_rows(access, where)
+    rows = read_rows(access, rules, where, rows=before)
+    messages = build_candidates(rows, rules, bounds)
+    unique = access.table.is_unique(rules.source.primary_key)
+    path = str(work / "candidates")
+    hint = "use try_ functions where an expression of the configuration may fail on a row"
+    with translating("read", subject=access.subject, hint=hint, secrets=access.jdbc.secrets):
+        frozen = drop_duplicates(messages, rules, unique=unique)
+        # Nearly every value is another one: a dictionary of them is only work.
+        frozen.write.option("parquet.enable.dictionary", "false").mode("overwrite").parquet(path)
+    after = count_rows(access, where)
+    if before != after:
+        warn(
+            f"rows changed while they were read: {before} before, {after} after; "
+            "what was read is frozen"
+        )
+    return access.spark.read.parquet(path)
+
+
+def freeze_survivors(
+    spark: SparkSession,
+    request: RebuildRequest,
+    rules: MessageRules,
+    ranges: tuple[OffsetRange, ...],
+    work: Path,
+    warn: Warn,
+) -> tuple[SurvivorEvidence, LogOffsets]:
+    """Reads the log after the table, so that a row's message is there if it was ever sent."""
+    topic, properties = rules.stream.topic, request.client_properties
+    offsets = read_offsets(properties, topic, request.partitions)
+    for left in reversed(range(_SURVIVOR_TRIES)):
+        evidence = SurvivorEvidence(
+            spark=spark,
+            topic=topic,
+            header=rules.source.identity.header,
+            client_properties=properties,
+            starts=offsets.starts,
+            ends=offsets.ends,
+            lost=ranges,
+            work=work / "survivors",
+            restated=rules.fidelity == RESTATED,
+        )
+        try:
+            evidence.freeze()
+        except KafkaFailure:
+            again = read_offsets(properties, topic, request.partitions)
+            if not left or not describe_moves(offsets.starts, again.starts):
+                raise
+            moved = describe_moves(offsets.starts, again.starts)
+            warn(f"retention moved while the log was read, {moved}: read again")
+            offsets = again
+            continue
+        break
+    now = read_offsets(properties, topic, request.partitions)
+    if moved := describe_moves(offsets.starts, now.starts):
+        warn(f"retention moved on meanwhile, {moved}: a new gap may be there")
+    return evidence, offsets

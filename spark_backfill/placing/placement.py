@@ -1,0 +1,288 @@
+"""Gives the candidates to the gaps, by the best evidence there is for each partition (P2.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlog.numbers import format_plural
+from backlog.values import Certainty, OffsetRange
+from spark_backfill.evidence.base import LOST, QUARANTINED
+from spark_backfill.evidence.holes import Holes
+from spark_backfill.evidence.injected import InjectedEvidence
+from spark_backfill.evidence.survivors import LogSpan, SurvivorEvidence
+from spark_backfill.messages.rules import ORIGINAL, MessageRules
+from spark_backfill.messages.windows import CLOCKS, Windows
+from spark_backfill.placing.attribution import Attribution, attribute_rows
+from spark_backfill.placing.edges import cut_rows, is_ordered
+from spark_backfill.placing.measuring import Measurement
+from spark_backfill.placing.ranking import Ranked, choose_bookmarks, rank_rows
+from spark_backfill.placing.values import (
+    Edge,
+    EdgeEvidence,
+    OrderProof,
+    PlacedGap,
+    RowRange,
+)
+from spark_backfill.request import RebuildRequest, Stretch, count_offsets
+
+# Survivors by which the rows' order is judged, where there are as many.
+_ENOUGH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The candidates with their last label, and how they were given to the gaps.
+
+    Attributes:
+        gaps: of each partition that has some; None where only times say which rows were lost.
+        order: the rows' order, measured; None where it does not matter.
+        consumed: the consumer's own table says what was handled.
+        uneven: partitions where a gap has another number of rows than of messages.
+        beyond: by partition, how many rows before the first one that was read a loss may begin.
+    """
+
+    decided: DataFrame
+    gaps: Mapping[int, tuple[PlacedGap, ...] | None]
+    order: OrderProof | None = None
+    consumed: bool = False
+    uneven: tuple[int, ...] = ()
+    beyond: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def by_time(self) -> tuple[int, ...]:
+        """Partitions where only times say which rows were lost."""
+        return tuple(number for number, placed in sorted(self.gaps.items()) if placed is None)
+
+    def find_evidence(self, partition: int) -> EdgeEvidence:
+        """What says where the losses of a partition begin and end: the weakest of it."""
+        if self.consumed:
+            return EdgeEvidence.CONSUMED
+        placed = self.gaps.get(partition)
+        if placed is None:
+            return EdgeEvidence.SAMPLES
+        order = list(EdgeEvidence)
+        return max((edge.evidence for edge in _list_edges(placed)), key=order.index)
+
+    def find_difference(self, partition: int) -> int:
+        """By how many rows the check of a partition's evidence says otherwise."""
+        edges = _list_edges(self.gaps.get(partition) or ())
+        return max((edge.differs for edge in edges), key=abs, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What candidates are placed by."""
+
+    request: RebuildRequest
+    rules: MessageRules
+    windows: Windows
+    ranges: tuple[OffsetRange, ...]
+    survivors: SurvivorEvidence
+    injected: InjectedEvidence
+    spans: tuple[LogSpan, ...]
+    holes: Holes
+    proven: bool
+    young_after: str
+    work: Path
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Those that have a gap."""
+        return tuple(sorted({item.partition for item in self.ranges}))
+
+    @property
+    def bounded(self) -> frozenset[OffsetRange]:
+        """The gaps that the group may have read in part."""
+        return frozenset(
+            OffsetRange(gap.partition, gap.start, gap.end)
+            for gap in self.request.gaps
+            if gap.certainty is not Certainty.EXACT
+            and gap.start is not None
+            and gap.end is not None
+        )
+
+    @property
+    def is_rankable(self) -> bool:
+        """Whether a row stands for one message, in the order of its partition, and nothing better
+        says whether it was handled."""
+        original = self.rules.fidelity == ORIGINAL
+        return original and self.proven and self.rules.source.consumed is None
+
+
+def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
+    """Ranks the candidates where that says something, and decides which of them were lost."""
+    ranked, placed, cuts, order = _rank(labelled, ground)
+    unplaced = {number for number in ground.partitions if placed.get(number) is None}
+    how = Attribution(
+        ranges=ground.ranges,
+        bounded=ground.bounded,
+        cuts=cuts,
+        windows=tuple(w for w in ground.windows.lost if w.partition in unplaced),
+        anywhere=ground.windows.anywhere,
+        proven=ground.proven,
+        edge=ground.rules.source.edge,
+    )
+    injected = ground.injected
+    again = injected.collect_lost_again() if injected.has_lost_again else None
+    decided = attribute_rows(ranked.frame, how, again, ground.work)
+    return Placement(
+        decided,
+        {number: placed.get(number) for number in ground.partitions},
+        order,
+        # That a row was handled says nothing of its later changes.
+        ground.rules.source.consumed is not None and ground.rules.fidelity == ORIGINAL,
+        _find_uneven(placed, injected.list_stretches()),
+        {
+            number: max(edge.beyond for edge in _list_edges(gaps))
+            for number, gaps in placed.items()
+            if gaps
+        },
+    )
+
+
+def _find_uneven(
+    placed: Mapping[int, Sequence[PlacedGap] | None], ours: Sequence[Stretch]
+) -> tuple[int, ...]:
+    """Totals of a partition may fit although its gaps do not: errors cancel out."""
+    found = []
+    for number, gaps in sorted(placed.items()):
+        here = [item for item in ours if item.partition == number]
+        for gap in gaps or ():
+            rows = gap.end.place - gap.start.place
+            open_rows = sum(edge.before + edge.after for edge in (gap.start, gap.end))
+            if abs(rows - count_offsets(gap.start.offset, gap.end.offset, here)) > open_rows:
+                found.append(number)
+                break
+    return tuple(found)
+
+
+def _rank(
+    labelled: DataFrame, ground: Ground
+) -> tuple[Ranked, Mapping[int, tuple[PlacedGap, ...] | None], list[RowRange], OrderProof | None]:
+    rules, survivors = ground.rules, ground.survivors
+    rankable = ground.is_rankable
+    ranked_partitions = _choose_ranked(ground)
+    bookmarks = choose_bookmarks(
+        ground.request.bookmarks if rankable else (), ground.ranges, survivors.starts
+    )
+    ranked = rank_rows(
+        labelled,
+        survivors,
+        bookmarks,
+        topic_id=ground.request.topic_id,
+        partitions=ranked_partitions if rankable else (),
+        order=rules.order_names(),
+        keys=rules.key_names(),
+        work=ground.work,
+    )
+    if not rankable:
+        return ranked, {}, [], None
+    measured = Measurement(
+        ranked=ranked,
+        survivors=survivors,
+        bookmarks=bookmarks,
+        times=ground.request.edge_times,
+        clocks=CLOCKS,
+        margin=rules.source.margin,
+        latest=_find_latest(ground.windows),
+        ours=ground.injected.list_stretches(),
+        partitions=ranked_partitions,
+        holes=ground.holes.share,
+        young_after=ground.young_after,
+    )
+    order = measured.order
+    if not is_ordered(order):
+        return ranked, {}, [], order
+    placed = measured.place(ground.ranges, ground.bounded, countable=_is_countable(ranked))
+    parts = {part.partition: part for part in measured.partition_rows}
+    cuts = [
+        cut
+        for number, gaps in placed.items()
+        if gaps is not None
+        for cut in cut_rows(number, parts[number].rows, gaps)
+    ]
+    return ranked, placed, cuts, order
+
+
+def _choose_ranked(ground: Ground) -> tuple[int, ...]:
+    """The gaps' partitions, and others where too few of their messages survive to show an order."""
+    survivors = {span.partition: span.records - span.ours for span in ground.spans}
+    chosen = list(ground.partitions)
+    there = sum(survivors.get(number, 0) for number in chosen)
+    others = sorted(set(survivors) - set(chosen), key=lambda number: -survivors[number])
+    for number in others:
+        if there >= _ENOUGH:
+            break
+        chosen.append(number)
+        there += survivors[number]
+    return tuple(sorted(chosen))
+
+
+def _list_edges(placed: Sequence[PlacedGap]) -> list[Edge]:
+    return [edge for gap in placed for edge in (gap.start, gap.end)]
+
+
+def _find_latest(windows: Windows) -> Mapping[int, str | None]:
+    """The time of each partition after which no lost row can lie; None is open."""
+    return {item.partition: item.bounds.to_text()[1] for item in windows.lost}
+
+
+def _is_countable(ranked: Ranked) -> bool:
+    """Whether every row's partition is known, so that offsets can be counted as rows."""
+    lost = F.col("label").isin(LOST, QUARANTINED) & F.col("home").isNull()
+    return ranked.frame.where(lost).isEmpty()
+
+
+def describe_evidence(placement: Placement) -> str:
+    """What says where the losses begin, in one sentence."""
+    numbers = sorted(placement.gaps)
+    by: dict[EdgeEvidence, list[int]] = {}
+    for number in numbers:
+        by.setdefault(placement.find_evidence(number), []).append(number)
+    parts = [
+        f"{_WORDS[kind]} in {format_plural(len(found), 'partition')}"
+        for kind in EdgeEvidence
+        if (found := by.get(kind))
+    ]
+    told = f"where the losses begin is known by {', '.join(parts)}"
+    return "; ".join([told, *_describe_checks(placement)])
+
+
+def _describe_checks(placement: Placement) -> Iterator[str]:
+    if placement.consumed:
+        return
+    starts = [gap.start for placed in placement.gaps.values() for gap in placed or ()]
+    for kind, words in _CHECKS.items():
+        checked = [edge.differs for edge in starts if edge.check is kind]
+        if not checked:
+            continue
+        differ = [abs(by) for by in checked if by]
+        told = f"{words} agrees in {len(checked) - len(differ)} of {len(checked)}"
+        most = f", and differs by at most {format_plural(max(differ), 'row')}" if differ else ""
+        yield told + most
+    order = placement.order
+    if order is not None and not order.displacement:
+        yield f"{format_plural(order.compared, 'survivor')} stand in the order of their rows"
+    elif order is not None:
+        places = format_plural(order.displacement, "place")
+        compared = format_plural(order.compared, "survivor")
+        yield f"{compared} stand at most {places} from their rows"
+
+
+_WORDS: Mapping[EdgeEvidence, str] = {
+    EdgeEvidence.CONSUMED: "the consumer's own table",
+    EdgeEvidence.LOG: "the log itself",
+    EdgeEvidence.BOOKMARK: "bookmarks",
+    EdgeEvidence.COUNTED: "counting offsets as rows",
+    EdgeEvidence.SAMPLES: "the samples' times only",
+}
+_CHECKS: Mapping[EdgeEvidence, str] = {
+    EdgeEvidence.COUNTED: "counting",
+    EdgeEvidence.BOOKMARK: "the bookmark",
+    EdgeEvidence.SAMPLES: "the samples' time",
+}

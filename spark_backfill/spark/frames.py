@@ -1,0 +1,66 @@
+"""Data frames that Spark makes by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from backlog.values import OffsetRange
+
+
+def make_empty(spark: SparkSession, schema: str | T.StructType) -> DataFrame:
+    """No rows: a join with it is optimised away. `createDataFrame([])` is an RDD that Python
+    workers read."""
+    kind = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    java = spark._jsparkSession
+    jvm = spark._jvm
+    assert jvm is not None
+    return DataFrame(
+        java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(kind.json())), spark
+    )
+
+
+def make_rows(spark: SparkSession, rows: Sequence[Sequence[Any]], schema: str) -> DataFrame:
+    """A few rows of numbers, text and NULLs. `createDataFrame` would start Python workers."""
+    if not rows:
+        return make_empty(spark, schema)
+    kind = T.StructType.fromDDL(schema)
+    assert isinstance(kind, T.StructType)
+    text = json.dumps([dict(zip(kind.names, row, strict=True)) for row in rows])
+    return spark.range(1).select(F.inline(F.from_json(F.lit(text), T.ArrayType(kind))))
+
+
+def mark_within(
+    frame: DataFrame, ranges: Iterable[OffsetRange], name: str, *, partition: str, offset: str
+) -> DataFrame:
+    """Adds the boolean `name`: whether an offset lies in one of the ranges; false for NULL.
+
+    A join: a thousand ranges as one expression would exhaust the stack.
+    """
+    apart: list[tuple[int, int, int]] = []
+    for item in sorted(ranges, key=lambda r: (r.partition, r.start)):
+        first, end = item.start, item.end
+        # Ranges that overlap would double the rows.
+        if apart and apart[-1][0] == item.partition and apart[-1][2] >= first:
+            _, first, last = apart.pop()
+            end = max(end, last)
+        apart.append((item.partition, first, end))
+    home, low, high = (f"{name}_{part}" for part in ("home", "first", "end"))
+    rows = make_rows(frame.sparkSession, apart, f"{home} int, {low} long, {high} long")
+    at = F.col(offset)
+    inside = (F.col(partition) == F.col(home)) & (at >= F.col(low)) & (at < F.col(high))
+    joined = frame.join(F.broadcast(rows), inside, "left")
+    return joined.withColumn(name, F.col(home).isNotNull()).drop(home, low, high)
+
+
+def last_header(name: str) -> Column:
+    """The value of a message's last header of this name; NULL without one. Without a lambda: Spark
+    interprets those, row by row."""
+    place = F.array_position(F.reverse(F.col("headers.key")), name)
+    found = F.nullif(place, F.lit(0).cast("long")).cast("int")
+    return F.try_element_at(F.reverse(F.col("headers.value")), found)

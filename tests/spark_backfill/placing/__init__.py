@@ -1,0 +1,1 @@
+"""Injection: chunks, waves, brakes, the Kafka ledger and verification, on a real broker."""
