@@ -54,8 +54,6 @@ extras=()
 [ "${1:-}" != airflow ] || extras=(--extra airflow)
 "$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
 env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog sandbox monitoring fanout spark_backfill replay dags
-# Airflow and the tests start Spark often. Everything works without it, only slower.
-if [ "${1:-}" = airflow ]; then
-    .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
-fi
+# Every start of Spark is quicker with it. Everything works without it, only slower.
+.venv/bin/python -m spark_backfill.spark.class_archive_maker || true
 echo "setup: ready, the command is .venv/bin/backlogctl"

@@ -208,7 +208,7 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
     publish_links(context["ti"], work["recovery"])
     with opened(context) as workspace:
         recovery = workspace.ledger.recoveries.get(work["recovery"])
-        planned, now = workspace.plan_of(recovery).off_peak, utc_now()
+        planned, now = workspace.plan_now(recovery).off_peak, utc_now()
         window = None if planned is None else planned.open()
         if window is not None and not window.contains(now) and not is_at_end(recovery):
             opens = window.next_opening(now)

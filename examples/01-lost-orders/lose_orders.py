@@ -1,20 +1,23 @@
-"""Makes the shop, its topic and the loss on the Kafka that SHOP_KAFKA names: 1,000 lost orders."""
+"""Makes the shop and its topic on the Kafka that SHOP_KAFKA names; its service falls behind.
+
+With `--expire` retention then deletes 1,000 orders that the service did not read.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from backlog.clock import utc_now
 from replay.demo.rebuild.order_service import handle_orders
-from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, write_table
+from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, read_table, write_table
 from replay.demo.rebuild.story import UNREAD
 from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
 
 
-def main() -> None:
-    """Publishes, handles all but 1,000 orders, and lets retention delete what is old."""
-    bootstrap, here = os.environ["SHOP_KAFKA"], Path(__file__).parent
+def fall_behind(bootstrap: str, here: Path) -> None:
+    """Publishes the old orders, and handles all but 1,000 of them."""
     orders = make_orders(utc_now())
     make_topic(bootstrap)
     write_table(here / "shop.db", orders)
@@ -22,9 +25,22 @@ def main() -> None:
     ends = read_ends(bootstrap)
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
     handled = handle_orders(bootstrap, here / "warehouse.db", stop_at=stop_at)
+    print(f"{len(orders):,} orders, {handled:,} handled, {sum(UNREAD.values()):,} unread")
+
+
+def expire(bootstrap: str, here: Path) -> None:
+    """Publishes the young orders, and lets retention delete the old ones."""
+    ends = read_ends(bootstrap)
+    orders = sorted(read_table(here / "shop.db"), key=lambda order: order.order_id)
     publish_orders(bootstrap, orders[-YOUNG:])
     expire_old(bootstrap, ends)
-    print(f"{len(orders):,} orders, {handled:,} handled, {sum(UNREAD.values()):,} deleted unread")
+    print(f"{sum(UNREAD.values()):,} orders deleted unread")
+
+
+def main() -> None:
+    """One step or the other."""
+    step = expire if "--expire" in sys.argv[1:] else fall_behind
+    step(os.environ["SHOP_KAFKA"], Path(__file__).parent)
 
 
 if __name__ == "__main__":

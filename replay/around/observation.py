@@ -17,6 +17,7 @@ from backlog.values import Gap, Sample
 from monitoring import looking
 from monitoring.gaps import Finding, Suspicion
 from monitoring.observing import Observation, observe_stream
+from monitoring.passed_over import list_passed_over
 from replay.recovery.workspace import Workspace
 
 LOOK_SECONDS = 30.0
@@ -53,7 +54,11 @@ def look_at_stream(
     entry = look.status.to_json()
     if url := workspace.config.watch.url:
         entry["page"] = f"{url.rstrip('/')}/streams/{quote(stream.name)}"
-    entry["warnings"] = describe_findings(look.observation, ledger.gaps.list(stream=stream.name))
+    gaps = ledger.gaps.list(stream=stream.name)
+    entry["warnings"] = [
+        *describe_findings(look.observation, gaps),
+        *map(str, list_passed_over(read_history(workspace, stream), gaps)),
+    ]
     return look.observation, entry
 
 

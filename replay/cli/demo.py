@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from backlog.errors import UsageError
 from replay.cli.shared import Session, verb
 
 
@@ -37,6 +38,14 @@ def run_demo(
             show_default=False,
         ),
     ] = None,
+    consumed: Annotated[
+        bool,
+        typer.Option(
+            "--consumed",
+            help="With `rebuild`: the consumer keeps a table of what it handled, and the plan "
+            "looks into it.",
+        ),
+    ] = False,
 ) -> None:
     """Tell a story on a real Kafka that is gone afterwards (about a minute)."""
     if report is not None:
@@ -45,6 +54,8 @@ def run_demo(
         report.parent.mkdir(parents=True, exist_ok=True)
         check_writable(report)
     console = session.err if session.json else session.out
+    if consumed and story is not Story.REBUILD:
+        raise UsageError("goes with the story `rebuild` only", subject="--consumed")
     if story is Story.EXPAND:
         from replay.demo.expand.story import tell_story as tell_expansion
 
@@ -53,7 +64,7 @@ def run_demo(
     else:
         from replay.demo.rebuild.story import tell_story
 
-        audit = tell_story(console, report)
+        audit = tell_story(console, report, consumed=consumed)
         document, passed = audit.to_json(), audit.passed
     if session.json:
         session.write_document(document)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
+import time
+from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,23 +21,37 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("backlog.replay.watch")
 # Findings name offsets that move, so there is no end of different sentences.
 MOST_TEXTS = 1000
+AGAIN_SECONDS = 600.0
+_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 class RecentTexts:
-    """The texts said lately, so that none is repeated."""
+    """The texts said lately, so that none is repeated.
 
-    def __init__(self, most: int = MOST_TEXTS) -> None:
-        self._most = most
-        self._texts: dict[str, None] = {}
+    One that is another only by the numbers behind its first colon, a suspicion that grows with
+    each look, is said again after ten minutes.
+    """
+
+    def __init__(
+        self, most: int = MOST_TEXTS, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._clock = most, clock
+        self._said: dict[str, tuple[str, float]] = {}
 
     def is_new(self, text: str) -> bool:
         """Whether it was not said lately; notes it, and forgets the one repeated longest ago."""
-        known = text in self._texts
-        self._texts.pop(text, None)
-        self._texts[text] = None
-        if len(self._texts) > self._most:
-            del self._texts[next(iter(self._texts))]
-        return not known
+        head, colon, rest = text.partition(": ")
+        kind, now = f"{head}{colon}{_NUMBER.sub('#', rest)}", self._clock()
+        before, at = self._said.pop(kind, (None, now))
+        is_new = before is None or (before != text and now - at >= AGAIN_SECONDS)
+        self._said[kind] = (text, now) if is_new or before is None else (before, at)
+        if len(self._said) > self._most:
+            del self._said[next(iter(self._said))]
+        return is_new
+
+
+def _ignore(_: object) -> None:
+    """For a status that nobody is shown."""
 
 
 @verb
@@ -148,7 +165,8 @@ def watch_streams(
             say_new,
             horizon=config.watch.horizon,
             window=config.watch.window,
-            on_status=None if exporter is None else exporter.board.put_stream,
+            # Where nobody asks, the status says all the same whose retention is near.
+            on_status=exporter.board.put_stream if exporter else None if rounds else _ignore,
             on_error=None if exporter is None else exporter.note,
             on_outage=say_outage,
             on_round=end_round,

@@ -10,6 +10,7 @@ from backlog.errors import ApprovalNeeded, Refused
 from backlog.manifest import hash_value
 from backlog.values import Recovery, RecoveryState
 from replay.recovery.identity import Identity, find_identity
+from replay.recovery.terms import record_terms
 from replay.recovery.workspace import Workspace
 
 AUTOMATIC = "automatic"
@@ -49,7 +50,7 @@ def approve_plan(
         raise _refuse_state(recovery, "approved")
     check_hash(recovery)
     check_runnable(workspace, recovery)
-    plan = workspace.plan_of(recovery)
+    plan = workspace.plan_now(recovery)
     planner = plan.planned_by
     if plan.approval == "second_person" and planner.is_same_person(who):
         raise SamePerson(
@@ -58,18 +59,20 @@ def approve_plan(
             hint="ask a colleague to run `backlogctl approve` from their own account",
         )
     expires = at + workspace.config.guards.approval_expires
-    return workspace.ledger.recoveries.approve(
+    approved = workspace.ledger.recoveries.approve(
         recovery.id,
         by=by,
         identity=str(who),
         plan_hash=recovery.plan_hash if plan_hash is None else plan_hash,
         expires_at=expires,
     )
+    record_terms(workspace, approved, str(who), "approve")
+    return approved
 
 
 def approve_automatically(workspace: Workspace, recovery: Recovery) -> Recovery:
     """Approves a plan of a stream with `approval: auto` where its kind allows that."""
-    plan = workspace.plan_of(recovery)
+    plan = workspace.plan_now(recovery)
     if plan.approval != "auto" or not workspace.kind_of(recovery).is_automatic(plan):
         return recovery
     identity = Identity("policy", "auto", find_identity().host)
@@ -148,7 +151,7 @@ def check_runnable(workspace: Workspace, recovery: Recovery) -> None:
         Refused: its kind says why not, or cannot read it.
     """
     kind = workspace.kind_of(recovery)
-    kind.check(kind.read_plan(recovery), recovery)
+    kind.check(workspace.plan_now(recovery), recovery)
 
 
 def describe_expiry(recovery: Recovery, now: datetime | None = None) -> timedelta | None:
@@ -160,10 +163,13 @@ def describe_expiry(recovery: Recovery, now: datetime | None = None) -> timedelt
 
 def _refuse_state(recovery: Recovery, verb: str) -> Refused:
     told = f"it is {recovery.state}"
+    seen = recovery.id
     if recovery.approved_by and recovery.state is RecoveryState.APPROVED:
         told = f"it was approved by {recovery.approved_by} already"
+    elif newer := recovery.detail.get("superseded_by"):
+        told, seen = f"the newer plan {newer} took its place", newer
     return Refused(
         f"cannot be {verb}: {told}",
         subject=f"recovery {recovery.id}",
-        hint=f"see `backlogctl show {recovery.id}`",
+        hint=f"see `backlogctl show {seen}`",
     )

@@ -44,12 +44,12 @@ class RunContext(Generic[PlanT]):
 
     @cached_property
     def plan(self) -> PlanT:
-        """The approved plan."""
-        return cast("PlanT", self.workspace.plan_of(self.recovery))
+        """The approved plan, with the brakes of the configuration."""
+        return cast("PlanT", self.workspace.plan_now(self.recovery))
 
     @property
     def window(self) -> OffPeakWindow | None:
-        """The plan's off-peak window: what was approved counts, not what the file says now."""
+        """The off-peak window that the work keeps to."""
         return None if self.plan.off_peak is None else self.plan.off_peak.open()
 
     def record(self, action: str, **detail: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from backlog.config import Stream
 from backlog.errors import InvalidTransition, PlanStale, Refused
-from backlog.values import Recovery, RecoveryState
+from backlog.values import Recovery, RecoveryState, Sample
+from monitoring.marks import is_missing
 from replay.recovery.identity import find_identity
 from replay.recovery.plan import Plan, find_changes
 from replay.recovery.states import UNFINISHED
@@ -39,6 +40,18 @@ def refuse_active(workspace: Workspace, stream: Stream) -> None:
                 subject=f"stream {stream.name}",
                 hint=f"finish it with `backlogctl run {other.id}`, or cancel it",
             )
+
+
+def refuse_missing_group(workspace: Workspace, stream: Stream, sample: Sample) -> None:
+    """Refuses a group that is not there and never was: that is unknown, not nothing lost."""
+    known = any(gap.group == stream.group for gap in workspace.ledger.gaps.list(stream.name))
+    if is_missing(sample) and not known:
+        raise Refused(
+            "does not exist on this cluster and is not known from before: what it read, or lost, "
+            "is unknown",
+            subject=f"group {stream.group}",
+            hint=f"is its name right? see `streams.{stream.name}.group`",
+        )
 
 
 def check_configuration(plan: Plan, now: Mapping[str, Any], hint: str) -> None:

@@ -20,6 +20,7 @@ from backlog.step import Step
 from backlog.values import Gap, Recovery, RecoveryState
 from monitoring.verdicts import Verdict
 from replay.recovery.plan import Options, Origin, Plan
+from replay.recovery.terms import choose_stricter
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -126,6 +127,11 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
             problem = explain(error.errors(include_url=False)[0])
         # Raised outside of `except`: pydantic's error carries the plan.
         raise _refuse_plan(recovery, f"{'.'.join(problem.path)} {problem.text}")
+
+    def apply_terms(self, plan: PlanT, stream: Stream) -> PlanT:
+        """The plan with what the configuration says now of what changes no message."""
+        stricter = choose_stricter(plan.approval, stream.approval)
+        return plan.model_copy(update={"approval": stricter})
 
     def check(self, plan: PlanT, recovery: Recovery) -> None:
         """Raises Refused for a plan that may not run, whoever approves it."""

@@ -87,7 +87,8 @@ class Plan(PlanPart):
     """What every kind's plan has. A kind's model gives `version`, `kind` and `options`.
 
     `configuration` is what of the stream's section the plan was computed from: where it changes,
-    the plan is stale. `off_peak` is the window that the work keeps to; None for at any time.
+    the plan is stale. `off_peak` is the window that the work keeps to; None for at any time. It and
+    `approval` may be another one when the work is done: see `Kind.apply_terms`.
     """
 
     version: int

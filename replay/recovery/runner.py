@@ -28,6 +28,7 @@ from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
 from replay.recovery.interrupts import Interrupts
 from replay.recovery.kind import Kind
+from replay.recovery.terms import record_terms
 from replay.recovery.workspace import Workspace
 
 LOG = logging.getLogger("backlog.replay")
@@ -109,6 +110,7 @@ class Run:
         )
         self._context = context
         self._validate(context, kind)
+        record_terms(self._workspace, recovery, str(find_identity()), "run")
         self._enter_running(recovery, lease)
         with self._interrupts.installed():
             context.open()

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from backlog.config import Config, Stream
 from backlog.ledger import Ledger, open_ledger
+from backlog.ledger.recoveries import FINAL
 from backlog.values import Recovery
 from replay.recovery.kind import Kind, Registry
 from replay.recovery.plan import Plan
@@ -58,6 +59,19 @@ class Workspace:
         """
         plan: Plan = self.kind_of(recovery).read_plan(recovery)
         return plan
+
+    def plan_now(self, recovery: Recovery) -> Plan:
+        """The stored plan as it would be carried out now: what changes no message is taken from
+        the configuration. Of a recovery that is over, the plan as it is stored.
+
+        Raises:
+            Refused: another version of this program, or another program, planned it.
+        """
+        plan, stream = self.plan_of(recovery), self.config.streams.get(recovery.stream)
+        if stream is None or recovery.state in FINAL:
+            return plan
+        now: Plan = self.kind_of(recovery).apply_terms(plan, stream)
+        return now
 
     def properties(self, stream: Stream) -> Mapping[str, str]:
         """Client properties of the stream's cluster, secrets revealed."""

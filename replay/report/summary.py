@@ -41,8 +41,8 @@ def draw_summary(document: Mapping[str, Any]) -> RenderableType:
     style = {"passed": "green", "failed": "bold red"}.get(verification["result"], "yellow")
     add("verification", verification["result"], style)
     rest = document["unexplained"]
-    items = "; ".join(f"{item['value']:,} {item['told']}" for item in rest["items"])
-    add("unexplained", f"{rest['told']} {items}".strip())
+    items = [f"{item['value']:,} {item['told']}" for item in rest["items"]]
+    add("unexplained", f"{rest['told']} {'; '.join([*items, *rest['reasons']])}".strip())
     record = document["record"]
     if record["intact"] and record["plan_holds"]:
         add("record", f"{record['events']:,} events, hash chain verified", "green")

@@ -56,7 +56,7 @@ def carry_on(workspace: Workspace, recovery_id: str, console: Console) -> Carrie
         )
     except PausedBecause as pause:
         recovery = workspace.ledger.recoveries.get(recovery_id)
-        window = workspace.plan_of(recovery).off_peak
+        window = workspace.plan_now(recovery).off_peak
         if pause.why == WINDOW and window is not None:
             return Carried(recovery, window.open().next_opening(utc_now()), WINDOW)
         if pause.why == OPERATOR:

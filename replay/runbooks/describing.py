@@ -25,7 +25,7 @@ def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -
         page: address of the recovery's page; else that of `watch.url`.
     """
     address = page or _find_page(workspace, recovery)
-    plan, told = workspace.plan_of(recovery), tell_plan(workspace, recovery)
+    plan, told = workspace.plan_now(recovery), tell_plan(workspace, recovery)
     return markdown.describe_body(recovery, plan, told, address)
 
 

@@ -98,7 +98,7 @@ def tell_plan(workspace: Workspace, recovery: Recovery) -> Telling:
         Refused: this program does not know its kind, or cannot read its plan.
     """
     kind = workspace.kind_of(recovery)
-    told: Telling = kind.tell(kind.read_plan(recovery), recovery)
+    told: Telling = kind.tell(workspace.plan_now(recovery), recovery)
     return told
 
 

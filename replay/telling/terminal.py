@@ -21,6 +21,8 @@ Document = Mapping[str, Any]
 
 _STYLES = {
     "exact": "bold green",
+    "covering": "bold green",
+    "within": "green",
     "verified": "bold green",
     "ok": "green",
     "healthy": "green",
@@ -163,6 +165,9 @@ def draw_gaps(document: Document) -> RenderableType:
     """`gaps`: one line a gap."""
     gaps: Sequence[Document] = document["gaps"]
     if not gaps:
+        if document["warnings"]:
+            # What may be lost is told below; it is no gap before that is known.
+            return Text("no gaps on record; not all is known yet:", style="yellow")
         return Text("no gaps: nothing is known to be lost", style="green")
     by_stream: dict[str, list[Document]] = {}
     for gap in gaps:

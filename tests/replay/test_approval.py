@@ -46,10 +46,10 @@ def test_fault_63_expired_approval_is_renewed(desk: Workspace) -> None:
 
 
 def test_fault_63_renewal_is_checked_as_the_first_approval(desk: Workspace) -> None:
-    approved = store_approved(desk, other_groups=["audit"], deliver="topic")
+    approved = store_approved(desk)
     change_ledger(desk, f"UPDATE backlog_recoveries SET approval_expires_at = '{PAST}'")
     change_ledger(desk, "DROP TRIGGER backlog_recoveries_fixed")
-    change_ledger(desk, "UPDATE backlog_recoveries SET plan = replace(plan, 'audit', 'x')")
+    change_ledger(desk, "UPDATE backlog_recoveries SET plan = replace(plan, 'planner', 'x')")
     with pytest.raises(Refused, match="not the one its hash was made of"):
         approve_plan(desk, desk.ledger.recoveries.get(approved.id), by="bob")
 

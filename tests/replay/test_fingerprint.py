@@ -67,7 +67,7 @@ def test_a_new_section_makes_no_approved_plan_stale(
 def test_what_only_brakes_or_admits_makes_none_stale(
     config: Config, fingerprint: Fingerprint, name: str
 ) -> None:
-    """The plan holds its own copy of those, and the run obeys that."""
+    """Those take effect from the configuration: see test_terms.py."""
     assert name not in fingerprint(config, config.streams["orders"])
 
 
@@ -105,7 +105,7 @@ def test_a_key_that_the_plan_does_not_know_counts_where_it_is_set() -> None:
     assert find_changes({"source": None}, {"source": {"table": "orders"}}) == ["source"]
 
 
-# Only brakes or admits a run, or is another kind's: the plan holds its own copy where it matters.
+# Only brakes or admits a run, or is another kind's.
 BRAKES = {"approval", "auto_plan", "deliver", "limits", "off_peak"}
 ELSEWHERE = {
     "rebuild": BRAKES | {"consumers", "expand"},

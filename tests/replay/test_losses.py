@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,19 @@ from backlog.kafka.admin import TopicInfo
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Chunk, ChunkState, Gap, GapState, RecoveryState
 from replay.kinds.rebuild import planning as plans
-from replay.kinds.rebuild.losses import lies_in, mark_lost_again, tighten_times
+from replay.kinds.rebuild.losses import (
+    date_edges,
+    find_growth,
+    locate_prior,
+    tighten_times,
+    touches,
+)
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.kinds.rebuild.planning import Losses, choose_gaps
 from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
-from spark_backfill.request import PriorChunk
+from spark_backfill.request import Growth, PriorChunk
 from tests.backlog.ledger.makers import NOON, make_gap, make_sample
 from tests.replay.makers import keep_plan, make_rebuild_plan
 from tests.spark_backfill.world import make_stream
@@ -46,12 +52,10 @@ def record(first: int | None, last: int | None) -> ChunkRecord:
     return ChunkRecord(CHUNK, ChunkState.INJECTED, first, last, NOON)
 
 
-def test_a_chunk_is_lost_again_where_the_gaps_cover_all_of_it() -> None:
-    gaps = [make_gap(30, 40), make_gap(10, 30), make_gap(0, 99, partition=1)]
-    assert lies_in(record(10, 39), gaps)
-    assert lies_in(record(25, 35), gaps)
-    for first, last in ((9, 20), (20, 40), (50, 60), (None, None)):
-        assert not lies_in(record(first, last), gaps)
+def test_a_chunk_is_touched_where_a_gap_holds_some_of_it() -> None:
+    gaps = [make_gap(10, 40), make_gap(0, 99, partition=1)]
+    assert all(touches(record(*at), gaps) for at in ((10, 39), (0, 10), (39, 50)))
+    assert not any(touches(record(*at), gaps) for at in ((0, 9), (40, 50), (None, None)))
 
 
 def put_back(workspace: Workspace, gap: Gap) -> str:
@@ -63,13 +67,49 @@ def put_back(workspace: Workspace, gap: Gap) -> str:
     return made.id
 
 
-def test_what_was_put_back_and_lost_again_explains_nothing(workspace: Workspace) -> None:
+def test_what_was_put_back_is_located_for_the_group_and_the_topic(workspace: Workspace) -> None:
     recovery = put_back(workspace, workspace.ledger.gaps.record(make_gap(10, 20)))
     prior = (PriorChunk(recovery, 0, 0), PriorChunk("r-unknown", 0, 0))
-    again = make_gap(90, 120)
-    assert mark_lost_again(workspace, prior, [again]) == (replace(prior[0], lost=True), prior[1])
-    for other in (make_gap(105, 120), replace(again, topic_id="new"), replace(again, partition=1)):
-        assert mark_lost_again(workspace, prior, [other]) == prior
+    again = make_gap(105, 120)
+    here = replace(prior[0], count=10, first_offset=100, last_offset=109)
+    since = datetime(1970, 1, 1, tzinfo=UTC)  # that plan read the whole table
+    assert locate_prior(workspace, prior, [again]) == ((here, prior[1]), since)
+    assert locate_prior(workspace, prior, [make_gap(110, 120)]) == ((here, prior[1]), None)
+    other = replace(again, group="another")
+    copies = replace(here, same_group=False)
+    assert locate_prior(workspace, prior, [other]) == ((copies, prior[1]), None)
+    elsewhere = replace(again, topic_id="new")
+    assert locate_prior(workspace, prior, [elsewhere]) == (prior, None)
+
+
+def test_the_samples_tell_when_the_topic_got_partitions() -> None:
+    one = make_sample(NOON).partitions[0]
+    history = [
+        replace(
+            make_sample(NOON + timedelta(hours=hour)),
+            partitions=tuple(replace(one, partition=number) for number in range(count)),
+        )
+        for hour, count in enumerate((2, 2, 3, 3, 6))
+    ]
+    topic_id = history[0].topic_id
+    assert find_growth(history, topic_id) == (
+        Growth(2, NOON + timedelta(hours=1), NOON + timedelta(hours=2)),
+        Growth(3, NOON + timedelta(hours=3), NOON + timedelta(hours=4)),
+    )
+    assert find_growth(history, "another") == ()
+
+
+def test_edges_are_dated_by_the_samples_around_them() -> None:
+    part = make_sample().partitions[0]
+    history = [
+        replace(make_sample(NOON + timedelta(hours=n)), partitions=(replace(part, high=high),))
+        for n, high in enumerate((10, 20, 30))
+    ]
+    start, end = date_edges([make_gap(15, 30)], history)
+    assert (start.offset, start.lower) == (15, NOON)
+    assert start.upper is not None
+    assert abs(start.upper - NOON - timedelta(hours=1)) < timedelta(minutes=1)
+    assert (end.offset, end.lower, end.upper) == (30, NOON + timedelta(hours=2), None)
 
 
 def test_a_later_piece_does_not_inherit_the_older_time() -> None:
@@ -117,7 +157,7 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    losses = Losses(TOPIC, (gap,), {}, (), None)
+    losses = Losses(TOPIC, (gap,), {}, {}, (), ())
     monkeypatch.setattr(plans, "observe_losses", lambda *arguments: losses)
     monkeypatch.setattr(plans, "_compute_plan", compute)
     monkeypatch.setattr(plans, "read_manifest", lambda *arguments: Staged())
@@ -128,3 +168,17 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     assert recovery.state is RecoveryState.REJECTED
     assert workspace.ledger.gaps.get(gap.id).state is GapState.OPEN
     assert not workspace.staging_of(recovery.id).exists()
+
+
+def test_fault_23_what_expires_while_planning_is_told_with_both_bounds(
+    workspace: Workspace, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gap of partition 1 ends far below the log start: the group read on behind it."""
+    gaps = (make_gap(10, 20), make_gap(10, 20, partition=1))
+    losses = Losses(TOPIC, gaps, {0: 20, 1: 70}, {}, (), ())
+    monkeypatch.setattr(type(workspace), "properties", lambda *_: {})
+    monkeypatch.setattr(plans, "list_offsets", lambda *_, **__: {0: 35, 1: 70, 2: 90})
+    told = plans._compare_log_starts(workspace, stream, losses)
+    assert [text.split(";")[0] for text in told] == [
+        "partition 0: retention moved on while planning, from 20 to 35"
+    ]

@@ -134,9 +134,11 @@ def test_a_rebuild_keeps_what_it_says(desk: Workspace) -> None:
         (1, 20, 45),
         (2, 13, 45),
     ]
+    added = ("evidence", "uncertain", "displacement", "slots", "counts.outside", "partitions")
     assert differ(stored, plan.dump()) == {
         "outcome.proof.rate",
         "outcome.seconds",
+        *(f"outcome.{name}" for name in added),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,7 +92,8 @@ def test_watch_serves_what_it_saw(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     observe(monkeypatch, [True])
-    monkeypatch.setattr(watcher, "assess_now", lambda *_, **__: None)
+    nothing_near = SimpleNamespace(partitions=())
+    monkeypatch.setattr(watcher, "assess_now", lambda *_, **__: nothing_near)
     stored = (make_observation("orders").sample,)
     monkeypatch.setattr(watcher, "read_timeline", lambda *_: stored)
     monkeypatch.setattr(exporting, "_make_samplers", lambda *_: ())
@@ -150,6 +152,20 @@ def test_what_was_told_is_forgotten_when_it_was_not_heard_for_long() -> None:
     assert [told.is_new(text) for text in "abac"] == [True, True, False, True]
     assert not told.is_new("a"), "it was heard again"
     assert told.is_new("b")
+
+
+def test_a_suspicion_that_grows_is_told_each_ten_minutes() -> None:
+    now = 0.0
+    told = RecentTexts(clock=lambda: now)
+    first = "! orders partition 3: committed 580 is below the log start 811"
+    assert told.is_new(first)
+    assert not told.is_new(first.replace("811", "1,034"))
+    assert told.is_new(first.replace("partition 3", "partition 4"))
+    now = 599.0
+    assert not told.is_new(first.replace("811", "2,000"))
+    now = 600.0
+    assert told.is_new(first.replace("811", "2,001"))
+    assert not told.is_new(first.replace("811", "2,001"))
 
 
 def test_watch_names_an_address_that_is_taken(

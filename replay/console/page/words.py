@@ -39,6 +39,8 @@ _TONES: Mapping[str, str] = {
     "cancelled": "dim",
     # verdicts of plans
     "exact": "good",
+    "covering": "good",
+    "within": "calm",
     "wins": "good",
     "short": "warn",
     "surplus": "bad",

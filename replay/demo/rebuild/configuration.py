@@ -17,8 +17,7 @@ clusters:
     bootstrap.servers: ${env:SHOP_KAFKA}
 
 sources:
-  shop: {url: "sqlite:///shop.db"}
-  warehouse: {url: "sqlite:///warehouse.db"}
+  shop: {url: "sqlite:///shop.db"}@WAREHOUSE@
 
 streams:
   orders:
@@ -34,22 +33,31 @@ streams:
       message:
         key: order_id
         value: {json: [order_id, user_id, status, amount, updated_at]}
-      identity: {row: order_id, message: key}
-      # The consumer's own table says exactly which orders it has handled.
-      consumed: {database: warehouse, table: processed_orders, column: order_id}
+      identity: {row: order_id, message: key}@CONSUMED@
       stale: restate
     # Put back at night, and gently.
     off_peak: {from: "@FROM@", to: "@TO@", timezone: UTC}
     limits: {messages_per_second: 500}
 """
 _EXAMPLE_HOURS = ("00:30", "06:00")
+_WAREHOUSE = """
+  warehouse: {url: "sqlite:///warehouse.db"}"""
+_CONSUMED = """
+      # The consumer's own table says exactly which orders it has handled.
+      consumed: {database: warehouse, table: processed_orders, column: order_id}"""
 
 
-def render_configuration(now: datetime | None = None) -> str:
-    """The file's text; with `now` its off-peak window lies around that moment."""
+def render_configuration(now: datetime | None = None, *, consumed: bool = False) -> str:
+    """The file's text; with `now` its off-peak window lies around that moment.
+
+    Args:
+        consumed: names the service's own table of what it handled as evidence.
+    """
     start, end = _EXAMPLE_HOURS
     if now is not None:
         at = now.astimezone(UTC)
         start = f"{at - timedelta(hours=1):%H:00}"
         end = f"{at + timedelta(hours=3):%H:00}"
-    return TEXT.replace("@FROM@", start).replace("@TO@", end)
+    text = TEXT.replace("@FROM@", start).replace("@TO@", end)
+    text = text.replace("@WAREHOUSE@", _WAREHOUSE if consumed else "")
+    return text.replace("@CONSUMED@", _CONSUMED if consumed else "")

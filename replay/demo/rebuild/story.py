@@ -39,11 +39,12 @@ from sandbox.embedded import EmbeddedKafka
 UNREAD = {0: 412, 1: 331, 2: 257}
 
 
-def tell_story(console: Console, report: Path | None = None) -> Audit:
+def tell_story(console: Console, report: Path | None = None, *, consumed: bool = False) -> Audit:
     """Plays the whole story in a temporary directory that is gone at the end.
 
     Args:
         report: where the incident report is kept.
+        consumed: the plan may look into the service's own table of what it handled.
 
     Raises:
         BacklogError: a part of it failed.
@@ -63,46 +64,59 @@ def tell_story(console: Console, report: Path | None = None) -> Audit:
     ):
         directory = Path(name)
         stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
-        _lose_orders(stage, directory, kafka.bootstrap)
-        recovery_id = _recover(stage, directory)
+        _lose_orders(stage, directory, kafka.bootstrap, consumed)
+        recovery_id = _recover(stage, directory, consumed)
         audit = _close(stage, directory, kafka.bootstrap)
         write_report(stage, recovery_id, report)
     _print_end(console, audit, time.monotonic() - started)
     return audit
 
 
-def _lose_orders(stage: Stage, directory: Path, bootstrap: str) -> None:
+def _lose_orders(stage: Stage, directory: Path, bootstrap: str, consumed: bool) -> None:
     stage.open_chapter("A shop with 10,000 orders")
     make_topic(bootstrap)
     orders = make_orders(utc_now())
     old, young = orders[:-YOUNG], orders[-YOUNG:]
     write_table(directory / "shop.db", orders)
-    (directory / "backlog.yaml").write_text(render_configuration(utc_now()))
+    (directory / "backlog.yaml").write_text(render_configuration(utc_now(), consumed=consumed))
     publish_orders(bootstrap, old)
     ends = read_ends(bootstrap)
     stage.tell(
         f"{TOTAL:,} orders are rows of the table [bold]orders[/]; each is also a message, keyed by "
         f"its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} partitions."
     )
-    stage.open_chapter("The consumer falls behind, and the broker deletes")
+    stage.open_chapter("The consumer falls behind")
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
     handled = handle_orders(bootstrap, directory / "warehouse.db", stop_at=stop_at)
+    stage.tell(
+        f"The service handled {handled:,} orders, then it stopped. [bold]watch[/] runs beside it "
+        "and looks each 30 seconds;\nhere [bold]status[/] does so once. Both note where the group "
+        "stands: a hash of the next message's key."
+    )
+    stage.run("status")
+    stage.open_chapter("The broker deletes what nobody has read")
     publish_orders(bootstrap, young)
     expire_old(bootstrap, ends)
     hours = format_duration(RETENTION.total_seconds())
     stage.tell(
-        f"The service handled {handled:,} orders, then it stopped. The topic keeps messages for "
-        f"{hours}:\nthe broker has just deleted those older than that, read or not."
+        f"The topic keeps messages for {hours}: the broker has just deleted those older than "
+        "that, read or not."
     )
     stage.run("status")
     stage.run("gaps")
 
 
-def _recover(stage: Stage, directory: Path) -> str:
+def _recover(stage: Stage, directory: Path, consumed: bool) -> str:
     stage.open_chapter("Plan: which orders were lost, exactly?")
+    handled = (
+        "what the\nservice's own table says it handled."
+        if consumed
+        else "what lies\nbefore the message where the group stood. Nobody keeps a list of what "
+        "was handled."
+    )
     stage.tell(
-        "Spark reads the source table and takes away what is still in the topic and what the\n"
-        "service's own table says it handled. Nothing is changed yet."
+        f"Spark reads the source table and takes away what is still in the topic, and {handled}\n"
+        "Nothing is changed yet."
     )
     stage.run("plan", "rebuild", "orders")
     recovery_id = find_recovery(directory)

@@ -1,10 +1,11 @@
-"""The live view of an expansion while it runs; a pipe gets a line every few seconds."""
+"""The live view of an expansion while it runs; a pipe gets a line each ten seconds."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,12 +14,13 @@ from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.ledger import BurndownSample, Ledger
-from backlog.numbers import format_count, format_duration
+from backlog.numbers import format_count, format_duration, format_rate
+from backlog.progress import Ticker
 from backlog.values import Recovery
 from replay.telling.burndown import draw_progress
+from replay.telling.events import name_step
 from replay.telling.progress import describe_progress
 
-_LINE_SECONDS = 5.0
 _REDRAWS_PER_SECOND = 2
 _KEPT = 2_000
 _WIDTH = 98
@@ -27,7 +29,14 @@ _WIDTH = 98
 class BurndownView:
     """What is left in both topics, how fast it goes, and the steps."""
 
-    def __init__(self, console: Console, ledger: Ledger, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        console: Console,
+        ledger: Ledger,
+        recovery: Recovery,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
         self._ledger = ledger
         self._id = recovery.id
@@ -35,7 +44,10 @@ class BurndownView:
         self._samples: deque[BurndownSample] = deque(maxlen=_KEPT)
         self._steps = ledger.steps.list(recovery.id)
         self._live: Live | None = None
-        self._line_at = 0.0
+        self._clock = clock
+        self._step, self._since = "", clock()
+        self._is_new = False
+        self._ticker = Ticker(self.print_line)
 
     def start(self) -> None:
         """Shows it; what earlier runs left is part of it."""
@@ -48,9 +60,12 @@ class BurndownView:
                 transient=False,
             )
             self._live.start()
+        else:
+            self._ticker.start()
 
     def stop(self) -> None:
         """Leaves the last view where it is."""
+        self._ticker.stop()
         if self._live is not None:
             self._steps = self._ledger.steps.list(self._id)
             self._live.refresh()
@@ -65,16 +80,22 @@ class BurndownView:
         """A step begins."""
         with self._lock:
             self._steps = self._ledger.steps.list(self._id)
+            self._step, self._since, self._is_new = name_step(step), self._clock(), False
         if self._live is None:
-            self._console.print(Text(step.replace("_", " ")), soft_wrap=True)
+            self._console.print(Text(name_step(step)), soft_wrap=True)
 
     def note_sample(self, sample: BurndownSample) -> None:
         """A new sample of both lags."""
         with self._lock:
             self._samples.append(sample)
-        if self._live is None and time.monotonic() >= self._line_at:
-            self._line_at = time.monotonic() + _LINE_SECONDS
-            self._console.print(Text(self._format_line()), soft_wrap=True)
+            self._is_new = True
+
+    def print_line(self) -> None:
+        """How far it is, as a line of its own: what is left where that was just looked at."""
+        with self._lock:
+            is_new, self._is_new = self._is_new, False
+            told = f"{self._step or 'starting'}, {format_duration(self._clock() - self._since)}"
+        self._console.print(Text(self._format_line() if is_new else told), soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         width = min(_WIDTH, self._console.width)
@@ -82,12 +103,13 @@ class BurndownView:
 
     def _format_line(self) -> str:
         down = self._describe()["burndown"]
-        told = f"{format_count(down['source_lag'])} to relay, "
-        told += f"{format_count(down['temporary_lag'])} to handle"
+        handled, left = down["handled"], down["left"]
+        told = f"{format_count(handled)} of {format_count(handled + left)} handled, "
+        told += f"{format_count(down['source_lag'])} to relay"
         if rate := down["handled_per_second"]:
-            told += f", {format_count(round(rate))}/s handled"
-        if eta := down["eta_seconds"]:
-            told += f", drained in about {format_duration(max(1.0, eta))}"
+            told += f", {format_rate(rate)}"
+        if left and (eta := down["eta_seconds"]) is not None:
+            told += f", {format_duration(max(1.0, eta))} left"
         return told
 
     def _describe(self) -> dict[str, Any]:

@@ -90,14 +90,16 @@ def _list_partitions(plan: RebuildPlan, record: RecoveryRecord) -> Iterator[tupl
     for chunk in record.chunks:
         if chunk.state is ChunkState.INJECTED:
             injected[chunk.chunk.slot].append(chunk)
-    for row in plan.outcome.partitions:
-        done = injected[row.partition]
+    lost = {row.partition: row for row in plan.outcome.partitions}
+    # Where the topic got partitions since, others get the messages than lost them.
+    for number in sorted({*lost, *injected}):
+        done, row = injected[number], lost.get(number)
         first = [chunk.first_offset for chunk in done if chunk.first_offset is not None]
         last = [chunk.last_offset for chunk in done if chunk.last_offset is not None]
         yield (
-            row.partition,
-            row.expected,
-            row.rebuilt,
+            number,
+            row.expected if row else 0,
+            row.rebuilt if row else 0,
             sum(chunk.chunk.count for chunk in done),
             f"{min(first):,}–{max(last):,}" if first and last else "—",
         )

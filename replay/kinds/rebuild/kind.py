@@ -20,12 +20,14 @@ from replay.kinds.rebuild.options import ALLOW_SURPLUS, RebuildOptions
 from replay.kinds.rebuild.plan import NAME, RebuildPlan
 from replay.recovery.context import RunContext
 from replay.recovery.kind import Kind, Say, Traits, say_nothing
-from replay.recovery.plan import Origin
+from replay.recovery.plan import Origin, PlannedWindow
 from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
 from replay.telling.value import Telling
 
-EXACT, SURPLUS = "exact", "surplus"
+SURPLUS = "surplus"
+# Sends nothing twice, or nothing but the newest state of rows that are restated anyway.
+HARMLESS = ("exact", "covering")
 
 
 class Rebuild(Kind[RebuildPlan, RebuildOptions]):
@@ -51,6 +53,20 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
 
         return plan_rebuild(workspace, stream, options, origin=origin, say=say)
 
+    def apply_terms(self, plan: RebuildPlan, stream: Stream) -> RebuildPlan:
+        """The window, the limits and `deliver` are those of the configuration."""
+        return (
+            super()
+            .apply_terms(plan, stream)
+            .model_copy(
+                update={
+                    "deliver": stream.deliver,
+                    "limits": stream.limits,
+                    "off_peak": PlannedWindow.freeze(stream.off_peak),
+                }
+            )
+        )
+
     def check(self, plan: RebuildPlan, recovery: Recovery) -> None:
         """Surplus that was not allowed by name, or readers who would get messages twice."""
         subject = f"recovery {recovery.id}"
@@ -62,19 +78,26 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
                 hint=f"mend the configuration, or `backlogctl plan rebuild {plan.stream} "
                 "--allow surplus`",
             )
+        count = plan.outcome.counts.rebuilt
+        if count > plan.limits.max_messages:
+            raise Refused(
+                f"{count} messages are more than `limits.max_messages` "
+                f"({plan.limits.max_messages})",
+                subject=subject,
+                hint=f"raise the limit of stream {plan.stream}",
+            )
         if plan.other_groups and plan.deliver != "topic":
             raise Refused(
                 f"other groups read topic {plan.topic} and would get the messages again: "
                 f"{', '.join(plan.other_groups)}",
                 subject=subject,
-                hint=f"say `deliver: topic` in stream {plan.stream} if that is right, "
-                "and plan again",
+                hint=f"say `deliver: topic` in stream {plan.stream} if that is right",
             )
 
     def is_automatic(self, plan: RebuildPlan) -> bool:
-        """An exact one that nobody else gets."""
+        """An exact or covering one that nobody else gets."""
         alone = not plan.other_groups or plan.deliver == "topic"
-        return plan.outcome.verdict == EXACT and alone
+        return plan.outcome.verdict in HARMLESS and alone
 
     def suggest(
         self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str

@@ -1,19 +1,23 @@
-"""When the losses of a plan began, and which of them were put back before and lost again."""
+"""When the losses of a plan began, and where in the log earlier recoveries put messages back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from backlog.clock import read_time
 from backlog.ledger.chunks import ChunkRecord
-from backlog.values import Gap, Sample
-from monitoring.timeline import bound_times
+from backlog.values import EdgeTimes, Gap, Sample
+from monitoring.timeline import Timeline
+from replay.kinds.rebuild.plan import RebuildPlan
+from replay.recovery.plan import Plan
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
-    from spark_backfill.request import PriorChunk
+    from spark_backfill.request import Growth, PriorChunk
 
 
 def tighten_times(gaps: Iterable[Gap], history: Sequence[Sample]) -> tuple[Gap, ...]:
@@ -22,70 +26,104 @@ def tighten_times(gaps: Iterable[Gap], history: Sequence[Sample]) -> tuple[Gap, 
     A later piece of a range may have been recorded with the times of the whole range.
     """
     tight: list[Gap] = []
+    gaps = tuple(gaps)
+    timelines = _index_history(gaps, history)
     for gap in gaps:
         if gap.start is not None and gap.first_time is not None:
-            own = bound_times(history, gap.partition, gap.start, gap.start + 1, gap.topic_id).lower
+            timeline = timelines[gap.topic_id]
+            own = timeline.bound(gap.partition, gap.start, gap.start + 1).lower
             if own is not None and own > gap.first_time:
                 gap = replace(gap, first_time=own)
         tight.append(gap)
     return tuple(tight)
 
 
-def measure_start_spread(gaps: Iterable[Gap], history: Sequence[Sample]) -> timedelta | None:
-    """How exactly the samples date the first loss; None where some gap has no bounds."""
-    spreads: list[timedelta] = []
+def date_edges(gaps: Iterable[Gap], history: Sequence[Sample]) -> tuple[EdgeTimes, ...]:
+    """Between which samples the first message of each gap, and the one behind it, were written."""
+    found: dict[tuple[int, int], EdgeTimes] = {}
+    gaps = tuple(gaps)
+    timelines = _index_history(gaps, history)
     for gap in gaps:
-        assert gap.start is not None
-        bounds = bound_times(history, gap.partition, gap.start, gap.start + 1, gap.topic_id)
-        if bounds.lower is None or bounds.upper is None:
-            return None
-        spreads.append(bounds.upper - bounds.lower)
-    return max(spreads, default=None)
+        for offset in (gap.start, gap.end):
+            assert offset is not None
+            times = timelines[gap.topic_id].bound(gap.partition, offset, offset + 1)
+            place = (gap.partition, offset)
+            found[place] = EdgeTimes(*place, times.lower, times.upper)
+    return tuple(found.values())
 
 
-def mark_lost_again(
+def _index_history(gaps: Iterable[Gap], history: Sequence[Sample]) -> dict[str, Timeline]:
+    return {topic_id: Timeline(history, topic_id) for topic_id in {gap.topic_id for gap in gaps}}
+
+
+def find_growth(history: Sequence[Sample], topic_id: str) -> tuple[Growth, ...]:
+    """When the topic got partitions, as the samples saw it, oldest first."""
+    from spark_backfill.request import Growth
+
+    own = [sample for sample in history if sample.topic_id == topic_id]
+    return tuple(
+        Growth(len(before.partitions), before.taken_at, after.taken_at)
+        for before, after in pairwise(own)
+        if len(before.partitions) < len(after.partitions)
+    )
+
+
+def locate_prior(
     workspace: Workspace, prior: Sequence[PriorChunk], gaps: Sequence[Gap]
-) -> tuple[PriorChunk, ...]:
-    """The chunks, with `lost` where all messages of one lie in the gaps: put back, and lost again.
+) -> tuple[tuple[PriorChunk, ...], datetime | None]:
+    """The chunks with their offsets, where the SQL ledger knows them and the topic is the same,
+    and from when on their rows are read where some lie in a gap: they were lost again.
 
-    A chunk whose offsets the SQL ledger does not know explains its rows as before.
+    Raises:
+        Refused: a plan of an earlier recovery cannot be read.
     """
-    marked = list(prior)
-    ledger = workspace.ledger
+    located = {(chunk.recovery_id, chunk.slot, chunk.number): chunk for chunk in prior}
     ids = {chunk.recovery_id for chunk in prior}
-    for recovery in ledger.recoveries.list() if ids else ():
+    since: datetime | None = None
+    for recovery in workspace.ledger.recoveries.list() if ids else ():
         if recovery.id not in ids:
             continue
-        # Put back for another group, this one may have read the messages that they are copies of.
-        ours = [
-            gap
-            for gap in gaps
-            if (gap.topic_id, gap.group) == (workspace.plan_of(recovery).topic_id, recovery.group)
-        ]
-        if not ours:
+        plan = workspace.plan_of(recovery)
+        if not gaps or plan.topic_id != gaps[0].topic_id:
             continue
-        lost = {
-            (record.chunk.slot, record.chunk.number)
-            for record in ledger.chunks.list(recovery.id)
-            if lies_in(record, ours)
-        }
-        marked = [
-            replace(chunk, lost=True)
-            if chunk.recovery_id == recovery.id and (chunk.slot, chunk.number) in lost
-            else chunk
-            for chunk in marked
-        ]
-    return tuple(marked)
+        # Put back for another group, this one may have read the messages that they are copies of.
+        same_group = recovery.group == gaps[0].group
+        again = False
+        for record in workspace.ledger.chunks.list(recovery.id):
+            place = (recovery.id, record.chunk.slot, record.chunk.number)
+            if place not in located:
+                continue
+            located[place] = replace(
+                located[place],
+                count=record.chunk.count,
+                first_offset=record.first_offset,
+                last_offset=record.last_offset,
+                same_group=same_group,
+            )
+            again = again or (same_group and touches(record, gaps))
+        if again:
+            begun = _find_first_time(plan)
+            since = begun if since is None else min(since, begun)
+    return tuple(located.values()), since
 
 
-def lies_in(record: ChunkRecord, gaps: Iterable[Gap]) -> bool:
-    """Whether the gaps together cover the chunk's messages from the first to the last."""
-    if record.first_offset is None or record.last_offset is None:
+def _find_first_time(plan: Plan) -> datetime:
+    """From when on a rebuild read its rows; the beginning of time where it read all."""
+    assert isinstance(plan, RebuildPlan)
+    lower = plan.outcome.bounds[0]
+    return datetime(1970, 1, 1, tzinfo=UTC) if lower is None else read_time(lower)
+
+
+def touches(record: ChunkRecord, gaps: Iterable[Gap]) -> bool:
+    """Whether some of the chunk's messages may lie in a gap."""
+    first, last = record.first_offset, record.last_offset
+    if first is None or last is None:
         return False
-    cursor = record.first_offset
-    here = (gap for gap in gaps if gap.partition == record.chunk.slot)
-    ranges = [(g.start, g.end) for g in here if g.start is not None and g.end is not None]
-    for start, end in sorted(ranges):
-        if start <= cursor < end:
-            cursor = end
-    return cursor > record.last_offset
+    return any(
+        gap.partition == record.chunk.slot
+        and gap.start is not None
+        and gap.end is not None
+        and gap.start <= last
+        and first < gap.end
+        for gap in gaps
+    )

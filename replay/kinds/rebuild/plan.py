@@ -78,7 +78,7 @@ class RebuildPlan(Plan):
     @property
     def slots(self) -> tuple[int, ...]:
         """The partitions that get messages: one slot each."""
-        return tuple(row.partition for row in self.outcome.partitions)
+        return self.outcome.slots or tuple(row.partition for row in self.outcome.partitions)
 
 
 def _leave_out(document: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

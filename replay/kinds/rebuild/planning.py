@@ -6,27 +6,31 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline, utc_now
+from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import Stream
 from backlog.errors import BacklogError, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_groups
 from backlog.manifest import read_manifest
-from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
+from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState, Sample
 from replay.around.observation import look_at_stream, read_history
 from replay.kinds.rebuild import injection
-from replay.kinds.rebuild.losses import mark_lost_again, measure_start_spread, tighten_times
+from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
+from replay.kinds.rebuild.put_back import leave_out_put_back
 from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import check_denied, refuse_active, store_plan
+from replay.recovery.guards import check_denied, refuse_active, refuse_missing_group, store_plan
 from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
 from replay.recovery.kind import Say, say_nothing
 from replay.recovery.plan import Origin, PlannedWindow
 from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from spark_backfill.request import Growth
 
 # What of a stream's section decides which messages are made, and where they go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "isolation", "partitioner", "source")
@@ -35,13 +39,14 @@ _REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
 
 @dataclass(slots=True)
 class Losses:
-    """What a plan starts from: the topic and the gaps as they are now."""
+    """What a plan starts from: the topic, its offsets and the gaps as they are now."""
 
     topic: TopicInfo
     gaps: tuple[Gap, ...]
+    starts: Mapping[int, int]
     ends: Mapping[int, int]
     other_groups: tuple[str, ...]
-    start_spread: timedelta | None
+    history: tuple[Sample, ...]
     warnings: list[str] = field(default_factory=list)
 
 
@@ -122,10 +127,12 @@ def observe_losses(
     """Looks at the stream now, and chooses the gaps; their ends are frozen here."""
     limit = Deadline(60.0)
     properties = workspace.properties(stream)
-    _, status = look_at_stream(workspace, stream, limit)
+    seen, status = look_at_stream(workspace, stream, limit)
+    refuse_missing_group(workspace, stream, seen.sample)
     topic = describe_topic(properties, stream.topic, limit)
     gaps, warnings = choose_gaps(workspace, stream, topic, options.gaps, found_before)
-    warnings = [*status["warnings"], *warnings]
+    gaps, told = leave_out_put_back(workspace, stream, gaps, seen.sample.partitions)
+    warnings = [*status["warnings"], *warnings, *told]
     groups = list_topic_groups(properties, stream.topic, limit)
     others = tuple(name for name in groups if name != stream.group)
     if others and stream.deliver != "topic":
@@ -138,8 +145,8 @@ def observe_losses(
     ends = list_offsets(properties, stream.topic, range(topic.partitions), "latest", deadline=limit)
     history = read_history(workspace, stream)
     gaps = tighten_times(gaps, history)
-    spread = measure_start_spread(gaps, history)
-    return Losses(topic, gaps, ends, others, spread, warnings)
+    starts = {part.partition: part.low for part in seen.sample.partitions}
+    return Losses(topic, gaps, starts, ends, others, history, warnings)
 
 
 def choose_gaps(
@@ -240,7 +247,8 @@ def _compute_plan(
 ) -> RebuildPlan:
     config, properties = workspace.config, workspace.properties(stream)
     ledger_topic, prior = injection.freeze_ledger(workspace, stream, options.allow)
-    prior = mark_lost_again(workspace, prior, losses.gaps)
+    prior, read_since = locate_prior(workspace, prior, losses.gaps)
+    growth = find_growth(losses.history, losses.topic.topic_id)
     from spark_backfill.sources.reflection import require_tables
 
     say("looking at the source")
@@ -269,7 +277,12 @@ def _compute_plan(
             until=options.until,
             allow=frozenset(options.allow),
             prior=prior,
-            start_spread=losses.start_spread,
+            edge_times=date_edges(losses.gaps, losses.history),
+            bookmarks=workspace.ledger.bookmarks.list(
+                stream.name, stream.group, losses.topic.topic_id
+            ),
+            growth=growth,
+            read_since=read_since,
             origin={
                 "ledger_topic": None if ledger_topic is None else ledger_topic.to_json(),
                 "topic_id": losses.topic.topic_id,
@@ -278,7 +291,7 @@ def _compute_plan(
         progress=say,
         limits=fit_chunks(stream.limits.messages_per_second, slots),
     )
-    warnings = [*losses.warnings, *outcome.warnings]
+    warnings = [*losses.warnings, *map(_describe_growth, growth), *outcome.warnings]
     warnings += _compare_log_starts(workspace, stream, losses)
     return RebuildPlan(
         stream=stream.name,
@@ -308,19 +321,23 @@ def _compute_plan(
     )
 
 
+def _describe_growth(growth: Growth) -> str:
+    return (
+        f"the topic got partitions between {format_time(growth.earliest)} and "
+        f"{format_time(growth.latest)}, it had {growth.before} before: older messages are proved "
+        "and counted by that number, and put back by today's"
+    )
+
+
 def _compare_log_starts(workspace: Workspace, stream: Stream, losses: Losses) -> list[str]:
     """What expired while the plan was made is a new gap; both bounds are reported (fault 23)."""
     properties = workspace.properties(stream)
     lows = list_offsets(
         properties, stream.topic, range(losses.topic.partitions), "earliest", deadline=Deadline(30)
     )
-    ends: dict[int, int] = {}
-    for gap in losses.gaps:
-        if gap.cause is Cause.EXPIRED and gap.end is not None:
-            ends[gap.partition] = max(ends.get(gap.partition, 0), gap.end)
     return [
-        f"partition {number}: retention moved on while planning, from {end} to {lows[number]}; "
-        "what expired unread since is a new gap and needs a plan of its own"
-        for number, end in sorted(ends.items())
-        if lows[number] > end
+        f"partition {number}: retention moved on while planning, from {losses.starts[number]} to "
+        f"{lows[number]}; what expired unread since is a new gap and needs a plan of its own"
+        for number in sorted({gap.partition for gap in losses.gaps if gap.cause is Cause.EXPIRED})
+        if lows[number] > losses.starts.get(number, lows[number])
     ]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from backlog.numbers import format_bytes, format_count, format_duration, format_plural
-from backlog.values import Recovery
+from backlog.values import Certainty, Recovery
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.telling.value import Action, Count, Fact, Row, Table, Telling
 
@@ -17,6 +17,7 @@ _COUNTS = {
     "surviving": ("still in the topic", "−", False),
     "consumed": ("handled by the consumer", "−", False),
     "already_injected": ("put back by earlier recoveries", "−", False),
+    "outside": ("in no gap: the group has read them", "−", False),
     "rebuilt": ("rebuilt", "", True),
     "collapsed": ("collapsed (newer state of the same row)", "", False),
     "quarantined": ("quarantined", "", False),
@@ -24,6 +25,7 @@ _COUNTS = {
     "shortfall": ("shortfall", "", False),
 }
 _SHOWN_DIFFERENCES = 2
+WITHIN = "within"
 LOST_RANGES = "Lost ranges"
 
 
@@ -32,7 +34,7 @@ def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
     rebuilt = outcome.counts.rebuilt
     return Telling(
         verdict=outcome.verdict,
-        verdict_words=f"plan: {outcome.verdict}",
+        verdict_words=f"plan: {say_verdict(plan)}",
         request=f"Put {format_plural(rebuilt, 'message')} back into {plan.topic} ({recovery.id})",
         summary=f"Puts {format_plural(rebuilt, 'lost message')} back into topic {plan.topic}.",
         reasons=outcome.reasons,
@@ -59,6 +61,14 @@ def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
     )
 
 
+def say_verdict(plan: RebuildPlan) -> str:
+    """`exact`, `exact within 12 rows`, `covering`, ..."""
+    outcome = plan.outcome
+    if outcome.verdict == WITHIN:
+        return f"exact within {format_plural(outcome.uncertain.count, 'row')}"
+    return outcome.verdict
+
+
 def _make_document(plan: RebuildPlan) -> dict[str, Any]:
     outcome = plan.outcome
     return {
@@ -68,6 +78,9 @@ def _make_document(plan: RebuildPlan) -> dict[str, Any]:
         "partitions": [asdict(row) for row in outcome.partitions],
         "proof": {**asdict(outcome.proof), "rate": outcome.proof.rate},
         "quarantine": asdict(outcome.quarantine),
+        "evidence": outcome.evidence,
+        "uncertain": asdict(outcome.uncertain),
+        "displacement": outcome.displacement,
         "fidelity": outcome.fidelity,
         "staging": f"{format_plural(outcome.chunks, 'chunk')}, "
         f"{format_plural(outcome.bytes, 'byte')}",
@@ -86,9 +99,12 @@ def _draw_partitions(plan: RebuildPlan) -> Table:
             format_count(row.expected),
             format_count(row.rebuilt),
             f"{difference:+,}" if difference else "=",
+            row.evidence or "unknown",
+            format_count(row.uncertain) if row.uncertain else "",
         )
-        rows.append(Row(cells, abs(difference), "warn" if difference else "good"))
-    columns = ("partition", "lost at most", "rebuilt", "difference")
+        size = abs(difference) + row.uncertain
+        rows.append(Row(cells, size, "warn" if size else "good"))
+    columns = ("partition", "lost at most", "rebuilt", "difference", "known by", "uncertain")
     return Table("Partitions", columns, tuple(rows))
 
 
@@ -112,6 +128,10 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
 def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     outcome = plan.outcome
     facts = [Fact("proof", _say_proof(plan))]
+    if outcome.evidence:
+        facts.append(Fact("evidence", outcome.evidence))
+    if outcome.uncertain.count:
+        facts.append(Fact("uncertain", _say_uncertain(plan), "warn"))
     facts += [
         Fact("differs", f"{item.identity}: {item.what} {item.detail}", "warn", shows_rows=True)
         for item in outcome.proof.differences[:_SHOWN_DIFFERENCES]
@@ -133,6 +153,18 @@ def _say_proof(plan: RebuildPlan) -> str:
     if proof.mutable and proof.equal_values != proof.compared:
         told += f" by key and partition, {format_count(proof.equal_values)} to the byte"
     return told.replace("100.0%", "100 %")
+
+
+def _say_uncertain(plan: RebuildPlan) -> str:
+    uncertain = plan.outcome.uncertain
+    rows = format_plural(uncertain.count, "row")
+    where = "at the edges of the gaps"
+    if any(gap.certainty != Certainty.EXACT for gap in plan.gaps):
+        where = "of gaps that the group may have read in part, or at their edges"
+    return (
+        f"{rows} {where}, {format_count(uncertain.taken)} of them put back "
+        f"(`source.edge` decides); listed in {uncertain.path}"
+    )
 
 
 def say_staged(plan: RebuildPlan) -> str:

@@ -59,8 +59,9 @@ def test_another_runner_and_an_operator_are_waited_for(desk: Workspace) -> None:
 
 
 def test_a_closed_window_says_when_it_opens(
-    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    desk = open_shop(tmp_path, off_peak=NIGHT)
     recovery = bring(desk, store(desk, off_peak=NIGHT), S.APPROVED, S.RUNNING)
     noon = datetime(2026, 11, 21, 12, 0, tzinfo=ZoneInfo("Asia/Shanghai"))
     monkeypatch.setattr(carrying, "utc_now", lambda: noon)
@@ -133,13 +134,13 @@ def test_a_lost_lease_is_waited_for(desk: Workspace, monkeypatch: pytest.MonkeyP
     assert soon - utc_now() <= timedelta(seconds=carrying.OTHER_SECONDS)
 
 
-def test_fault_40_the_window_is_the_plans_not_the_files(tmp_path: Path) -> None:
-    desk = open_shop(tmp_path, off_peak={"from": "01:00", "to": "02:00", "timezone": "UTC"})
-    planned = desk.plan_of(store(desk, off_peak=NIGHT)).off_peak
+def test_fault_40_the_window_is_the_files_as_it_is_now(tmp_path: Path) -> None:
+    desk = open_shop(tmp_path, off_peak=NIGHT)
+    planned = desk.plan_now(store(desk)).off_peak
     assert planned is not None
     assert str(planned) == "22:30–06:00 Asia/Shanghai"
     window = planned.open()
     inside = datetime(2026, 11, 21, 2, 0, tzinfo=ZoneInfo("Asia/Shanghai"))
     assert window.contains(inside)
     assert not window.contains(inside.replace(hour=12))
-    assert desk.plan_of(store(desk)).off_peak is None
+    assert open_shop(tmp_path).plan_now(store(desk, off_peak=NIGHT)).off_peak is None

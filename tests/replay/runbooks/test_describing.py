@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,16 +75,19 @@ def count_rows(text: str) -> int:
     return len(re.findall("<tr>", MARKDOWN.render(text)))
 
 
-def test_a_rebuild_is_told_with_its_figures(desk: Workspace) -> None:
+def test_a_rebuild_is_told_with_its_figures(desk: Workspace, tmp_path: Path) -> None:
     counts = {"candidates": 17, "surviving": 4, "already_injected": 2, "quarantined": 1}
     recovery = tell_rebuild(
         outcome={"reasons": ["2 rows are quarantined"], "verdict": "short", "counts": counts},
         warnings=["other groups read this topic"],
         other_groups=["audit"],
+    )
+    braked = open_shop(
+        tmp_path,
         off_peak={"from": "00:30", "to": "06:00", "timezone": "Asia/Shanghai"},
         limits={"messages_per_second": 2},
     )
-    told = show(describe_body(desk, recovery))
+    told = show(describe_body(braked, recovery))
     subject = describe_subject(desk, recovery)
     assert subject == "Put 10 messages back into orders (r-20261121-0001)"
     for part in (
@@ -163,7 +167,8 @@ def test_an_expansion_is_told_with_what_it_stops_and_gives_back(desk: Workspace)
         ("auto", "a person, because such a plan is not approved by itself"),
     ],
 )
-def test_who_may_answer_is_said(desk: Workspace, approval: str, who: str) -> None:
+def test_who_may_answer_is_said(tmp_path: Path, approval: str, who: str) -> None:
+    desk = open_shop(tmp_path, approval=approval)
     for recovery in (tell_rebuild(approval=approval), tell_expand(approval=approval)):
         assert f"Approved by: {who}." in show(describe_body(desk, recovery))
 

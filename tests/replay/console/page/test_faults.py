@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from backlog.config import Config
 from backlog.numbers import format_moment
 from backlog.values import Recovery, RecoveryState
 from monitoring.details import format_detail
@@ -28,6 +30,8 @@ from tests.replay.console.page.visits import read, serve, strip
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan, make_recovery
 
+# Names no stream: plans are told as they are stored.
+CONFIG = Config.from_text("{}", Path())
 PAYLOAD = "card=4111111111111111"
 
 
@@ -81,7 +85,7 @@ def test_whatever_stands_in_a_plan_it_is_told_or_refused(
         created_at=NOW,
     )
     # Neither is asked: only the plan is read.
-    workspace = Workspace(cast("Any", None), cast("Any", None), KINDS)
+    workspace = Workspace(CONFIG, cast("Any", None), KINDS)
     document = describe_recovery(workspace, recovery)
     if "problem" in document:
         assert document["plan"] == plan
@@ -95,7 +99,7 @@ def test_whatever_stands_in_a_plan_it_is_told_or_refused(
 def test_the_same_plans_are_told_as_they_are(kind: str) -> None:
     """The test above would pass where every plan is refused."""
     plan = make_rebuild_plan() if kind == "rebuild" else make_expand_plan()
-    workspace = Workspace(cast("Any", None), cast("Any", None), KINDS)
+    workspace = Workspace(CONFIG, cast("Any", None), KINDS)
     document = describe_recovery(workspace, make_recovery(plan))
     assert "problem" not in document
 

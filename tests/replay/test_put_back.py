@@ -1,0 +1,115 @@
+"""Two groups lost the same messages: what was put back for one of them is there for the other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql import SparkSession
+
+from backlog.ledger.chunks import ChunkRecord
+from backlog.values import Chunk, ChunkState, PartitionSample
+from replay.kinds.rebuild.plan import PlannedGap
+from replay.kinds.rebuild.put_back import covers, is_there
+from tests.backlog.ledger.makers import make_gap
+from tests.kafka_tools import move_log_start, set_offsets_raw
+from tests.replay.makers import make_rebuild_plan
+from tests.replay.shop import DONE, LOST, Shop, count_by_partition
+
+pytestmark = pytest.mark.timeout(600)
+AT = datetime(2026, 11, 1, 12, tzinfo=UTC)
+CHUNK = Chunk(0, 0, 10, 100, "hash", "messages/0", "ids/0")
+
+
+def add_stream(shop: Shop, name: str, group: str, *, consumed: bool) -> None:
+    """A second stream on the same topic; not `consumed`: without evidence of what it handled."""
+    path = shop.directory / "backlog.yaml"
+    document = json.loads(path.read_text())
+    source = {**document["streams"]["orders"]["source"]}
+    if not consumed:
+        del source["consumed"]
+    more = {**document["streams"]["orders"], "group": group, "source": source}
+    document["streams"][name] = more
+    path.write_text(json.dumps(document))
+
+
+def put_back_for_the_first(shop: Shop, *, consumed: bool = False) -> str:
+    """Both groups lost the same orders; the first group's are put back."""
+    billing = f"billing-{shop.group}"
+    set_offsets_raw(shop.properties, billing, shop.topic, count_by_partition(range(DONE)))
+    shop.write_config(deliver="topic")
+    add_stream(shop, "billing", billing, consumed=consumed)
+    shop.call("status")
+    recovery = shop.plan_approved()
+    shop.call("run", recovery.id)
+    shop.check_same_set()
+    return recovery.id
+
+
+def test_what_was_put_back_for_another_group_is_nothing_to_do(
+    shop: Shop, spark: SparkSession
+) -> None:
+    recovery = put_back_for_the_first(shop)
+    refused = shop.call("plan", "rebuild", "billing", "--json", code=5).error
+    assert "all its lost messages are in the log again" in refused["message"]
+    assert f"put back by recovery {recovery} for group {shop.group}" in refused["message"]
+    gaps = [gap for gap in shop.open().ledger.gaps.list("billing") if gap.state == "open"]
+    assert gaps
+    for gap in gaps:
+        assert f'backlogctl waive {gap.id} --reason "put back by {recovery}"' in refused["hint"]
+        shop.call("waive", gap.id, "--reason", f"put back by {recovery}")
+    told = shop.call("plan", "rebuild", "billing", "--json", code=5).error
+    assert "nothing is lost" in told["message"]
+
+
+def test_what_the_group_lost_besides_is_planned(shop: Shop, spark: SparkSession) -> None:
+    """The second group's gap is longer at its end in one partition: there it is planned whole."""
+    recovery = put_back_for_the_first(shop, consumed=True)
+    ends = count_by_partition(range(DONE + LOST))
+    # Orders that the first group has read: lost for the second group only.
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    move_log_start(shop.properties, shop.topic, {0: ends[0] + 5})
+    planned = shop.call(
+        "plan", "rebuild", "billing", "--since", "2026-01-01T00:00:00Z", "--json"
+    ).document
+    assert {gap["partition"] for gap in planned["gaps"]} == {0}
+    assert planned["counts"]["already_injected"] == LOST
+    assert planned["counts"]["rebuilt"] == 5
+    assert any(f"put back by recovery {recovery}" in text for text in planned["warnings"])
+
+
+def test_only_a_range_that_the_plan_holds_whole_is_covered() -> None:
+    gap = make_gap(10, 20)
+    plan = make_rebuild_plan(gaps=[PlannedGap.freeze(gap).model_dump()])
+    assert covers(plan, gap)
+    for other in (
+        replace(gap, end=21),
+        replace(gap, partition=2),
+        replace(gap, start=None, end=None),
+    ):
+        assert not covers(plan, other)
+    rows = tuple(replace(row, shortfall=1) for row in plan.outcome.partitions)
+    short = plan.model_copy(update={"outcome": replace(plan.outcome, partitions=rows)})
+    assert not covers(short, gap)
+    for verdict, uncertain, whole in (
+        ("exact", 0, True), ("within", 0, True), ("within", 3, False), ("short", 0, False),
+    ):  # fmt: skip
+        rows = tuple(replace(row, uncertain=uncertain) for row in plan.outcome.partitions)
+        outcome = replace(plan.outcome, verdict=verdict, partitions=rows)
+        assert covers(plan.model_copy(update={"outcome": outcome}), gap) is whole
+
+
+def test_a_chunk_is_there_where_it_is_in_the_log_and_was_not_skipped() -> None:
+    def look(first: int | None, committed: int | None, low: int, *gaps: tuple[int, int]) -> bool:
+        record = ChunkRecord(CHUNK, ChunkState.INJECTED, first, 109, AT)
+        here = PartitionSample(0, low, committed, 120, 120)
+        return is_there(record, {0: here}, [make_gap(*gap) for gap in gaps])
+
+    assert look(100, 10, 50, (10, 50)), "not read yet"
+    assert look(100, 120, 50, (10, 50)), "read since"
+    assert not look(100, 120, 50, (10, 105)), "skipped"
+    assert not look(100, 120, 105), "expired again"
+    assert not look(100, None, 50), "it may begin anywhere"
+    assert not look(None, 10, 50), "where they are is not known"
