@@ -70,10 +70,19 @@ crash: $(SETUP) ## Kill recoveries at N random moments: make crash N=50 SEED=7
 	@seed=$${SEED:-$$RANDOM}; echo "SEED=$$seed"; \
 	$(PYTHON) -m tests.crash.schedule --n $(N) --seed "$$seed" $(ARGS)
 
+.PHONY: accuracy
+accuracy: $(SETUP) ## Measure what a rebuild misses and doubles: make accuracy SEED=7
+	@scripts/need.sh postgres
+	@$(PYTHON) -m tests.accuracy.measure $${SEED:+--seed "$$SEED"} $(ARGS)
+
 .PHONY: bench-rebuild
 bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL
 	@scripts/need.sh postgres
 	$(PYTHON) -m benchmarks.rebuild $(ARGS)
+
+.PHONY: bench-first-minute
+bench-first-minute: $(SETUP) ## Measure where the time of a small plan goes
+	$(PYTHON) -m benchmarks.first_minute $(ARGS)
 
 .PHONY: bench-relay
 bench-relay: $(SETUP) ## Measure the relay beside kcat

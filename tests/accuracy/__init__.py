@@ -1,0 +1,1 @@
+"""How exact a rebuild is: simulated traffic in real services, and an oracle that knows what was lost."""

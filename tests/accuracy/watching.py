@@ -1,0 +1,182 @@
+"""What `watch` would have stored of simulated traffic: samples, thinned with age, and bookmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from backlog.ledger.thinning import begin_of_all, find_cell
+from backlog.stamps import hash_identity
+from backlog.values import (
+    Bookmark,
+    Cause,
+    Certainty,
+    Gap,
+    GapState,
+    PartitionSample,
+    Sample,
+)
+from monitoring.assessing import HORIZON
+from monitoring.timeline import bound_times
+from tests.accuracy.traffic import Traffic, to_micros, to_time
+
+STREAM, CLUSTER, GROUP = "orders", "main", "order-service"
+_EVERY, _FULL = timedelta(seconds=30), timedelta(hours=4)
+_LEAST = timedelta(seconds=5)
+Noted = tuple[datetime, Bookmark]
+
+
+class Sampling(StrEnum):
+    """When `watch` ran."""
+
+    ALWAYS = "always"
+    TEN_MINUTES = "ten minutes"  # the last ones before something was lost
+    AFTERWARDS = "afterwards"  # one look, when all was lost
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is in the ledger when the plan is made."""
+
+    history: tuple[Sample, ...]
+    bookmarks: tuple[Bookmark, ...]
+    gaps: tuple[Gap, ...]
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the samples say when each loss began; else the operator has to."""
+        return all(gap.first_time is not None for gap in self.gaps)
+
+
+def watch(traffic: Traffic, sampling: Sampling, topic: str, topic_id: str) -> Watched:
+    """Samples and bookmarks as `watch` takes them, thinned as the ledger does."""
+    times = list(_list_times(traffic, sampling))
+    taken = [_take_sample(traffic, at, topic, topic_id) for at in times]
+    noted: dict[tuple[int, int], Noted] = {}
+    for at, sample in zip(times, taken, strict=True):
+        for mark in _note_bookmarks(traffic, at, sample):
+            noted.setdefault((mark.partition, mark.committed), (sample.taken_at, mark))
+    now = taken[-1].taken_at
+    history = thin_samples(taken, now)
+    gaps = _find_gaps(traffic, history, topic, topic_id)
+    return Watched(history, thin_bookmarks(noted.values(), now), gaps)
+
+
+def thin_samples(samples: Iterable[Sample], now: datetime) -> tuple[Sample, ...]:
+    """What `ledger.samples.thin` keeps: the first of each cell of time."""
+    kept: dict[object, Sample] = {}
+    for sample in samples:
+        kept.setdefault(_find_cell(sample.taken_at, now), sample)
+    return tuple(kept.values())
+
+
+def thin_bookmarks(noted: Iterable[Noted], now: datetime) -> tuple[Bookmark, ...]:
+    """What `ledger.bookmarks.thin` keeps: of each partition the first and last of each cell."""
+    cells: dict[object, list[Bookmark]] = {}
+    for at, mark in noted:
+        cells.setdefault((mark.partition, _find_cell(at, now)), []).append(mark)
+    kept = {mark for marks in cells.values() for mark in (marks[0], marks[-1])}
+    return tuple(sorted(kept, key=lambda mark: (mark.partition, mark.committed)))
+
+
+def _find_cell(at: datetime, now: datetime) -> object:
+    return at if at >= begin_of_all(now, HORIZON) else find_cell(at, now, HORIZON)
+
+
+def find_begin(traffic: Traffic) -> datetime:
+    """When the first lost message was sent."""
+    starts = [
+        int(log.at[start])
+        for number, (start, _) in traffic.list_lost().items()
+        for log in (traffic.logs[number],)
+    ]
+    return to_time(min(starts))
+
+
+def _list_times(traffic: Traffic, sampling: Sampling) -> Iterator[int]:
+    # As often in a shorter story, but for stories of a few minutes.
+    every = max(to_micros(_LEAST), traffic.end * to_micros(_EVERY) // to_micros(_FULL))
+    if sampling is not Sampling.AFTERWARDS:
+        first, last = 0, traffic.end - 1
+        if sampling is Sampling.TEN_MINUTES:
+            last = _find_first_loss(traffic, every)
+            first = last - to_micros(traffic.shape.ten_minutes)
+        yield from range(first, last, every)
+    yield traffic.end
+
+
+def _find_first_loss(traffic: Traffic, every: int) -> int:
+    """The first look that would have seen a loss."""
+    return next(
+        at
+        for at in range(0, traffic.end + every, every)
+        if any(
+            traffic.find_committed(number, at) < traffic.find_low(number, at)
+            for number in traffic.list_lost()
+        )
+    )
+
+
+def _take_sample(traffic: Traffic, at: int, topic: str, topic_id: str) -> Sample:
+    partitions = tuple(
+        PartitionSample(
+            partition=number,
+            low=traffic.find_low(number, at),
+            committed=traffic.find_committed(number, at),
+            lso=traffic.find_stable(number, at),
+            high=log.find_end(at),
+            committed_epoch=0,
+        )
+        for number, log in enumerate(traffic.logs)
+    )
+    return Sample(STREAM, CLUSTER, topic, GROUP, topic_id, to_time(at), partitions, "stable", 0.05)
+
+
+def _note_bookmarks(traffic: Traffic, at: int, sample: Sample) -> Iterator[Bookmark]:
+    """Of each committed offset that can be read: below the log start nothing can."""
+    for part in sample.partitions:
+        if part.committed is None or part.committed < part.low:
+            continue
+        offset = traffic.find_next(part.partition, part.committed, at)
+        if offset is None:
+            continue
+        event = int(traffic.logs[part.partition].event[offset])
+        digest = hash_identity(sample.topic_id, identify(traffic, event))
+        yield Bookmark(part.partition, part.committed, offset, digest)
+
+
+def identify(traffic: Traffic, event: int) -> bytes:
+    """What the stream's rule takes as the identity of an event's message."""
+    if traffic.scenario.mutable:
+        return (traffic.events.key_of(event) or "").encode()
+    return traffic.events.ids[event].encode()
+
+
+def _find_gaps(
+    traffic: Traffic, history: tuple[Sample, ...], topic: str, topic_id: str
+) -> tuple[Gap, ...]:
+    gaps = []
+    for number, (start, end) in traffic.list_lost().items():
+        times = bound_times(history, number, start, end, topic_id)
+        gaps.append(
+            Gap(
+                id=f"g-20260302-{number:04d}",
+                stream=STREAM,
+                cluster=CLUSTER,
+                topic=topic,
+                group=GROUP,
+                topic_id=topic_id,
+                partition=number,
+                start=start,
+                end=end,
+                cause=Cause.EXPIRED,
+                certainty=Certainty.EXACT,
+                state=GapState.OPEN,
+                first_time=times.lower,
+                last_time=times.upper,
+                detected_at=to_time(traffic.end),
+            )
+        )
+    return tuple(gaps)
