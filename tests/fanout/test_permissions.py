@@ -6,43 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import Admin, make_admin
+from backlog.kafka.clients import Admin
 from fanout.permissions import find_missing, require_permissions
-from sandbox.embedded import EmbeddedKafka
+from tests.guarded import deny, start_guarded
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
 
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Admin]:
-    """A broker that asks an authorizer, and lets everybody do what nobody has forbidden."""
-    properties = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    with EmbeddedKafka.start(tmp_path / "kafka", properties=properties) as kafka:
-        yield make_admin({"bootstrap.servers": kafka.bootstrap})
-
-
-def deny(admin: Admin, kind: ResourceType, name: str, operation: AclOperation) -> None:
-    for verb, permission in (
-        (AclOperation.ALL, AclPermissionType.ALLOW),
-        (operation, AclPermissionType.DENY),
-    ):
-        binding = AclBinding(
-            kind, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", verb, permission
-        )
-        for future in admin.create_acls([binding]).values():
-            future.result(90)
+    with start_guarded(tmp_path) as admin:
+        yield admin
 
 
 def test_what_is_denied_is_named(guarded: Admin) -> None:
