@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.clock import Deadline
@@ -18,15 +19,15 @@ from backlog.manifest import Manifest, read_chunk
 from backlog.stamps import MESSAGE_ID, RECOVERY_ID
 from backlog.values import Chunk
 from spark_backfill.failures import list_secrets, translating
+from spark_backfill.injection.fingerprints import fingerprint_read, fingerprint_staged
 from spark_backfill.injection.targets import HIDDEN_SECONDS, await_visible, check_target
 from spark_backfill.spark.frames import last_header, make_empty
 from spark_backfill.spark.kafka_options import make_java_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 MAX_IDS = 100
-_HEADERS = "array<struct<name:string,value:binary>>"
 _KINDS = ("missing", "doubled", "different", "unexpected")
 
 
@@ -109,7 +110,8 @@ def verify(
     It first waits until the last stable offsets are past what was injected, since open transactions
     of others may hide some of it.
 
-    Every staged file is hashed again first, so that what is compared with is what was approved.
+    Every staged file is hashed again when it is read, so that what is compared with is what was
+    approved.
     Nothing but counts and at most 100 ids of each kind comes to the driver.
 
     Args:
@@ -118,7 +120,7 @@ def verify(
         known_ends: the offset after the last injected message, by partition; where it is not
             known, it waits for all that is in the partition now.
         hidden_wait: seconds for open transactions.
-        look: called while waiting for them, and between Spark's jobs; may raise.
+        look: called while waiting for them, and before Spark reads; may raise.
 
     Returns:
         The result, good or bad; `require_exact` raises for a bad one.
@@ -152,12 +154,14 @@ def verify(
         kind=VerificationFailed,
         secrets=list_secrets(properties),
     ):
-        _check_staged(spark, directory, manifest)
-        if look is not None:
-            look()
         staged = _read_staged(spark, directory, manifest)
         found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
-        return replace(_compare(staged, found, starts, ends), removed=removed)
+        try:
+            return replace(_compare(staged, found, starts, ends), removed=removed)
+        except PySparkException:
+            # Spark turns an executor's error into text: a staged file's own error says more.
+            _check_staged(spark, directory, manifest)
+            raise
 
 
 def _check_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> None:
@@ -176,14 +180,24 @@ def _check_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> N
 
 
 def _read_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> DataFrame:
-    schema = f"message_id string, key binary, value binary, partition int, headers {_HEADERS}"
-    paths = [str(directory / chunk.path) for chunk in manifest.chunks]
-    if not paths:
-        return make_empty(spark, "message_id string, fingerprint string")
-    raw = spark.read.schema(schema).parquet(*paths)
-    return raw.select("message_id", _fingerprint().alias("fingerprint")).where(
-        F.col("message_id").isNotNull()
-    )
+    """Checks and reads in one pass, in Python: so what is compared is what was hashed."""
+    schema = "message_id string, fingerprint binary"
+    chunks = list(manifest.chunks)
+    if not chunks:
+        return make_empty(spark, schema)
+
+    def read(batches: Any) -> Any:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                table = read_chunk(directory, chunks[number])
+                for part in table.to_batches(max_chunksize=10_000):
+                    columns = [part["message_id"], fingerprint_staged(part)]
+                    yield pa.RecordBatch.from_arrays(columns, ["message_id", "fingerprint"])
+
+    slices = min(len(chunks), 4 * spark.sparkContext.defaultParallelism)
+    return spark.range(0, len(chunks), 1, slices).mapInArrow(read, schema)
 
 
 def _read_topic(
@@ -206,6 +220,8 @@ def _read_topic(
                 "includeHeaders": "true",
                 # Spark's default is read_uncommitted, which counts aborted messages too.
                 "kafka.isolation.level": "read_committed",
+                # The default, 500, costs the client more than the messages themselves.
+                "kafka.max.poll.records": "5000",
                 "failOnDataLoss": "true",
                 "minPartitions": str(max(len(starts), spark.sparkContext.defaultParallelism)),
             }
@@ -217,29 +233,11 @@ def _read_topic(
         F.coalesce(last_header(RECOVERY_ID).cast("string") == recovery_id, F.lit(False)).alias(
             "is_ours"
         ),
-        _fingerprint().alias("fingerprint"),
+        fingerprint_read().alias("fingerprint"),
     )
     return named.where(F.col("is_ours") | F.col("message_id").isNotNull()).withColumn(
         "message_id", F.coalesce("message_id", F.lit("(no message id)"))
     )
-
-
-def _fingerprint() -> Column:
-    """SHA-256 over partition, key, value and headers, the same for a staged and a read message.
-
-    Key and value stand behind their lengths and headers are JSON, with base64 for bytes, so no two
-    messages are written alike. No lambda: Spark interprets those, which took most of the time.
-    """
-
-    def text(name: str) -> Column:
-        # The cast keeps the bytes as they are, also where they are no UTF-8.
-        length = F.octet_length(name).cast("string")
-        return F.coalesce(F.concat(length, F.lit(":"), F.col(name).cast("string")), F.lit("-"))
-
-    headers = F.coalesce(F.col("headers"), F.array()).cast(_HEADERS)
-    json_text = F.to_json(headers, {"ignoreNullFields": "false"})
-    parts = [F.col("partition").cast("string"), text("key"), text("value"), json_text]
-    return F.sha2(F.concat_ws("|", *parts).cast("binary"), 256)
 
 
 def _compare(
@@ -266,31 +264,25 @@ def _compare(
     judged = (
         # Another recovery's own messages are no concern of ours.
         by_id.where((F.col("s") > 0) | F.col("is_ours"))
-        .select(
-            "message_id",
-            kind.alias("kind"),
-            F.col("s").alias("staged_times"),
-            F.col("f").alias("found_times"),
-        )
+        # What matched needs no id: only mismatches are kept for the second look.
+        .select(kind.alias("kind"), "message_id", "s", "f")
+        .groupBy("kind", F.when(F.col("kind") != "matched", F.col("message_id")).alias("id"))
+        .agg(F.count(one).alias("ids"), F.sum("s").alias("staged"), F.sum("f").alias("found"))
         .cache()
     )
     try:
         totals = {
             row["kind"]: row
             for row in judged.groupBy("kind")
-            .agg(
-                F.count("*").alias("ids"),
-                F.coalesce(F.sum("staged_times"), F.lit(0)).alias("staged"),
-                F.coalesce(F.sum("found_times"), F.lit(0)).alias("found"),
-            )
+            .agg(*(F.sum(name).alias(name) for name in ("ids", "staged", "found")))
             .collect()
         }
         ids = {
             name: tuple(
-                row["message_id"]
+                row["id"]
                 for row in judged.where(F.col("kind") == name)
-                .select("message_id")
-                .orderBy("message_id")
+                .select("id")
+                .orderBy("id")
                 .limit(MAX_IDS)
                 .collect()
             )

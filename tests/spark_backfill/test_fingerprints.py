@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow as pa
 
-from spark_backfill.injection.verification import _fingerprint
+from backlog.manifest import CHUNK_SCHEMA
+from spark_backfill.injection.fingerprints import fingerprint_read, fingerprint_staged
 from spark_backfill.spark.frames import last_header
 
 if TYPE_CHECKING:
@@ -56,15 +57,34 @@ def test_different_messages_have_different_fingerprints(spark: SparkSession) -> 
         (0, b"a", b"b", [("h", b"2"), ("h", b"1")]),
         (0, b"a", b'b|[{"name":"h","value":"MQ=="}]', []),
         (0, b"a", b"b", [("h", b"1")]),
+        # What marks a border or NULL may stand in a message too.
+        (0, b"a\0b", b"c", []),
+        (0, b"a", b"b\0c", []),
+        (0, b"a\1b", b"c", []),
+        (0, b"\1", b"a", []),
+        (0, b"\0", b"a", []),
+        (0, b"a", b"b", [("", b"")]),
+        (0, b"a", b"b", [("", None)]),
+        (0, b"a", b"b", [("h", b"\1")]),
+        (0, b"a", b"b", [("h", b"\0")]),
+        (0, b"a", b"b\0h\0001", []),
+        (0, b"a", b"b", [("h\0i", b"1\0002")]),
+        (0, b"a", b"b", [("h", b"1"), ("i", b"2")]),
+        (0, b"a", b"b", [("h", b"i"), ("1", b"2")]),
     ]
     read = spark.createDataFrame([(*m, n) for n, m in enumerate(messages)], _READ)
-    staged = read.withColumn(
-        "headers", F.col("headers").cast("array<struct<name:string,value:binary>>")
-    )
-    one = {row.n: row.f for row in read.select("n", _fingerprint().alias("f")).collect()}
-    two = {row.n: row.f for row in staged.select("n", _fingerprint().alias("f")).collect()}
-    assert one == two
+    one = {row.n: bytes(row.f) for row in read.select("n", fingerprint_read().alias("f")).collect()}
+    columns = ("partition", "key", "value", "headers")
+    rows = [{"message_id": "", **dict(zip(columns, m, strict=True))} for m in messages]
+    (whole,) = pa.Table.from_pylist(rows, CHUNK_SCHEMA).to_batches()
+    # Parts of a chunk as well as the whole.
+    parts = [whole.slice(start, 5) for start in range(0, len(messages), 5)]
+    for batches in ([whole], parts):
+        fingerprints = [f for batch in batches for f in fingerprint_staged(batch).to_pylist()]
+        assert one == dict(enumerate(fingerprints))
     assert len(set(one.values())) == len(messages)
     # Kafka gives NULL for no headers, a staged file an empty list.
     bare = spark.createDataFrame([(0, None, None, None, 0)], _READ)
-    assert [row.f for row in bare.select(_fingerprint().alias("f")).collect()] == [one[0]]
+    assert [bytes(row.f) for row in bare.select(fingerprint_read().alias("f")).collect()] == [
+        one[0]
+    ]
