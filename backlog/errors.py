@@ -7,6 +7,7 @@ never by its text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -23,6 +24,8 @@ class BacklogError(Exception):
     code: ClassVar[str] = "failed"
     exit_code: ClassVar[int] = 1
     retryable: bool = False
+    # How a recovery stands that this ended: `Standing.to_json`; not sent to other processes.
+    standing: Mapping[str, Any] | None = None
 
     def __init__(
         self, message: str, *, subject: str = "", hint: str = "", retryable: bool | None = None

@@ -44,8 +44,10 @@ class Point:
 
     @property
     def lag(self) -> int | None:
-        """Unread offsets that still exist; None without a commit."""
-        if self.committed is None:
+        """Unread offsets that still exist; None without a commit, or where the log seems to end
+        before it: how much is unread is not known then.
+        """
+        if self.committed is None or self.committed > self.high:
             return None
         return max(0, self.end - max(self.committed, self.low))
 

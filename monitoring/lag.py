@@ -26,8 +26,10 @@ def find_end(part: PartitionSample, isolation: str) -> int:
 
 
 def count_lag(part: PartitionSample, isolation: str) -> int | None:
-    """Unread offsets that still exist; None without a commit. What expired is loss, not lag."""
-    if part.committed is None:
+    """Unread offsets that still exist; None without a commit, or with one beyond the end of the
+    log: how much is unread is not known then. What expired is loss, not lag.
+    """
+    if part.committed is None or part.committed > part.high:
         return None
     return max(0, find_end(part, isolation) - max(part.committed, part.low))
 

@@ -65,11 +65,12 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The highest pace of all partitions together, offsets a second; `proven`: samples showed the
-    group reading, for long enough, with more to read than it managed."""
+    """The highest pace of all partitions together, offsets a second; `proven`: the partitions
+    whose reader was seen, for long enough, with more to read than it managed. A slow reader of one
+    says nothing of the readers of others."""
 
     best: float = 0.0
-    proven: bool = False
+    proven: frozenset[int] = frozenset()
     moved: int = 0  # since `best` was last compared, over `span`
     span: timedelta = ZERO
     backlogs: Mapping[int, Backlog] = field(default_factory=dict)
@@ -90,20 +91,24 @@ class Reach:
             if (backlog := _follow_backlog(self.backlogs.get(move.partition), move, took))
         }
         # A reader that stands still, with whatever to read, shows no pace.
-        moving = [backlogs[move.partition] for move in whole if move.has_moved]
-        proven = self.proven or any(backlog.proves_work for backlog in moving)
+        proven = self.proven | {
+            move.partition
+            for move in whole
+            if move.has_moved and backlogs[move.partition].proves_work
+        }
         moved = self.moved + sum(move.after - move.before for move in whole)
         span = self.span + took
         added = Reach(self.best, proven, moved, span, backlogs)
         return added if span < COMMIT_RHYTHM else Reach(added.pace, proven, backlogs=backlogs)
 
-    def limit(self, since: datetime | None, until: datetime) -> int | None:
-        """How many offsets it can have read at most; None where the samples do not show it.
+    def limit(self, partition: int, since: datetime | None, until: datetime) -> int | None:
+        """How many offsets of a partition can have been read at most; None where the samples do not
+        show it.
 
         Args:
             since: a time at which it had read no further than its commit.
         """
-        if since is None or not self.proven:
+        if since is None or partition not in self.proven:
             return None
         seconds = max(until - since, COMMIT_RHYTHM).total_seconds()
         return int(self.pace * SPEED_UP * seconds) + BURST

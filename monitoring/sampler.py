@@ -19,6 +19,7 @@ from backlog.kafka.calls import Connection, connect
 from backlog.values import PartitionSample, Sample
 
 TRIES = 5
+PAUSE = 1.0
 SAME_CLOCK = timedelta(0)
 
 
@@ -48,6 +49,8 @@ def take_sample(
     The order is the rule: `committed` must be read after `low`, or a group that commits while the
     log start moves up behind it seems to have lost what it read.
 
+    A log that seems to end before a commit is looked at again, for some seconds.
+
     Args:
         skew: how far the ledger's clock is ahead of this host's; samples carry the ledger's time.
 
@@ -58,7 +61,7 @@ def take_sample(
     """
     admin, limit = connect(connection), deadline or Deadline(30.0)
     topic, group = stream.topic, stream.group
-    for _ in range(TRIES):
+    for tried in range(1, TRIES + 1):
         # Who is in the group comes first: one that joins later cannot make it look deserted.
         state = read_group_state(admin, group, limit).state
         # 1. The topic's id.
@@ -77,6 +80,11 @@ def take_sample(
         took = time.monotonic() - started
         # 6. The topic's id again: offsets of two topics must not meet in one sample.
         if read_topic_id(admin, topic, limit)[0] != topic_id:
+            continue
+        # A broker that was restarted may answer with ends that it has not recovered yet.
+        behind = any(c is not None and c.offset > high[p] for p, c in commits.items())
+        if behind and tried < TRIES and limit.remaining() > 2 * PAUSE:
+            time.sleep(PAUSE)
             continue
         return Sample(
             stream=stream.name,

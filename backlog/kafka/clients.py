@@ -78,6 +78,8 @@ class Admin(AdminClient):
         }
         super().__init__(settings, logger=CLIENT_LOG)
         self._properties = dict(properties)
+        # (group, topic) -> since when an answer about them is wrong, by the monotonic clock.
+        self.behind_since: dict[tuple[str, str], float] = {}
         self._consumers: dict[tuple[tuple[str, Any], ...], Consumer] = {}
 
     def open_reader(self, group: str, require_stable: bool) -> Consumer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -36,9 +37,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """A member of a group; `topics` are those it is assigned partitions of. `instance` is its
+    `group.instance.id`: a static member, which stays until its session ends (KIP-345); else ""."""
+
     client_id: str
     host: str
     member_id: str
+    topics: frozenset[str] = frozenset()
+    instance: str = ""
 
     def __str__(self) -> str:
         return f"{self.client_id} at {self.host}"
@@ -176,7 +182,13 @@ def describe_group_state(
         return GroupState("dead", ())
     state: ConsumerGroupState = answer.state
     members = tuple(
-        Member(str(member.client_id), str(member.host).lstrip("/"), str(member.member_id))
+        Member(
+            str(member.client_id),
+            str(member.host).lstrip("/"),
+            str(member.member_id),
+            frozenset(place.topic for place in member.assignment.topic_partitions),
+            member.group_instance_id or "",
+        )
         for member in answer.members
     )
     return GroupState(state.name.lower(), members, answer.type.name.lower() if answer.type else "")
@@ -250,15 +262,22 @@ def _is_spreading(new_topic: bool, error: KafkaFailure) -> bool:
     return new_topic and isinstance(error, TopicMissing)
 
 
-def delete_group(connection: Connection, group: str, deadline: Deadline | None = None) -> bool:
-    """Deletes a group without members and its offsets; False where it has some, or is gone."""
+def delete_group(connection: Connection, group: str, deadline: Deadline | None = None) -> None:
+    """Deletes a group and its offsets; one that is gone is fine.
+
+    Raises:
+        GroupActive: it has members.
+        ClusterUnreachable, KafkaFailure.
+    """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    futures = admin.delete_consumer_groups([group], request_timeout=seconds_left(limit))
-    try:
-        futures[group].result(timeout=seconds_left(limit) + 1.0)
-    except (KafkaException, TimeoutError):
-        return False
-    return True
+    subject, doing = f"group {group}", "delete it"
+
+    def call() -> None:
+        futures = ask(admin, admin.delete_consumer_groups, subject, doing, limit, [group])
+        with suppress(GroupMissing):
+            wait_for(admin, futures[group], subject, doing, limit)
+
+    retry_transient(admin, limit, call)
 
 
 def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:

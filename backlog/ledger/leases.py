@@ -120,6 +120,13 @@ class Leases:
         with self._database.read() as connection:
             return self._read_holder(connection, recovery_id)
 
+    def find_runner(self, recovery_id: str) -> Owner | None:
+        """Who works on it now; None where nobody does, or its process is certainly gone."""
+        holder = self.holder(recovery_id)
+        if holder is None or holder.expired or holder.owner.is_dead():
+            return None
+        return holder.owner
+
     def hold(self, recovery_id: str, owner: Owner | None = None, ttl: timedelta = TTL) -> Lease:
         """A context manager that takes the lease, renews it in a thread, and gives it back."""
         return Lease(self, recovery_id, owner or Owner.current(), ttl)

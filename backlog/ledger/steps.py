@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -33,6 +33,17 @@ class StepRecord:
     @property
     def is_complete(self) -> bool:
         return self.completed_at is not None
+
+
+# A recovery that stops consumers does so in the first of these; the second starts them again.
+STOP_STEP, RESTORE_STEP = "stop_consumers", "restore"
+
+
+def has_stopped_consumers(steps: Iterable[StepRecord]) -> bool:
+    """Whether the group's own consumers stand still now, as the ledger has it."""
+    known = {step.step: step for step in steps}
+    restored = known.get(RESTORE_STEP)
+    return STOP_STEP in known and not (restored is not None and restored.is_complete)
 
 
 class Steps:

@@ -95,6 +95,17 @@ OURS: tuple[Metric, ...] = (
         "1 while a runner holds its lease; only while it is running.",
     ),
     Metric(
+        "backlog_recovery_consumers_stopped",
+        _RECOVERY,
+        "1 while the recovery keeps the group's own consumers stopped.",
+    ),
+    Metric(
+        "backlog_temporary_topic_messages",
+        _RECOVERY,
+        "Messages relayed and not handled when last read, at most: only the temporary topic has "
+        "them. Absent where it was not read yet.",
+    ),
+    Metric(
         "backlog_recovery_progress_ratio",
         _RECOVERY,
         "Done of all, 0 to 1: messages injected, or drained.",

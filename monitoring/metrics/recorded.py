@@ -9,8 +9,11 @@ from prometheus_client.core import GaugeMetricFamily
 
 from backlog.ledger import Hold, Ledger
 from backlog.ledger.figures import RecoveryFigure
+from backlog.ledger.steps import has_stopped_consumers
 from backlog.values import RecoveryState
 from monitoring.metrics.catalogue import BY_NAME
+
+_ENDED = (RecoveryState.VERIFIED, RecoveryState.CANCELLED, RecoveryState.REJECTED)
 
 
 class Record:
@@ -54,6 +57,9 @@ class Record:
         if recovery.state is RecoveryState.RUNNING:
             until = recovery.lease_until
             yield "backlog_recovery_runner_alive", labels, int(until is not None and until > now)
+        if recovery.stops_consumers and recovery.state not in _ENDED:
+            steps = self._ledger.steps.list(recovery.id)
+            yield "backlog_recovery_consumers_stopped", labels, int(has_stopped_consumers(steps))
         if recovery.has_gaps:
             planned = self._read_counts(recovery.id)
             yield "backlog_recovery_done_messages", labels, recovery.injected
@@ -66,6 +72,8 @@ class Record:
         elif (down := self._ledger.burndown.latest(recovery.id)) is not None:
             yield "backlog_recovery_done_messages", labels, down.handled
             yield "backlog_relayed_messages", labels, down.relayed
+            if recovery.state not in _ENDED:
+                yield "backlog_temporary_topic_messages", labels, down.temporary_lag
             if total := down.handled + down.temporary_lag + down.source_lag:
                 yield "backlog_recovery_progress_ratio", labels, down.handled / total
 
@@ -93,6 +101,8 @@ _NAMES = (
     "backlog_recovery_state",
     "backlog_recovery_state_seconds",
     "backlog_recovery_runner_alive",
+    "backlog_recovery_consumers_stopped",
+    "backlog_temporary_topic_messages",
     "backlog_recovery_progress_ratio",
     "backlog_recovery_done_messages",
     "backlog_injected_messages",

@@ -170,3 +170,20 @@ def test_a_backlog_is_seen_between_samples_of_any_distance() -> None:
         for _ in range(6 * max(every, 10)):
             group.pass_second(RATE)
         assert group.marks.reach.proven, every
+
+
+def test_a_partition_that_is_held_back_says_nothing_of_the_others() -> None:
+    """One reader is slow; on the other partition a batch is written, read and expires between two
+    samples. How fast its reader can be was never seen: it always waited for messages.
+    """
+    marks, found = Marks(), list[Gap]()
+    for second in range(0, 121, 5):
+        end = 20 * second + (50_000 if second == 120 else 0)
+        low = end - 10 if second == 120 else 0
+        slow = PartitionSample(0, 0, second, 10_000, 10_000, 0)
+        waiting = PartitionSample(1, low, end, end, end, 0)
+        at = START + timedelta(seconds=second)
+        seen = Sample("s", "main", "t", "g", "id", at, (slow, waiting), "stable")
+        found += find_gaps(marks, seen).gaps
+        marks = advance_marks(marks, seen)
+    assert found == []

@@ -328,6 +328,28 @@ def test_a_runner_that_is_gone_is_not_alive(ledger: Ledger) -> None:
     assert got.value("backlog_recovery_runner_alive", recovery=ids["rebuild"]) == 0
 
 
+def test_consumers_that_a_recovery_keeps_stopped_are_counted_until_they_are_back(
+    ledger: Ledger,
+) -> None:
+    made = record_all(ledger)["expand"]
+    name = "backlog_recovery_consumers_stopped"
+    assert scrape_recorded(ledger).value(name, recovery=made) == 0  # it has not begun
+    later = utc_now() + timedelta(hours=1)
+    ledger.recoveries.approve(made, "me", "me", "h", later)
+    ledger.leases.acquire(made, Owner.current(), timedelta(hours=1))
+    ledger.recoveries.advance(made, RecoveryState.RUNNING, "me")
+    assert scrape_recorded(ledger).value(name, recovery=made) == 0
+    ledger.steps.start(made, "stop_consumers")
+    ledger.recoveries.advance(made, RecoveryState.FAILED, "me")
+    got = scrape_recorded(ledger)
+    assert got.value(name, recovery=made) == 1
+    assert got.value("backlog_temporary_topic_messages", recovery=made) == 10
+    ledger.steps.start(made, "restore")
+    assert scrape_recorded(ledger).value(name, recovery=made) == 1
+    ledger.steps.complete(made, "restore")
+    assert scrape_recorded(ledger).value(name, recovery=made) == 0
+
+
 def test_of_ended_recoveries_only_a_streams_last_is_there(ledger: Ledger) -> None:
     made = [
         ledger.recoveries.create(

@@ -197,6 +197,20 @@ def test_fault_22_a_commit_beyond_the_end_is_an_alarm(
     ]
 
 
+def test_fault_22_an_end_that_is_wrong_for_a_moment_is_none(
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+) -> None:
+    """As a broker's that has just been restarted."""
+    name = topic(partitions=1)
+    publish(properties, name, {0: 50})
+    set_offsets_raw(properties, group, name, {0: 60})
+    recovers = threading.Timer(0.5, publish, (properties, name, {0: 20}))
+    recovers.start()
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
+    recovers.join()
+    assert (observed.findings, observed.sample.partitions[0].high) == ((), 70)
+
+
 def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
