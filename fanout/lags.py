@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backlog.clock import Deadline
-from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin
+from backlog.kafka.standing import GroupStanding, read_standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,19 @@ def read_lags(
             behind it are control records, which no consumer commits past.
 
     Raises:
+        EndsBehind, LogTruncated: an end lies below a commit, or below `last_offsets`.
         ClusterUnreachable, KafkaFailure.
     """
     deadline = limit or Deadline(30.0)
     known = last_offsets or {}
-    done = committed_offsets(admin, group, source, range(partitions), deadline)
-    handled = committed_offsets(
-        admin, recovery_group, temporary, range(temporary_partitions), deadline
+    left = read_standing(admin, group, source, range(partitions), deadline)
+    copied = read_standing(
+        admin,
+        recovery_group,
+        temporary,
+        range(temporary_partitions),
+        deadline,
+        written={number: last + 1 for number, last in known.items()},
     )
-    ends = list_offsets(admin, source, range(partitions), "latest", "read_committed", deadline)
-    written = list_offsets(
-        admin, temporary, range(temporary_partitions), "latest", "read_committed", deadline
-    )
-    for number, last in known.items():
-        written[number] = min(written[number], last + 1)
-    return Lags(
-        {number: max(0, end - (done[number] or 0)) for number, end in ends.items()},
-        {number: max(0, end - (handled[number] or 0)) for number, end in written.items()},
-    )
+    data = {p: min(end, known[p] + 1) if p in known else end for p, end in copied.ends.items()}
+    return Lags(left.lag, GroupStanding(copied.commits, data).lag)

@@ -19,7 +19,8 @@ MAX_FACTOR = 1000
 class Load:
     """What is to be drained, and by whom.
 
-    `lag` has every partition of the topic. `rate_per_consumer` is above zero.
+    `lag` has every partition of the topic. `rate_per_consumer` is above zero. `largest_share`, 0 to
+    1, is that of the messages which one consumer has to handle: those of one key.
     """
 
     lag: Mapping[int, int]
@@ -28,6 +29,7 @@ class Load:
     replicas: int
     max_consumers: int | None = None
     seconds_to_loss: float | None = None
+    largest_share: float = 0.0
 
     @property
     def backlog(self) -> int:
@@ -89,11 +91,15 @@ def count_consumers(load: Load, factor: int) -> int:
 
 
 def measure_drain(load: Load, consumers: int) -> float | None:
-    """Seconds until so many consumers have read all; None where they never have."""
+    """Seconds until so many consumers have read all; None where they never have.
+
+    The one with the largest share is the last: more consumers do not help it.
+    """
     if not load.backlog:
         return 0.0
-    net = consumers * load.rate_per_consumer - load.produced_per_second
-    return load.backlog / net if net > 0 else None
+    share = max(1 / consumers, load.largest_share)
+    net = load.rate_per_consumer - share * load.produced_per_second
+    return share * load.backlog / net if net > 0 else None
 
 
 def is_won(seconds_to_drain: float | None, seconds_to_loss: float) -> bool:

@@ -16,6 +16,8 @@ from fanout.relay.guard import CLIENT_ID
 # member, so only its commits reveal it.
 QUIET_SECONDS = 5.5
 _POLL_SECONDS = 0.25
+# The longest usual session.timeout.ms is 45 s, Java's default; nobody outside can see it.
+STATIC_SECONDS = 60.0
 
 
 class GroupStillCommits(Refused):
@@ -50,6 +52,8 @@ def await_quiet(
     while not limit.expired:
         look()
         time.sleep(min(_POLL_SECONDS, limit.remaining()))
+    # Who joined meanwhile may have committed too: then it is a member that is to be named.
+    await_empty(admin, group, look, within=1.0)
     after = committed_offsets(admin, group, topic, range(partitions))
     moved = sorted(number for number in before if before[number] != after[number])
     if moved:
@@ -60,16 +64,17 @@ def await_quiet(
             subject=f"group {group} on topic {topic}",
             hint="find and stop it, then run the recovery again",
         )
-    await_empty(admin, group, look, within=1.0)
 
 
 def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: float) -> None:
-    """Waits until the group has no members, longer where a dead guard of ours is one.
+    """Waits until the group has no members, longer where a dead guard of ours is one, or static
+    members, which do not leave when they are stopped.
 
     Raises:
         GroupActive: names the members.
     """
     limit, for_guard = Deadline(within), Deadline(max(within, 20.0))
+    for_static = Deadline(max(within, STATIC_SECONDS))
     while True:
         look()
         # Listed, not described: that is safe while brokers go away (`groups.read_commits`).
@@ -80,11 +85,16 @@ def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: f
             continue
         state = describe_group_state(admin, group, Deadline(30.0))
         others = [m for m in state.members if not m.client_id.startswith(CLIENT_ID)]
-        if state.is_active and (others or for_guard.expired):
+        static = bool(others) and all(member.instance for member in others)
+        waited = for_static if static else limit if others else for_guard
+        if state.is_active and waited.expired:
             names = ", ".join(str(member) for member in state.members) or f"it is {state.state}"
+            hint = "stop these consumers (and whatever restarts them), then run again"
+            if static:
+                hint += "; static members (`group.instance.id`) stay for their session.timeout.ms"
             raise GroupActive(
-                f"it did not get empty within {within:g} s; still there: {names}",
+                f"it did not get empty within {waited.seconds:g} s; still there: {names}",
                 subject=f"group {group}",
-                hint="stop these consumers (and whatever restarts them), then run again",
+                hint=hint,
             )
         time.sleep(_POLL_SECONDS)

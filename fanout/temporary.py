@@ -122,9 +122,52 @@ def create_temporary_topic(
     # 3. Create, or find it empty and as we make it.
     config = make_temporary_config(source)
     topic_id = _create(admin, name, partitions, source.replication, config, limit)
-    _refuse_foreign(admin, name, topic_id, known, config, limit)
+    _refuse_foreign(admin, name, topic_id, partitions, config, limit)
     # 4. The id, by which it is known from here on.
     return ledger.temporary_topics.record_id(recovery_id, topic_id)
+
+
+def create_empty_topic(
+    connection: Connection,
+    source: TopicInfo,
+    name: str,
+    partitions: int,
+    deadline: Deadline | None = None,
+) -> str:
+    """Creates a topic like a temporary one, or finds one that never had a record; its id.
+
+    Raises:
+        Refused: a topic of this name is there that is not as we make it.
+        KafkaFailure: it could not be created until the deadline.
+    """
+    admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
+    config = make_temporary_config(source)
+    topic_id = _create(admin, name, partitions, source.replication, config, limit)
+    _refuse_foreign(admin, name, topic_id, partitions, config, limit)
+    return topic_id
+
+
+def delete_empty_topic(
+    connection: Connection,
+    name: str,
+    topic_id: str,
+    partitions: int,
+    deadline: Deadline | None = None,
+) -> None:
+    """Deletes a topic of `create_empty_topic`.
+
+    Raises:
+        Refused: it has had a record, or is another one by its id; it stays.
+        ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
+    if any(list_offsets(admin, name, range(partitions), "latest", deadline=limit).values()):
+        raise Refused(
+            "it was not deleted: somebody wrote into it",
+            subject=f"topic {name}",
+            hint="see who; delete it by hand",
+        )
+    delete_topic(admin, name, topic_id, limit)
 
 
 def start_recovery_group(
@@ -190,7 +233,7 @@ def delete_temporary_topic(
         return
     if known.topic_id is None:  # it crashed between the creation and the record
         config = make_temporary_config(source)
-        _refuse_foreign(admin, known.name, found, known, config, limit)
+        _refuse_foreign(admin, known.name, found, known.partitions, config, limit)
         known = ledger.temporary_topics.record_id(recovery_id, found)
     if found != known.topic_id:
         raise _refuse_id(known.name, found, known.topic_id)
@@ -276,14 +319,14 @@ def _refuse_foreign(
     admin: Admin,
     name: str,
     topic_id: str,
-    known: TemporaryTopic,
+    partitions: int,
     config: Mapping[str, str],
     limit: Deadline,
 ) -> None:
     """Refuses a topic that has other settings than ours, or ever had a record."""
     found = describe_topic(admin, name, limit)
     differs = [key for key, value in config.items() if found.config.get(key) != value]
-    if found.topic_id != topic_id or found.partitions != known.partitions or differs:
+    if found.topic_id != topic_id or found.partitions != partitions or differs:
         why = f"its {', '.join(differs)} differ" if differs else "it is not as we make it"
     elif any(list_offsets(admin, name, range(found.partitions), "latest", deadline=limit).values()):
         why = "there are records in it"

@@ -14,9 +14,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable
-from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, assign_partitions, find_addresses, make_consumer
 from backlog.kafka.errors import translate
+from backlog.kafka.standing import read_standing
 
 IDLE_SECONDS = 60.0
 _READ_AT_ONCE = 10_000
@@ -43,11 +43,9 @@ def find_unread(
         ClusterUnreachable, KafkaFailure: it is not known.
     """
     deadline = limit or Deadline(60.0)
-    commits = committed_offsets(
-        admin, group, topic, range(partitions), deadline, require_stable=True
-    )
-    ends = list_offsets(admin, topic, range(partitions), "latest", "read_committed", deadline)
-    starts = {number: commits[number] or 0 for number in ends}
+    there = read_standing(admin, group, topic, range(partitions), deadline, require_stable=True)
+    ends = there.ends
+    starts = {number: there.commits[number] or 0 for number in ends}
     lagging = {number: at for number, at in starts.items() if at < ends[number]}
     found: dict[int, int] = {}
     reading = _Reading(properties, topic, lagging, ends)

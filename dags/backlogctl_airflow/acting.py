@@ -25,6 +25,7 @@ from replay.recovery.brakes import CANARY, CancelRequested, PausedBecause
 from replay.recovery.identity import Identity, acting_as
 from replay.recovery.origins import AIRFLOW
 from replay.recovery.workspace import Workspace
+from replay.telling.standing import say_standing
 
 # A broker or a database may be back for the next try; these say the same again.
 _FINAL = (UsageError, ConfigurationError, ApprovalNeeded, Refused, CancelRequested)
@@ -90,4 +91,5 @@ def make_console() -> Console:
 
 def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
-    return mask_secrets(str(error))
+    told = f"\n{say_standing(error.standing)}" if error.standing else ""
+    return mask_secrets(f"{error}{told}")

@@ -91,6 +91,8 @@ def _make_field(model: type[Options], name: str, section: str) -> Param:
         return Param(BY_STREAM, type="string", enum=[BY_STREAM, *words], **shared)
     # Of `X or nothing`, X.
     typed = next(part for part in schema.get("anyOf", [schema]) if part["type"] != "null")
+    if typed["type"] == "boolean":
+        return Param(schema["default"], type="boolean", **shared)  # a switch has no third state
     bounds = {key: value for key, value in typed.items() if key in _BOUNDS}
     return Param(None, type=["null", typed["type"]], **bounds, **shared)
 

@@ -8,6 +8,7 @@ from backlog.config import Consumers
 from backlog.progress import Say
 from fanout.launchers.command import CommandLauncher
 from fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
+from fanout.launchers.left import LeftLauncher
 from fanout.launchers.manual import ManualLauncher
 from fanout.launchers.process import ConsumerState, ProcessLauncher
 from fanout.launchers.ramp import ramp_up
@@ -18,6 +19,7 @@ __all__ = [
     "ConsumerState",
     "Fleet",
     "Launcher",
+    "LeftLauncher",
     "ManualLauncher",
     "ProcessLauncher",
     "Role",

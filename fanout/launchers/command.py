@@ -60,6 +60,12 @@ class CommandLauncher:
         """What `status` prints; None without one."""
         return self._ask(fleet, lambda: None)
 
+    def explain(self, fleet: Fleet) -> str | None:
+        """That `status` prints 0; unknown without one."""
+        if self.count_running(fleet) != 0:
+            return None
+        return "`consumers.status` prints 0: none of them runs; their own logs say why"
+
     def describe(self, fleet: Fleet) -> str:
         assert self._consumers.scale is not None
         assert self._consumers.stop is not None

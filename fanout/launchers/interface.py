@@ -87,6 +87,13 @@ class Launcher(Protocol):
     def count_running(self, fleet: Fleet) -> int | None:
         """How many run; None where the launcher cannot know."""
 
+    def explain(self, fleet: Fleet) -> str | None:
+        """Why its consumers do not stay, masked of secrets; None where nothing is known of that.
+
+        Raises:
+            BacklogError: the launcher could not be asked.
+        """
+
     def describe(self, fleet: Fleet) -> str:
         """How it starts and stops them, for a plan: one sentence."""
 

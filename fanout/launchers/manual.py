@@ -26,10 +26,15 @@ _ASK_WITHIN = 10.0
 # Longer than the five seconds after which Kafka's clients commit by default.
 _STILL = 6.0
 _QUIET = ("empty", "dead")
+_STOPPED = -1  # in the place of a number that was asked for: that was done
 
 
 class ManualLauncher:
-    """Asks people, and never gives up by itself: `check_stop` ends the waiting."""
+    """Asks people once for each thing, and never gives up by itself: `check_stop` ends the waiting.
+
+    A request that is made again before it was carried out, or a stop where nothing has been started
+    since, is not said again. What was carried out and is needed anew is.
+    """
 
     name = "manual"
 
@@ -37,6 +42,7 @@ class ManualLauncher:
         self._properties = properties
         self._say = say
         self._admin: Admin | None = None
+        self._asked: dict[str, int] = {}  # the number last asked for, by group
 
     def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Waits until the group has at least `count` members.
@@ -52,18 +58,21 @@ class ManualLauncher:
             return
         where = _describe_fleet(fleet)
         if running > count:
-            self._say(f"End {running - count} of the {running} consumers {where}: {count} will do.")
+            told = f"End {running - count} of the {running} consumers {where}: {count} will do."
+            self._ask_people(fleet, count, told)
             return
         before = self._ask(lambda: self._read_commits(fleet), check_stop)
         more = f"{count - running} more consumers" if running else format_plural(count, "consumer")
-        self._say(
-            f"Start {more} {where}; waiting until the group has {format_plural(count, 'member')}."
-        )
+        members = format_plural(count, "member")
+        told = f"Start {more} {where}; waiting until the group has {members}."
+        self._ask_people(fleet, count, told)
         while True:
-            members = self._ask(lambda: self._count_members(fleet), check_stop)
-            if members >= count:
-                return
-            if not members and self._ask(lambda: self._read_commits(fleet), check_stop) != before:
+            running = self._ask(lambda: self._count_members(fleet), check_stop)
+            moved = not running and before != self._ask(
+                lambda: self._read_commits(fleet), check_stop
+            )
+            if running >= count or moved:
+                del self._asked[fleet.group]  # where some end, they are asked for again
                 return
             _pause(check_stop)
 
@@ -74,13 +83,19 @@ class ManualLauncher:
         while too: its consumers may be of those that never show as members.
         """
         had_members = not self._ask(lambda: self._is_quiet(fleet), check_stop)
-        self._say(
-            f"Stop every consumer {_describe_fleet(fleet)}; waiting until the group is empty."
-        )
+        if had_members or self._asked.get(fleet.group) != _STOPPED:
+            told = (
+                f"Stop every consumer {_describe_fleet(fleet)}; waiting until the group is empty."
+            )
+            self._ask_people(fleet, 0, told)
         while not self._ask(lambda: self._is_quiet(fleet), check_stop):
             _pause(check_stop)
-        if had_members:
-            return
+        if not had_members:
+            self._await_still(fleet, check_stop)
+        self._asked[fleet.group] = _STOPPED
+
+    def _await_still(self, fleet: Fleet, check_stop: CheckStop) -> None:
+        """Until the group's commits have not moved for a while."""
         commits = self._ask(lambda: self._read_commits(fleet), check_stop)
         still = Deadline(_STILL)
         while not still.expired:
@@ -93,12 +108,21 @@ class ManualLauncher:
         """The group's members; consumers that assign partitions to themselves do not show."""
         return self._count_members(fleet)
 
+    def explain(self, fleet: Fleet) -> str | None:
+        """Unknown: people see their consumers, this does not."""
+        return None
+
     def describe(self, fleet: Fleet) -> str:
         """For a plan: somebody must start and stop them."""
         return (
             f"by hand: the run says when to start and stop consumers {_describe_fleet(fleet)}, "
             "and waits"
         )
+
+    def _ask_people(self, fleet: Fleet, count: int, text: str) -> None:
+        if self._asked.get(fleet.group) != count:
+            self._asked[fleet.group] = count
+            self._say(text)
 
     def _connect(self) -> Admin:
         if self._admin is None:

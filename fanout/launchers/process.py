@@ -31,6 +31,7 @@ from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 _TICK = 0.02
 _SETTLED = 0.5  # seconds that a consumer must have run to be counted as started
 _QUICK_ENDS = 3
+_KEEPS_ENDING = 2
 _SUPERVISOR_TRIES = 3
 _SUPERVISOR_WITHIN = 15.0  # beyond the time that consumers have to end
 _TAIL_LINES, _TAIL_BYTES = 10, 16_384
@@ -85,7 +86,13 @@ class ProcessLauncher:
             state = _read_state(fleet)
             request = _follow(fleet, count)
             if state.get("request") == request:
-                self._refuse_failing(fleet, state, count)
+                failing = _find_failing(fleet, state, _QUICK_ENDS, count)
+                if failing is not None:
+                    raise BacklogError(
+                        failing.why,
+                        subject=f"stream {fleet.stream}, group {fleet.group}",
+                        hint=failing.hint,
+                    )
                 if _has_settled(state, count):
                     return
                 limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
@@ -119,6 +126,11 @@ class ProcessLauncher:
     def count_running(self, fleet: Fleet) -> int | None:
         """How many processes live, by pid and start time."""
         return sum(consumer.pid is not None for consumer in self.list_consumers(fleet))
+
+    def explain(self, fleet: Fleet) -> str | None:
+        """The first consumer that ended at once twice: exit code, last lines."""
+        failing = _find_failing(fleet, _read_state(fleet), _KEEPS_ENDING)
+        return None if failing is None else f"{failing.why}\n{failing.hint}"
 
     def describe(self, fleet: Fleet) -> str:
         command = shlex.join(fill_in(self._command, {**fleet.placeholders, "index": "N"}))
@@ -202,32 +214,39 @@ class ProcessLauncher:
             hint=f"its log is {log}",
         )
 
-    def _refuse_failing(self, fleet: Fleet, state: dict[str, Any], count: int) -> None:
-        for consumer in state["consumers"]:
-            if consumer["index"] >= count or consumer["quick_ends"] < _QUICK_ENDS:
-                continue
-            log, hint = (
-                supervisor.log_of(fleet.directory, consumer["index"]),
-                "see `consumers.command`",
-            )
-            why = f"it could not be started ({consumer['error']})"
-            if not consumer["error"]:
-                why = f"{_describe_exit(consumer['exit_code'])}; its last lines:\n{_read_tail(log)}"
-                hint = f"its log is {log}"
-            raise BacklogError(
-                mask_secrets(
-                    f"consumer {consumer['index']} ended at once "
-                    f"{consumer['quick_ends']} times: {why}"
-                ),
-                subject=f"stream {fleet.stream}, group {fleet.group}",
-                hint=hint,
-            )
-
     def _kill_supervisor(self, state: dict[str, Any]) -> None:
         known = state.get("supervisor")
         if known and supervisor.find_start(known["pid"]) == known["started"]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(known["pid"], signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failing:
+    """Why a consumer does not stay, without secrets, and where to look."""
+
+    why: str
+    hint: str
+
+
+def _find_failing(
+    fleet: Fleet, state: dict[str, Any], ends: int, count: int | None = None
+) -> _Failing | None:
+    """The first consumer, of the first `count`, that ended at once `ends` times or more."""
+    for consumer in state.get("consumers", []):
+        if count is not None and consumer["index"] >= count:
+            continue
+        if consumer["quick_ends"] < ends:
+            continue
+        log = supervisor.log_of(fleet.directory, consumer["index"])
+        if consumer["error"]:
+            how, hint = f"it could not be started ({consumer['error']})", "see `consumers.command`"
+        else:
+            how = f"{_describe_exit(consumer['exit_code'])}; its last lines:\n{_read_tail(log)}"
+            hint = f"its log is {log}"
+        told = f"consumer {consumer['index']} ended at once {consumer['quick_ends']} times: {how}"
+        return _Failing(mask_secrets(told), hint)
+    return None
 
 
 def _real(fleet: Fleet) -> Path:

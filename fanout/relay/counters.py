@@ -59,6 +59,14 @@ def read_counters(text: str | None, recovery_id: str) -> Counters:
         return fresh
 
 
+def is_counted(text: str | None, recovery_id: str) -> bool:
+    """Whether the metadata has this recovery's counters."""
+    try:
+        return bool(json.loads(text or "")["r"] == recovery_id)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
 def _pack(numbers: list[int]) -> str:
     """Unsigned LEB128, as in Kafka's own varints, in base64."""
     data = bytearray()

@@ -159,7 +159,12 @@ def find_others(properties: Mapping[str, str], group: str, limit: Deadline) -> t
     if not read_group_state(admin, group, limit).is_active:
         return ()
     state = describe_group_state(admin, group, limit)
-    return tuple(m for m in state.members if not m.client_id.startswith(f"{CLIENT_ID}-"))
+    return tuple(member for member in state.members if not is_guard(member))
+
+
+def is_guard(member: Member) -> bool:
+    """Whether a member of a group is a guard of ours, of any recovery."""
+    return member.client_id.startswith(f"{CLIENT_ID}-")
 
 
 def refuse_others(group: str, others: tuple[Member, ...]) -> BacklogError:

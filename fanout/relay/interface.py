@@ -53,7 +53,8 @@ class RelayTask:
     """What every source partition's relay has in common. `properties` hold secrets.
 
     `group_metadata` is the guard's membership, pinned: it is never refreshed, so that a commit
-    made after somebody else joined is refused by the broker (protocol P4.5).
+    made after somebody else joined is refused by the broker (protocol P4.5). `recovery_group` gets
+    the same offsets without a membership: nobody resets it, so they are the relay's own position.
     """
 
     properties: Mapping[str, str] = field(repr=False)
@@ -63,6 +64,7 @@ class RelayTask:
     target_partitions: int
     group: str
     group_metadata: bytes = field(repr=False)
+    recovery_group: str = ""
     order: Order = "key"
     partitioner: str = "murmur2"
     transactional_prefix: str = "backlog"

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -22,7 +23,7 @@ from backlog.kafka.errors import (
     unwrap,
 )
 from fanout.relay.client_settings import make_reader_settings, make_writer_settings
-from fanout.relay.commits import read_start
+from fanout.relay.commits import read_positions, read_start
 from fanout.relay.counters import Counters, write_counters
 from fanout.relay.interface import (
     GuardLost,
@@ -93,6 +94,7 @@ class _Relay:
         self._epoch: int | None = None
         self._router: Router | None = None
         self._opened = _Transaction(0.0)
+        self._own_metadata: object | None = None
         self._producer: Producer | None = None
 
     def run(self) -> Position:
@@ -153,7 +155,14 @@ class _Relay:
         found = read_start(admin, task.group, task.source, part.partition, Deadline(60.0))
         self._next = max(part.start, found.offset)
         self._epoch = found.epoch
-        self._counters = found.counters(task.recovery_id)
+        counted = found
+        if task.recovery_group:
+            place = (task.recovery_group, task.source, [part.partition], task.recovery_id)
+            own = read_positions(admin, *place, Deadline(60.0))
+            counted = own.get(part.partition, found)
+            reader = admin.open_reader(task.recovery_group, require_stable=True)
+            self._own_metadata = reader.consumer_group_metadata()
+        self._counters = counted.counters(task.recovery_id)
         self._router = Router(
             task.order, task.partitioner, task.target_partitions, self._counters.relayed
         )
@@ -251,21 +260,19 @@ class _Relay:
 
     def _send_offsets(self, producer: Producer, after: Counters) -> None:
         task = self._task
-        metadata = write_counters(after, task.target_partitions)
+        counters = write_counters(after, task.target_partitions)
         position = TopicPartition(
             task.source,
             self._part.partition,
             self._next,
-            metadata,
+            counters,
             # A reader's commit carries it; one without looks like an operator's reset.
             **({} if self._epoch is None else {"leader_epoch": self._epoch}),
         )
-        self._call(
-            lambda: producer.send_offsets_to_transaction(
-                [position], task.group_metadata, _CALL_SECONDS
-            ),
-            "commit the source offsets",
-        )
+        for metadata in (task.group_metadata, self._own_metadata):
+            if metadata is not None:
+                send = partial(producer.send_offsets_to_transaction, [position], metadata)
+                self._call(partial(send, _CALL_SECONDS), "commit the source offsets")
 
     def _is_full(self, opened: _Transaction) -> bool:
         return (

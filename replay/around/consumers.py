@@ -8,14 +8,14 @@ from typing import Any
 from backlog.clock import Deadline
 from backlog.config import Stream
 from backlog.errors import KafkaFailure, Refused
-from backlog.kafka.admin import GroupState, describe_group_state, read_group_state
+from backlog.kafka.admin import GroupState, Member, describe_group_state
 from backlog.progress import Say
-from backlog.values import RecoveryState
 from fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
+from fanout.relay.guard import find_others, is_guard
 from replay.around.fleets import fleet_of, launcher_of
-from replay.recovery.kind import has_stopped_consumers
 from replay.recovery.states import UNFINISHED
 from replay.recovery.workspace import Workspace
+from replay.telling.standing import list_open_standings
 
 # Members that were killed stay for their session, so the group is given a moment only.
 _EMPTY_WITHIN = 10.0
@@ -45,7 +45,7 @@ def stop_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[str, 
     launcher = launcher_of(workspace, stream, say)
     launcher.stop(_fleet(workspace, stream), _go_on)
     limit, properties = Deadline(_EMPTY_WITHIN), workspace.properties(stream)
-    while read_group_state(properties, stream.group).is_active and not limit.expired:
+    while not limit.expired and find_others(properties, stream.group, Deadline(_EMPTY_WITHIN)):
         time.sleep(limit.remaining(_ASK_EVERY))
     return describe_consumers(workspace, stream, say)
 
@@ -53,7 +53,9 @@ def stop_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[str, 
 def describe_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[str, Any]:
     """The document of `consumers`: what the launcher says, and what the group shows.
 
-    Where the cluster does not answer, `group_state` is None and the launcher's part is there.
+    `members` are without `guards`, those of our own recoveries. `standings` are of recoveries that
+    stop the consumers. Where the cluster does not answer, `group_state` is None and the launcher's
+    part is there.
     """
     launcher, fleet = launcher_of(workspace, stream, say), _fleet(workspace, stream)
     assert stream.consumers is not None
@@ -65,6 +67,7 @@ def describe_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[s
     except KafkaFailure as error:
         problem = str(error)
         running = None if launcher.name == "manual" else launcher.count_running(fleet)
+    members = group.members if group else ()
     return {
         "stream": stream.name,
         "topic": fleet.topic,
@@ -73,32 +76,16 @@ def describe_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[s
         "replicas": stream.consumers.replicas,
         "running": running,
         "group_state": group.state if group else None,
-        "members": [
-            {"client_id": member.client_id, "host": member.host, "member_id": member.member_id}
-            for member in (group.members if group else ())
-        ],
+        "members": [_describe_member(member) for member in members if not is_guard(member)],
+        "guards": [_describe_member(member) for member in members if is_guard(member)],
+        "standings": list_open_standings(workspace, stream.name),
         "consumers": _list_processes(launcher, fleet),
         "problem": problem,
     }
 
 
-def list_stopped(workspace: Workspace, stream: Stream) -> list[str]:
-    """Warnings on recoveries that stopped the stream's consumers: the lag does not show it."""
-    ledger, told = workspace.ledger, []
-    states = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
-    for recovery in ledger.recoveries.list(stream.name, states):
-        if not recovery.stops_consumers:
-            continue
-        if not has_stopped_consumers(ledger.steps.list(recovery.id)):
-            continue
-        last = ledger.burndown.latest(recovery.id)
-        left = "" if last is None else f", {last.temporary_lag:,} were unread in its topic"
-        reads = "" if recovery.state is RecoveryState.RUNNING else " and nobody reads"
-        told.append(
-            f"{recovery.kind} {recovery.id} is {recovery.state}: the original consumers are "
-            f"stopped{reads}{left}; see `backlogctl show {recovery.id}`"
-        )
-    return told
+def _describe_member(member: Member) -> dict[str, str]:
+    return {"client_id": member.client_id, "host": member.host, "member_id": member.member_id}
 
 
 def _list_processes(launcher: Launcher, fleet: Fleet) -> list[dict[str, Any]]:

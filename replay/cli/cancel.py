@@ -14,6 +14,21 @@ def cancel_recovery(
     session: Session,
     recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
     wait: Annotated[float, typer.Option(help="Seconds to wait for a live runner.")] = 120.0,
+    rewind: Annotated[
+        bool,
+        typer.Option(
+            "--rewind",
+            help="Of an expansion: the group reads again what was relayed; needs no consumer that "
+            "works. What was handled of it is handled once more.",
+        ),
+    ] = False,
+    leave_consumers: Annotated[
+        bool,
+        typer.Option(
+            "--leave-consumers",
+            help="Of an expansion: consumers are neither started nor stopped; you do that by hand.",
+        ),
+    ] = False,
 ) -> None:
     """Cancel a recovery: a rebuild keeps what it has put back, an expansion is cut over now.
 
@@ -24,8 +39,12 @@ def cancel_recovery(
     from replay.telling.documents import describe_recovery
 
     workspace = session.open_workspace()
-    found = cancel_work(workspace, recovery, wait=wait, say=session.say, console=session.err)
+    chosen = {"rewind": rewind, "leave-consumers": leave_consumers}
+    ways = [way for way, wanted in chosen.items() if wanted]
+    found = cancel_work(
+        workspace, recovery, wait=wait, ways=ways, say=session.say, console=session.err
+    )
     kind = workspace.kind_of(found)
-    message = f"{recovery} is {found.state}; {kind.say_cancelled(found)}"
+    message = f"{recovery} is {found.state}; {kind.say_cancelled(found, ways)}"
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)

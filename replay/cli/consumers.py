@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, verb
+from replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 consumers = typer.Typer(help="Start, stop and see a stream's own consumers.", no_args_is_help=True)
 
@@ -64,9 +64,18 @@ def status(session: Session, stream: StreamName) -> None:
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
     from backlog.config import mask_secrets
+    from replay.telling.terminal import draw_standing, print_next
 
     document["problem"] = mask_secrets(document["problem"])
-    session.emit(document, lambda console: console.print(_draw(document)))
+    document["standings"] = [mask_document(standing) for standing in document["standings"]]
+
+    def show(console: Console) -> None:
+        console.print(_draw(document))
+        for standing in document["standings"]:
+            console.print(draw_standing(standing))
+            print_next(console, *standing["next_commands"])
+
+    session.emit(document, show)
     if document["problem"]:
         session.say(f"the group could not be looked at: {document['problem']}", "yellow")
 
@@ -87,7 +96,7 @@ def _draw(document: dict[str, Any]) -> RenderableType:
         format_count(document["replicas"]),
         document["group"],
         document["group_state"] or "unknown",
-        format_count(len(document["members"]) if known else None),
+        _count_members(document) if known else "unknown",
     )
     if not document["consumers"]:
         return summary
@@ -103,6 +112,12 @@ def _draw(document: dict[str, Any]) -> RenderableType:
             _shorten(row["log"]),
         )
     return Group(summary, table)
+
+
+def _count_members(document: dict[str, Any]) -> str:
+    """The guard is no consumer: it keeps others from committing."""
+    told = format(len(document["members"]), ",")
+    return f"{told} and our guard" if document["guards"] else told
 
 
 def _shorten(path: str) -> str:

@@ -101,7 +101,9 @@ def _make_argument() -> inspect.Parameter:
 
 def _make_option(name: str, info: FieldInfo) -> inspect.Parameter:
     """As typed on the command line: text, a number, or a list of words."""
-    types = {part for part in (info.annotation, *get_args(info.annotation)) if part in (int, float)}
+    types = {
+        part for part in (info.annotation, *get_args(info.annotation)) if part in (bool, int, float)
+    }
     typed: Any = types.pop() if types else str
     if isinstance(info.default, tuple):
         typed = list[str]

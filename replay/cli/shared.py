@@ -230,17 +230,27 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
         }
         code = 1
     document = mask_document(document)
+    standing = mask_document(getattr(error, "standing", None) or {})
     if as_json:
         SESSION.note(None, True)
-        SESSION.write_document({"error": document})
+        SESSION.write_document({"error": document, **({"standing": standing} if standing else {})})
     else:
         _print_error(document)
+        if standing:
+            _print_standing(standing)
     if os.environ.get("BACKLOG_DEBUG") == "1":
         import traceback
 
         text = "".join(traceback.format_exception(error))
         sys.stderr.write(mask_secrets(text))
     return code
+
+
+def _print_standing(standing: Mapping[str, Any]) -> None:
+    from replay.telling.terminal import draw_standing, print_next
+
+    SESSION.err.print(draw_standing(standing))
+    print_next(SESSION.err, *standing["next_commands"])
 
 
 def _print_error(document: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ def show_recovery(
     from backlog.errors import UsageError
     from replay.telling.burndown import draw_progress
     from replay.telling.documents import list_next_commands
-    from replay.telling.terminal import draw_events, print_next
+    from replay.telling.terminal import draw_events, draw_standing, print_next
 
     if watch and session.json:
         raise UsageError("--watch draws, and --json prints one document", subject="--watch")
@@ -51,7 +51,11 @@ def show_recovery(
         console.print(draw_events(document["events"]))
         if not document["events_intact"]:
             console.print("the record was changed after it was written", style="bold red")
-        print_next(console, *list_next_commands(workspace, found))
+        if standing := document["standing"]:
+            console.print(draw_standing(standing))
+            print_next(console, *standing["next_commands"])
+        else:
+            print_next(console, *list_next_commands(workspace, found))
 
     session.emit(document, show)
 
@@ -61,10 +65,23 @@ def _collect(workspace: Workspace, found: Recovery) -> dict[str, Any]:
 
     ledger = workspace.ledger
     document = describe_recovery(workspace, found)
+    document["standing"] = _find_standing(workspace, found)
     document["progress"] = _measure(workspace, found)
     document["events"] = [describe_event(event) for event in ledger.events.list(found.id)]
     document["events_intact"] = ledger.events.verify_chain(found.id)
     return document
+
+
+def _find_standing(workspace: Workspace, found: Recovery) -> dict[str, Any] | None:
+    from backlog.errors import Refused
+    from replay.cli.shared import mask_document
+    from replay.telling.standing import find_standing
+
+    try:
+        standing = find_standing(workspace, found)
+    except Refused:
+        return None  # the plan's `problem` says why
+    return None if standing is None else mask_document(standing)
 
 
 def _measure(workspace: Workspace, found: Recovery) -> dict[str, Any]:

@@ -72,19 +72,20 @@ def show_status(
 def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any]:
     """The document of `status`; a stream that cannot be seen has an `error`, the others show."""
     from backlog.errors import BacklogError
-    from replay.around.consumers import list_stopped
     from replay.around.observation import look_at_stream
+    from replay.telling.standing import list_open_standings
 
     entries: list[dict[str, Any]] = []
     for stream in streams:
+        standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
         try:
             entry = look_at_stream(workspace, stream)[1]
-            entry["warnings"] += list_stopped(workspace, stream)
-            entries.append(entry)
         except BacklogError as error:
             if len(streams) == 1:
+                error.standing = next(iter(standings), None)
                 raise
-            entries.append(_describe_unseen(stream, error))
+            entry = _describe_unseen(stream, error)
+        entries.append({**entry, "standings": standings})
     return {"streams": entries}
 
 

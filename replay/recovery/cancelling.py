@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from backlog.config import mask_secrets
-from backlog.errors import BacklogError, LeaseHeld, Refused
+from backlog.errors import BacklogError, LeaseHeld, Refused, UsageError
 from backlog.ledger import Lease
 from backlog.values import Recovery, RecoveryState
 from replay.recovery.brakes import OPERATOR
 from replay.recovery.context import RunContext
+from replay.recovery.failing import telling_standing
 from replay.recovery.identity import find_identity
 from replay.recovery.workspace import Workspace
 
 State = RecoveryState
+CANCEL_ASKED = "cancel asked"
 _POLL_SECONDS = 0.25
 
 
@@ -74,12 +76,11 @@ def withdraw_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, st
     recovery = ledger.recoveries.get(recovery_id)
     workspace.kind_of(recovery)
     if recovery.state is State.RUNNING and recovery.requested == "pause":
-        holder = ledger.leases.holder(recovery_id)
+        runner = ledger.leases.find_runner(recovery_id)
         recovery = ledger.recoveries.request(recovery_id, None, str(find_identity()))
         if recovery.state is State.PAUSED:
             return recovery, None  # the runner saw the pause first, and has stopped
-        alive = holder is not None and not holder.expired and not holder.owner.is_dead()
-        return recovery, str(holder.owner) if holder is not None and alive else None
+        return recovery, None if runner is None else str(runner)
     if recovery.state is not State.PAUSED:
         raise Refused(
             f"it is {recovery.state}, not paused",
@@ -94,18 +95,31 @@ def cancel_work(
     recovery_id: str,
     *,
     wait: float,
+    ways: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
     console: Console | None = None,
 ) -> Recovery:
     """Cancels for good: here, or by the live runner, which is waited for.
 
+    Args:
+        ways: of those that its kind knows (`Kind.cancel_ways`); whoever carries it out finds them
+            in the recovery's record.
+
     Raises:
+        UsageError: its kind knows no such way.
         Refused: it is at an end already.
         LeaseHeld: the runner did not stop within `wait` seconds; the request stays.
     """
     ledger, actor = workspace.ledger, str(find_identity())
     recovery = ledger.recoveries.get(recovery_id)
-    workspace.kind_of(recovery)
+    kind = workspace.kind_of(recovery)
+    for way in ways:
+        if way not in kind.cancel_ways:
+            raise UsageError(
+                f"`--{way}` is not for this kind of recovery",
+                subject=f"{kind.name} {recovery_id}",
+                hint=f"`backlogctl cancel {recovery_id}`",
+            )
     if recovery.state is State.CANCELLED:
         return recovery
     if recovery.state is State.PLANNED:
@@ -115,6 +129,19 @@ def cancel_work(
             f"it is {recovery.state}, so there is nothing to cancel",
             subject=f"recovery {recovery_id}",
         )
+    ledger.events.append(recovery_id, actor, CANCEL_ASKED, {"ways": list(ways)})
+    with telling_standing(workspace, recovery_id):
+        return _cancel(workspace, recovery_id, wait, say, console)
+
+
+def _cancel(
+    workspace: Workspace,
+    recovery_id: str,
+    wait: float,
+    say: Callable[[str], None],
+    console: Console | None,
+) -> Recovery:
+    ledger, actor = workspace.ledger, str(find_identity())
     end = time.monotonic() + wait
     asked = False
     while True:
@@ -145,6 +172,16 @@ def cancel_work(
                 "it was verified before the runner saw the request",
                 subject=f"recovery {recovery_id}",
             )
+
+
+def find_ways(workspace: Workspace, recovery_id: str) -> tuple[str, ...]:
+    """The ways of the last `cancel`, so that whoever goes on with it goes the same."""
+    asked = [
+        event.detail.get("ways", ())
+        for event in workspace.ledger.events.list(recovery_id)
+        if event.action == CANCEL_ASKED
+    ]
+    return tuple(asked[-1]) if asked else ()
 
 
 def finish_cancel(

@@ -5,7 +5,7 @@ recovery's kind by nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from backlog.config import Stream
 from backlog.config.base import explain
 from backlog.errors import Refused
-from backlog.ledger import Lease, Ledger, StepRecord
+from backlog.ledger import Lease, Ledger
 from backlog.step import Step
 from backlog.values import Gap, Recovery, RecoveryState
 from monitoring.verdicts import Verdict
@@ -28,22 +28,12 @@ if TYPE_CHECKING:
     from replay.recovery.context import RunContext
     from replay.recovery.workspace import Workspace
     from replay.telling.account import Account, RecoveryRecord
+    from replay.telling.standing import Standing
     from replay.telling.value import Telling
 
 PlanT = TypeVar("PlanT", bound=Plan)
 OptionsT = TypeVar("OptionsT", bound=Options)
 Say = Callable[[str], None]
-
-
-# A kind that stops consumers does so in the first of these steps; the second starts them again.
-STOP_STEP, RESTORE_STEP = "stop_consumers", "restore"
-
-
-def has_stopped_consumers(steps: Iterable[StepRecord]) -> bool:
-    """Whether the group's own consumers stand still now, as the ledger has it."""
-    known = {step.step: step for step in steps}
-    restored = known.get(RESTORE_STEP)
-    return STOP_STEP in known and not (restored is not None and restored.is_complete)
 
 
 def say_nothing(_: str) -> None:
@@ -77,6 +67,7 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         summary: one line for help, the form, and the task group: what it does.
         plan_model: of the newest version; its default of `version` is that version.
         older_models: models of versions that can still be read, by version.
+        cancel_ways: how it can be cancelled besides the usual way.
     """
 
     name: ClassVar[str]
@@ -85,6 +76,7 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
     plan_model: type[PlanT]
     options_model: type[OptionsT]
     older_models: ClassVar[Mapping[int, type[Plan]]] = {}
+    cancel_ways: ClassVar[tuple[str, ...]] = ()
 
     # Plan
 
@@ -205,8 +197,22 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         """What a run that was verified did, behind the recovery's name and state."""
 
     @abstractmethod
-    def say_cancelled(self, recovery: Recovery) -> str:
-        """How things stand once it is cancelled or rejected, behind its name and state."""
+    def say_cancelled(self, recovery: Recovery, ways: Sequence[str] = ()) -> str:
+        """How things stand once it is cancelled or rejected, behind its name and state.
+
+        Args:
+            ways: how it was cancelled, of `cancel_ways`.
+        """
+
+    @abstractmethod
+    def describe_standing(
+        self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
+    ) -> Standing:
+        """How things stand now: who reads, who is stopped, what is only where; never an error.
+
+        Args:
+            ask: the brokers too, for some seconds; else what is on record.
+        """
 
     def find_gaps(
         self, plan: PlanT, ledger: Ledger, recovery: Recovery, ended_at: datetime | None

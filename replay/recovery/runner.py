@@ -24,6 +24,7 @@ from replay.recovery.brakes import (
 )
 from replay.recovery.cancelling import finish_cancel
 from replay.recovery.context import RunContext
+from replay.recovery.failing import telling_standing
 from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
 from replay.recovery.interrupts import Interrupts
@@ -71,7 +72,10 @@ class Run:
             return recovery
         check_startable(self._workspace, recovery)
         try:
-            with self._workspace.ledger.leases.hold(self._id) as lease:
+            with (
+                telling_standing(self._workspace, self._id),
+                self._workspace.ledger.leases.hold(self._id) as lease,
+            ):
                 done = self._work(lease)
             clear_staging(self._workspace)
             return done

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from backlog.errors import PlanStale
+from backlog.ledger.steps import has_stopped_consumers
 from backlog.numbers import format_duration
 from backlog.values import Recovery, RecoveryState
-from replay.recovery.kind import has_stopped_consumers
 from replay.recovery.workspace import Workspace
 from replay.report.timeline import describe_detail
 from replay.telling.account import Account, RecoveryRecord

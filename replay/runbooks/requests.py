@@ -74,6 +74,7 @@ def read_request(workspace: Workspace, form: Mapping[str, Any]) -> RecoveryReque
         name: value
         for _, name, info in list_fields(kinds)
         if (value := _read_option(form, name, info)) not in (None, "", BY_STREAM)
+        and not (value is False and info.annotation is bool)  # a switch that is off
     }
     for kind in kinds:
         read_options(kind.options_model, choose_options(kind, said), config, stream)

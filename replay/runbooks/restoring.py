@@ -74,8 +74,7 @@ def is_run_by_hand(workspace: Workspace, recovery: Recovery) -> bool:
 
 def is_worked_on(workspace: Workspace, recovery: Recovery) -> bool:
     """Whether a live runner has it now."""
-    holder = workspace.ledger.leases.holder(recovery.id)
-    return holder is not None and not holder.expired and not holder.owner.is_dead()
+    return workspace.ledger.leases.find_runner(recovery.id) is not None
 
 
 def _is_airflow(actor: str | None) -> bool:

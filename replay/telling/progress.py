@@ -15,7 +15,11 @@ from backlog.values import ChunkState
 T = TypeVar("T")
 
 # Rates are those of the last seconds.
-RATE_WINDOW = timedelta(seconds=5)
+RATE_WINDOW = timedelta(seconds=10)
+# Over less than this they say nothing of how long it takes: commits come seconds apart.
+_LEAST_SECONDS = 3.0
+# Samples come each second; those of a run before this one lie further apart.
+_APART = timedelta(seconds=8)
 _CURVE_POINTS = 36
 
 
@@ -99,9 +103,17 @@ def _describe_burndown(samples: Sequence[BurndownSample]) -> dict[str, Any]:
 
 
 def measure_drain(samples: Sequence[BurndownSample], window: timedelta) -> DrainPace:
-    """How fast both topics were drained in the last `window`; at least one sample."""
-    last = samples[-1]
-    first = next(sample for sample in samples if sample.at >= last.at - window)
+    """How fast both topics were drained in the last `window`; at least one sample.
+
+    Each step has other consumers at work, and a pause between two runs is no work: the time left
+    goes by the samples of the last step that follow each other.
+    """
+    last, first = samples[-1], samples[-1]
+    for sample in reversed(samples):
+        apart = first.at - sample.at
+        if sample.step != last.step or sample.at < last.at - window or apart > _APART:
+            break
+        first = sample
     seconds = (last.at - first.at).total_seconds()
     left = last.source_lag + last.temporary_lag
     if seconds <= 0:
@@ -109,9 +121,9 @@ def measure_drain(samples: Sequence[BurndownSample], window: timedelta) -> Drain
     shrinks = (first.source_lag + first.temporary_lag - left) / seconds
     return DrainPace(
         left,
-        (last.relayed - first.relayed) / seconds,
-        (last.handled - first.handled) / seconds,
-        left / shrinks if shrinks > 0 else None,
+        max(0.0, (last.relayed - first.relayed) / seconds),
+        max(0.0, (last.handled - first.handled) / seconds),
+        left / shrinks if shrinks > 0 and seconds >= _LEAST_SECONDS else None,
     )
 
 

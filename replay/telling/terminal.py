@@ -16,6 +16,7 @@ from rich.text import Text
 from backlog.numbers import format_count, format_duration, format_moment
 from monitoring.details import format_detail
 from replay.telling.events import find_finished_starts, name_line
+from replay.telling.standing import list_lines
 
 Document = Mapping[str, Any]
 
@@ -109,16 +110,28 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     head.append(f"  read by {stream['group']}  ", style="dim")
     head.append_text(style_word(str(stream["verdict"])))
     if stream.get("error"):
-        return [head, Text(f"  {stream['error']['message']}", style="red")]
+        return [
+            head,
+            Text(f"  {stream['error']['message']}", style="red"),
+            *_draw_standings(stream),
+        ]
     blocks: list[RenderableType] = [head]
     if stream.get("sentence"):
         blocks.append(Text(str(stream["sentence"]), style="bold"))
     blocks += [_draw_lags(stream["partitions"]), *draw_warnings(stream.get("warnings", ()))]
+    blocks += _draw_standings(stream)
     for command in stream.get("next_commands", ()):
-        blocks.append(Text.assemble(("next: ", "dim"), (str(command), "bold cyan")))
+        blocks.append(_draw_next(str(command)))
     if stream.get("page"):
         blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
     return [*blocks, Text()]
+
+
+def _draw_standings(stream: Document) -> list[RenderableType]:
+    blocks: list[RenderableType] = []
+    for standing in stream.get("standings", ()):
+        blocks += [draw_standing(standing), *map(_draw_next, standing["next_commands"])]
+    return blocks
 
 
 def _draw_lags(rows: Sequence[Document]) -> Table:
@@ -255,7 +268,19 @@ def say_done(console: Console, name: str, state: str, rest: str) -> None:
     console.print(line, soft_wrap=True)
 
 
+def draw_standing(standing: Document) -> RenderableType:
+    """How a recovery stands, and the next command."""
+    grid = make_grid()
+    for name, told in list_lines(standing):
+        add_line(grid, name, told)
+    return Group(Text("how things stand", style="bold"), grid)
+
+
 def print_next(console: Console, *commands: str) -> None:
     """Says which command comes next."""
     for command in commands:
-        console.print(Text.assemble(("next: ", "dim"), (command, "bold cyan")), soft_wrap=True)
+        console.print(_draw_next(command), soft_wrap=True)
+
+
+def _draw_next(command: str) -> Text:
+    return Text.assemble(("next: ", "dim"), (command, "bold cyan"))

@@ -28,8 +28,8 @@ POINTS = (
 # Of the runner of an expansion.
 RUNNER_POINTS = (
     "p4.2.raised",
-    "p4.3.stopped",
     "p4.4.created",
+    "p4.3.stopped",
     "p4.7.canary.relayed",
     "p4.7.canary.started",
     "p4.5.guard.joined",

@@ -1,8 +1,8 @@
 """Random schedules of kills: `python -m tests.crash.schedule --n 50 --seed 7`.
 
-Each schedule injects a small staged recovery; the runner's process group is killed with SIGKILL at
-a named point or a random moment, one to three times, and then it runs to the end. The oracle
-compares what a read_committed reader sees with what was staged.
+Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
+named point or a random moment, one to three times, and then it runs to the end. The oracle compares
+what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sandbox.embedded import EmbeddedKafka
+from tests.crash.expand_schedule import ExpandSchedule, run_expansion
 from tests.crash.points import POINTS
 from tests.crash.runner import kill_runner, start_runner
 from tests.crash.scenario import Judgement, judge, make_scenario
@@ -100,29 +103,39 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
     return Verdict(judge(scenario.job), killed, ended)
 
 
+# How a schedule of each kind is drawn, and run.
+KINDS: dict[str, tuple[Callable[[int], Any], Callable[[str, Path, Any], Any]]] = {
+    "injection": (Schedule.draw, run_schedule),
+    "expansion": (ExpandSchedule.draw, run_expansion),
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs random schedules; returns how many went wrong, at most 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--n", type=int, default=10, help="how many schedules")
+    parser.add_argument("--n", type=int, default=10, help="how many schedules of each kind")
     parser.add_argument("--seed", type=int, default=None, help="of the first one")
+    parser.add_argument("--only", choices=sorted(KINDS), help="one kind")
     parser.add_argument("--bootstrap", default="", help="a broker; none starts one")
     options = parser.parse_args(arguments)
     first = options.seed if options.seed is not None else random.randrange(1_000_000)
+    kinds = [options.only] if options.only else list(KINDS)
     with tempfile.TemporaryDirectory(prefix="backlog-crash-") as scratch:
         root = Path(scratch)
         if options.bootstrap:
-            return _run_all(options.bootstrap, root, first, options.n)
+            return max(_run_all(kind, options.bootstrap, root, first, options.n) for kind in kinds)
         with EmbeddedKafka.start(root / "kafka") as kafka:
-            return _run_all(kafka.bootstrap, root, first, options.n)
+            return max(_run_all(kind, kafka.bootstrap, root, first, options.n) for kind in kinds)
 
 
-def _run_all(bootstrap: str, root: Path, first: int, n: int) -> int:
+def _run_all(kind: str, bootstrap: str, root: Path, first: int, n: int) -> int:
+    draw, run = KINDS[kind]
     bad, killed, began = [], 0, time.monotonic()
     for seed in range(first, first + n):
-        schedule = Schedule.draw(seed)
-        directory = root / f"seed-{seed}"
+        schedule = draw(seed)
+        directory = root / f"{kind}-{seed}"
         directory.mkdir()
-        verdict = run_schedule(bootstrap, directory, schedule)
+        verdict = run(bootstrap, directory, schedule)
         killed += verdict.killed
         print(f"{'ok  ' if verdict.is_good else 'FAIL'} {schedule}", flush=True)
         if not verdict.is_good:
@@ -131,9 +144,9 @@ def _run_all(bootstrap: str, root: Path, first: int, n: int) -> int:
             for failure in directory.glob("error-*.json"):
                 print(f"     {failure.read_text()}", flush=True)
     seconds = time.monotonic() - began
-    print(f"{n - len(bad)} of {n} schedules good, {killed} kills, {seconds:.0f} s")
+    print(f"{kind}: {n - len(bad)} of {n} schedules good, {killed} kills, {seconds:.0f} s")
     for seed in bad:
-        print(f"to see it again: make crash N=1 SEED={seed}")
+        print(f"to see it again: make crash N=1 SEED={seed} ARGS='--only {kind}'")
     return 1 if bad else 0
 
 

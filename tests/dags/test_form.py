@@ -36,7 +36,7 @@ OUTLINE = Outline(
 
 
 ACTIONS = (AUTO, "expand", "rebuild")
-OPTIONS = {"since", "until", "order", "factor", "rate"}
+OPTIONS = {"since", "until", "order", "factor", "rate", "try_one"}
 OWN = {"stream", "action", "note", "answer_within", "recovery"}
 EMPTY_OR = {
     "number": ["null", "number"],
@@ -98,6 +98,7 @@ def test_it_has_every_field_of_a_request_and_no_other() -> None:
         ("rate", None, {
             "type": EMPTY_OR["number"], "exclusiveMinimum": 0, "section": "Expand",
         }),
+        ("try_one", False, {"type": "boolean", "section": "Expand"}),
         ("note", "", {"type": EMPTY_OR["text"], "maxLength": 500}),
         ("answer_within", None, {
             "type": EMPTY_OR["text"], "pattern": r"^([0-9]+(ms|[smhd]))+$",

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from backlog.clock import Deadline
+from backlog.errors import KafkaFailure
 from backlog.kafka.clients import make_admin
 from fanout.lags import Lags, read_lags
+from fanout.unread import find_unread
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
@@ -41,8 +46,50 @@ def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
     stranger = open_transaction(properties, f"stranger-{source}", source, 0)
     set_offsets_raw(properties, group, source, {0: 4})
     fill(properties, temporary, {0: 6, 1: 1}, transaction=temporary)
-    set_offsets_raw(properties, recovery, temporary, {0: 2, 1: 2, 2: 7})
+    set_offsets_raw(properties, recovery, temporary, {0: 2, 1: 2, 2: 0})
     assert read() == Lags({0: 6, 1: 5}, {0: 5, 1: 0, 2: 0})
     # The marker behind the last message is no lag.
     assert read({0: 5, 1: 0}).temporary == {0: 4, 1: 0, 2: 0}
     stranger.abort_transaction(90)
+
+
+def test_fault_74_an_end_below_what_is_known_is_a_failed_reading(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a broker answers that has not recovered its ends: nothing would seem to be left."""
+    properties = properties_of(kafka.bootstrap)
+    admin = make_admin(properties)
+    source, temporary = topic(1, KEPT), topic(2, KEPT)
+    recovery = f"{group}.recovery"
+
+    def read(seconds: float, **known: dict[int, int]) -> Lags:
+        return read_lags(
+            admin,
+            source=source,
+            group=group,
+            partitions=1,
+            temporary=temporary,
+            recovery_group=recovery,
+            temporary_partitions=2,
+            limit=Deadline(seconds),
+            **known,
+        )
+
+    fill(properties, source, {0: 10})
+    fill(properties, temporary, {0: 5})
+    set_offsets_raw(properties, recovery, temporary, {0: 7})
+    with pytest.raises(KafkaFailure, match="ends at 5, below the committed offset 7") as caught:
+        read(1)
+    assert caught.value.retryable
+    with pytest.raises(KafkaFailure, match="ends at 5, below the committed offset 7"):
+        find_unread(admin, properties, temporary, recovery, 2, Deadline(1))
+    fill(properties, temporary, {0: 4})  # it is there after all
+    assert read(30).temporary == {0: 2, 1: 0}
+    # What the relay says it has written counts as well.
+    with pytest.raises(KafkaFailure, match="ends at 0, below the known written offset 3"):
+        read(1, last_offsets={1: 2})
+    # It stays: told as what it is, and not asked for ever.
+    monkeypatch.setattr("backlog.kafka.standing.TRUNCATED_SECONDS", 0.5)
+    with pytest.raises(KafkaFailure, match="messages were lost") as caught:
+        read(30, last_offsets={1: 2})
+    assert not caught.value.retryable

@@ -6,15 +6,16 @@ import threading
 import time
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
-from backlog.kafka.clients import make_consumer
+from backlog.kafka.admin import describe_group_state
+from backlog.kafka.clients import make_admin, make_consumer
 from backlog.kafka.errors import GroupActive
-from fanout.quiet import GroupStillCommits, await_quiet
+from fanout.quiet import GroupStillCommits, await_empty, await_quiet
 from fanout.relay.guard import Guard
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kafka_tools import join, properties_of, publish, set_offsets_raw
+from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 
 
 def test_a_group_that_is_empty_or_unknown_is_quiet(
@@ -55,6 +56,27 @@ def test_fault_66_a_consumer_that_assigns_its_partitions_is_noticed(
     consumer.close()
 
 
+def test_who_joins_while_it_is_watched_is_named(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+) -> None:
+    """Also where it has committed: it does not assign its partitions itself."""
+    properties, name = properties_of(kafka.bootstrap), topic(1)
+    publish(properties, name, {0: 100})
+    joined: list[Consumer] = []
+
+    def look() -> None:
+        looks.append(None)
+        if len(looks) == 2:  # the first look is before the group was seen empty
+            joined.append(join(properties, group, name, client_id="orders-7"))
+            place = TopicPartition(name, 0, 7)
+            joined[0].commit(offsets=[place], asynchronous=False)
+
+    looks: list[None] = []
+    with pytest.raises(GroupActive, match="orders-7 at"):
+        await_quiet(properties, group, name, 1, look, within=0.5, quiet=0.6)
+    joined[0].close()
+
+
 def test_the_members_that_do_not_leave_are_named(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str
 ) -> None:
@@ -88,3 +110,26 @@ def test_what_stops_the_run_stops_the_waiting(
 
     with pytest.raises(InterruptedError):
         await_quiet(properties_of(kafka.bootstrap), group, topic(1), 1, look, within=5)
+
+
+def test_static_members_are_waited_for_until_their_session_ends(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A static member that closes does not leave (KIP-345)."""
+    properties, name = properties_of(kafka.bootstrap), topic(1)
+    settings = {"group.id": group, "group.instance.id": "one", "session.timeout.ms": 6_000}
+    member = make_consumer(properties, settings)
+    member.subscribe([name])
+    wait_until(lambda: (member.poll(0.1), bool(member.assignment()))[1])
+    (found,) = describe_group_state(properties, group).members
+    assert found.instance == "one"
+    member.close()
+    await_empty(make_admin(properties), group, lambda: None, within=0.5)
+    monkeypatch.setattr("fanout.quiet.STATIC_SECONDS", 0.5)
+    member = make_consumer(properties, settings)
+    member.subscribe([name])
+    wait_until(lambda: (member.poll(0.1), bool(member.assignment()))[1])
+    with pytest.raises(GroupActive) as caught:
+        await_empty(make_admin(properties), group, lambda: None, within=0.5)
+    assert "session.timeout.ms" in caught.value.hint
+    member.close()

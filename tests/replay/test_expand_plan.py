@@ -14,7 +14,7 @@ import pytest
 from backlog.config import Config, Stream
 from backlog.errors import BacklogError, InvalidTransition, Refused, UsageError
 from backlog.kafka.admin import describe_topic
-from backlog.kafka.clients import make_admin
+from backlog.kafka.clients import make_admin, make_producer
 from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlog.values import Recovery, RecoveryState
 from replay.around.observation import look_at_stream
@@ -230,6 +230,21 @@ def test_what_a_topic_or_group_is_told(behind: Shop) -> None:
     assert find_warning(recovery, "needs an approval by name")
     assert recovery.plan["seconds_to_loss"] is None
     assert recovery.plan["hold"]["needed"] is False
+
+
+def test_one_key_that_keeps_one_consumer_at_work(behind: Shop) -> None:
+    """Most of the backlog has one key: more consumers do not help, and the plan says so."""
+    producer = make_producer(behind.properties)
+    for number in range(4_000):
+        producer.produce(behind.topic, b"x", b"hot" if number % 10 else b"%d" % number, 0)
+        producer.poll(0)
+    assert producer.flush(90) == 0
+    by_key, spread = plan(behind), plan(behind, ExpandOptions(rate=20.0, order="round_robin"))
+    told = find_warning(by_key, "have one key")
+    assert "`--order round_robin`" in told
+    slow, fast = (made.plan["seconds_to_drain_expanded"] for made in (by_key, spread))
+    assert slow > 5 * fast
+    assert not [text for text in spread.plan["warnings"] if "have one key" in text]
 
 
 def test_disks(behind: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

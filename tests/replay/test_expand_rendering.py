@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from backlog.errors import Refused
+from backlog.ledger import BurndownSample
 from backlog.values import RecoveryState
 from replay.cli import main, shared
+from replay.kinds.expand.recheck import explain_missing_hold
 from replay.recovery.approval import approve_automatically, approve_plan, reject_plan
 from replay.recovery.workspace import Workspace
 from replay.telling.burndown import draw_progress
@@ -194,6 +196,29 @@ def test_fault_27_nothing_moves_and_nothing_is_known() -> None:
     assert "no step has begun" in draw(draw_progress(describe_progress([], (), MINUTE)))
 
 
+def test_the_time_left_goes_by_the_last_seconds_of_the_step_at_work() -> None:
+    # One consumer of the canary handled almost nothing for a long time: no rate of the drain.
+    slow = [replace(sample, step="canary") for sample in make_burndown(60, relayed=1, handled=1)]
+    fast = [
+        replace(sample, at=sample.at + timedelta(seconds=61), step="drain")
+        for sample in make_burndown(20)
+    ]
+
+    def tell_left(samples: list[BurndownSample]) -> float | None:
+        left: float | None = describe_progress([], samples, MINUTE)["burndown"]["eta_seconds"]
+        return left
+
+    assert tell_left([*slow, *fast[:2]]) is None  # too short a time says nothing
+    assert tell_left([*slow, *fast]) == 80.0
+    # A run that was away: the time between is no work.
+    late = [replace(sample, at=sample.at + timedelta(seconds=69)) for sample in make_burndown(1)]
+    assert tell_left([*make_burndown(60, relayed=1, handled=1), *late]) is None
+    # Producers were faster for a moment, and what was handled is counted again.
+    back = replace(fast[-1], at=fast[-1].at + timedelta(seconds=1), handled=0, temporary_lag=99_999)
+    down = describe_progress([], [*fast, back], MINUTE)["burndown"]
+    assert (down["eta_seconds"], down["handled_per_second"]) == (None, 0.0)
+
+
 def test_show_and_recoveries_take_both_kinds(
     desk: Workspace,
     tmp_path: Path,
@@ -227,3 +252,16 @@ def test_show_and_recoveries_take_both_kinds(
     monkeypatch.setattr(shared, "SESSION", shared.Session())
     assert main(["reject", rejected.id]) == 0
     assert capfd.readouterr().out == f"{rejected.id} rejected; the layout is as it was\n"
+
+
+def test_why_a_plan_needs_its_retention_raised_by_now_is_said_as_it_is() -> None:
+    week = 7 * 86_400.0
+    written = {"seconds_to_drain_expanded": None, "seconds_to_loss": week}
+    told = explain_missing_hold(make_expand_plan(produced_per_second=2_000.0, **written))
+    assert "2,000/s are written by now, faster than 30 consumers" in told
+    assert "(1,500/s)" in told
+    assert "retention reaches" not in told
+    told = explain_missing_hold(make_expand_plan(seconds_to_loss=600.0))
+    assert "retention reaches the backlog in 10 min by now, and 30 consumers" in told
+    told = explain_missing_hold(make_expand_plan(seconds_to_loss=None))
+    assert "is not known" in told

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backlog.config import Config, Stream
-from replay.kinds.expand.planning import fingerprint_expansion
+from replay.kinds.expand.planning import fingerprint_expansion, fingerprint_for
 from replay.kinds.rebuild.planning import fingerprint_stream
 from replay.recovery.plan import find_changes
 
@@ -93,6 +93,20 @@ def test_what_the_plan_was_computed_from_makes_it_stale(
     planned = KINDS[kind](config, stream)
     now = KINDS[kind](config, Stream.model_validate(data))
     assert find_changes(planned, now) == told
+
+
+def test_how_long_is_waited_for_consumers_makes_no_expansion_stale(config: Config) -> None:
+    """It may be changed while one is open: it decides no message."""
+    stream = config.streams["orders"]
+    planned = fingerprint_expansion(config, stream)
+    data = stream.model_dump()
+    data["consumers"] |= {"stop_within": "5m", "command_within": "1m"}
+    later = Stream.model_validate(data)
+    assert find_changes(planned, fingerprint_for(planned, config, later)) == []
+    data["consumers"]["replicas"] = 7
+    later = Stream.model_validate(data)
+    told = find_changes(planned, fingerprint_for(planned, config, later))
+    assert told == ["consumers.replicas"]
 
 
 def test_a_key_that_the_plan_does_not_know_counts_where_it_is_set() -> None:

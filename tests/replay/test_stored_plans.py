@@ -151,7 +151,7 @@ def test_an_expansion_keeps_what_it_says(desk: Workspace) -> None:
     assert (plan.partitions[2].committed, plan.partitions[2].oldest_unread_at) == (None, None)
     assert plan.hold.changes["retention.ms"].to == "-1"
     assert plan.off_peak is None
-    assert differ(stored, plan.dump()) == {"off_peak"}
+    assert differ(stored, plan.dump()) == {"off_peak", "options.try_one", "tried"}
 
 
 def differ(before: Any, after: Any, at: str = "") -> set[str]:

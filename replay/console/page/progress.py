@@ -11,6 +11,7 @@ from backlog.values import Recovery, RecoveryState
 from monitoring.plots import Mark, Series
 from replay.console.page.drawings import Drawing, draw
 from replay.console.page.words import say_word
+from replay.telling.progress import RATE_WINDOW as DRAIN_WINDOW
 from replay.telling.progress import add_up_injected, measure_drain, thin
 
 # Rates are those of the last while.
@@ -67,7 +68,7 @@ def measure_progress(
 
 
 def _measure_burndown(samples: Sequence[BurndownSample], *, live: bool) -> Progress:
-    last, pace = samples[-1], measure_drain(samples, RATE_WINDOW)
+    last, pace = samples[-1], measure_drain(samples, DRAIN_WINDOW)
     lines = [
         ("left in the topic", f"{last.source_lag:,}"),
         ("left in the temporary topic", f"{last.temporary_lag:,}"),

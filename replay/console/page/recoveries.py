@@ -18,6 +18,7 @@ from replay.console.page.words import say_moment, say_word
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import tell_plan
 from replay.telling.events import find_finished_starts, name_line
+from replay.telling.standing import find_standing, list_lines
 from replay.telling.value import Telling
 
 MOST_EVENTS = 200
@@ -72,6 +73,7 @@ class RecoveryPage:
 
     Attributes:
         plan: None where this program cannot read it; `unread` says why.
+        standing: how things stand where it does not go on, as (name, sentence).
         trouble: why it failed, is paused or was closed; "" where nothing is to be said.
         broken: what is wrong with the record; "" for a whole one.
     """
@@ -83,6 +85,7 @@ class RecoveryPage:
     commands: tuple[str, ...]
     trouble: str
     alive: bool
+    standing: tuple[tuple[str, str], ...]
     progress: Progress | None
     steps: tuple[StepRow, ...]
     drawing: Drawing | None
@@ -118,6 +121,7 @@ def read_recovery(
         commands=tuple(commands),
         trouble=describe_trouble(recovery, now),
         alive=has_runner(recovery, now),
+        standing=list_standing(workspace, recovery),
         progress=measure_progress(recovery, burndown, chunks, now),
         steps=list_steps(recovery, steps, now),
         drawing=draw_burndown(burndown, steps) or draw_injection(chunks, steps),
@@ -127,6 +131,18 @@ def read_recovery(
         more_events=max(0, len(rows) - MOST_EVENTS),
         broken=ledger.events.find_break(recovery.id) or "",
     )
+
+
+def list_standing(workspace: Workspace, recovery: Recovery) -> tuple[tuple[str, str], ...]:
+    """How a recovery stands that does not go on; without asking the brokers at each visit."""
+    try:
+        standing = find_standing(workspace, recovery, ask=False)
+    except Refused:
+        return ()
+    if standing is None or (recovery.state is RecoveryState.RUNNING and standing["runner"]):
+        return ()
+    at = say_moment(datetime.fromisoformat(standing["at"]))
+    return (*list_lines(standing), ("looked at", at))
 
 
 def describe_trouble(recovery: Recovery, now: datetime) -> str:

@@ -7,11 +7,16 @@ from typing import Any, Literal
 
 from backlog.numbers import format_plural
 from backlog.values import GapState, RecoveryState
+from replay.kinds.expand.outsiders import READ_BESIDE, REPEATED, SKIPPED
 from replay.kinds.expand.plan import ExpandPlan
-from replay.kinds.expand.topics import COUNTERS_LOST
 from replay.telling.account import Account, Checked, RecoveryRecord, Unexplained, Verification
 
 UNVERIFIED = "cancelled without verification"
+_OUTSIDE: Mapping[str, str] = {
+    SKIPPED: "Somebody set the group's offsets past what was relayed: what lies between is a gap.",
+    READ_BESIDE: "A reader of the group committed past what was relayed, so that was left to it.",
+    REPEATED: "Somebody set the group's offsets back: what lies between was handled once more.",
+}
 
 
 def account_for_expansion(plan: ExpandPlan, record: RecoveryRecord) -> Account:
@@ -98,10 +103,7 @@ def _describe_rest(
         "Handled more than once is allowed: where consumers stop and others go on, what was "
         "handled and not committed is handled again, as after any rebalance.",
     ]
-    if record.find_last(COUNTERS_LOST):
-        reasons.append(
-            "The relay's counters were lost on the way: what was written is what was counted."
-        )
+    reasons += [_OUTSIDE[action] for action in _OUTSIDE if record.find_last(action)]
     if verification.result == "passed":
         return Unexplained(_compare(verification.checks, counts), reasons=tuple(reasons))
     if not record.burndown:

@@ -11,11 +11,13 @@ from backlog.clock import Deadline
 from backlog.config import Stream
 from backlog.errors import PlanStale, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_groups
+from backlog.kafka.clients import make_admin
 from backlog.kafka.groups import GroupState
 from backlog.kafka.log_dirs import LogDirs, read_log_dirs
 from backlog.kafka.peek import Peeked, peek_at
 from backlog.values import PartitionSample, Sample
 from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss
+from fanout.skew import Skew, measure_skew, sample_keys
 from monitoring.lag import RATE_WINDOW, find_end, read_retention, read_size_limit
 from monitoring.pace import Pace, measure_pace
 from monitoring.timeline import estimate_time
@@ -25,6 +27,7 @@ from replay.recovery.kind import Say
 from replay.recovery.workspace import Workspace
 
 _PEEKED = 20  # messages a partition: enough to see where keys lie
+_SAMPLED = 40  # in each of several places of a partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Backlog:
     pace: Pace
     loss: TimeToLoss
     peeked: Mapping[int, tuple[Peeked, ...]]
+    skew: Skew
     log_dirs: LogDirs
     recent: tuple[Sample, ...]  # the samples that rates are taken over
     warnings: list[str] = field(default_factory=list)
@@ -115,10 +119,24 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
         pace=pace,
         loss=_find_loss(dated, topic, log_dirs, sample.taken_at),
         peeked=peeked,
+        skew=_measure_skew(properties, stream.topic, behind),
         log_dirs=log_dirs,
         recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
         warnings=list(status["warnings"]),
     )
+
+
+def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]) -> Skew:
+    admin = make_admin(properties)  # kept, so that it connects once
+    unread = {
+        part.unread.partition: (part.unread.start, part.unread.end) for part in parts if part.lag
+    }
+
+    def peek(starts: Mapping[int, int], limit: Deadline) -> Mapping[int, tuple[Peeked, ...]]:
+        return peek_at(admin, topic, starts, _SAMPLED, limit)
+
+    lag = {part.unread.partition: part.lag for part in parts}
+    return measure_skew(sample_keys(peek, unread), lag)
 
 
 def _leave_out_expansions(

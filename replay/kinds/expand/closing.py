@@ -8,14 +8,19 @@ from typing import Any
 
 from backlog.clock import Deadline
 from backlog.crashpoints import reach
-from backlog.errors import KafkaFailure
+from backlog.errors import KafkaFailure, Refused
 from backlog.kafka.clients import make_admin
+from backlog.numbers import format_plural
+from backlog.values import Certainty
 from fanout.quiet import await_empty
 from fanout.relay.fencing import fence_relays
 from fanout.relay.guard import find_others, refuse_others
 from replay.kinds.expand.context import COPY_GONE, SOURCE_GONE, ExpandContext
+from replay.kinds.expand.leftovers import CONSUMERS_STAY
+from replay.kinds.expand.outsiders import record_gap
 from replay.kinds.expand.stall import StallWatch, count_wanted
 
+DRAINED = "the temporary topic is read to its end"
 _POLL_SECONDS = 0.1
 _STILL_SECONDS = 2.0
 _OTHERS_EACH = 2.0
@@ -31,8 +36,31 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     Raises:
         ConsumerCameBack: somebody else is in the original group while messages are unread.
     """
-    if not context.has_temporary or not context.was_started("canary"):
+    if not context.has_temporary or not context.was_started("stop_consumers"):
         return {}
+    relayed = _end_relays(context) if context.was_started("canary") else {}
+    if CONSUMERS_STAY not in context.leftovers:  # said once; what is unread decides, not they
+        with context.leftovers.noting(CONSUMERS_STAY):
+            end_consumers(context)  # 5.
+    reach("p4.8.consumers.stopped")
+    with suppress(KafkaFailure):  # a topic may be gone; a missing sample is no failure
+        context.sample()
+    return relayed
+
+
+def end_consumers(context: ExpandContext) -> None:
+    """The recovery's consumers are gone, and its group says so too."""
+    context.launcher.stop(context.fleet, context.look)
+    await_empty(
+        make_admin(context.properties),
+        context.recovery_group,
+        context.look,
+        within=context.consumers.stop_within.total_seconds(),
+    )
+
+
+def _end_relays(context: ExpandContext) -> dict[str, Any]:
+    """Nobody relays any more, and nothing is unread; what was relayed."""
     context.session.stop_relays()  # 1. between two transactions
     reach("p4.8.relays.stopped")
     fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
@@ -48,20 +76,39 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     if not (was_drained or context.cancelling) or context.has_copy():
         context.await_decided()
         _drain_rest(context)  # 4. by reading: lag is no test
+        if context.has_source():
+            context.record(DRAINED, positions=_list_positions(context))
     elif not was_drained:
-        context.say(COPY_GONE)  # somebody deleted it: cancel restores the rest
+        _note_lost_copy(context)  # somebody deleted it: cancel restores the rest
     reach("p4.9.drained")
-    context.launcher.stop(context.fleet, context.look)  # 5.
-    await_empty(
-        make_admin(context.properties),
-        context.recovery_group,
-        context.look,
-        within=context.consumers.stop_within.total_seconds(),
-    )
-    reach("p4.8.consumers.stopped")
-    with suppress(KafkaFailure):  # a topic may be gone; a missing sample is no failure
-        context.sample()
     return relayed
+
+
+def _list_positions(context: ExpandContext) -> dict[str, int]:
+    return {str(number): at.offset for number, at in context.read_positions().items()}
+
+
+def _note_lost_copy(context: ExpandContext) -> None:
+    """What was relayed since the temporary topic was last read to its end is a gap."""
+    if not context.has_source():
+        context.say(COPY_GONE)
+        return
+    events = context.workspace.ledger.events.list(context.recovery.id)
+    drained = [event.detail["positions"] for event in events if event.action == DRAINED]
+    starts = dict(context.begun)
+    if drained:
+        starts |= {int(number): at for number, at in drained[-1].items()}
+    lost = 0
+    for number, position in context.read_positions().items():
+        start, end = starts.get(number, position.offset), position.offset
+        if start < end:
+            lost += end - start
+            record_gap(context, number, start, end, Certainty.BOUNDED, COPY_GONE)
+    if lost:
+        context.say(
+            f"{COPY_GONE}: at most {format_plural(lost, 'message')}, a gap on record; `backlogctl "
+            f"plan rebuild {context.stream.name}` puts back what was not handled"
+        )
 
 
 def _read_relayed(context: ExpandContext) -> dict[str, Any]:
@@ -69,7 +116,7 @@ def _read_relayed(context: ExpandContext) -> dict[str, Any]:
     if not context.has_source():
         context.record(SOURCE_GONE)
         return {}
-    commits = context.read_relay_commits()
+    commits = context.read_positions()
     counters = {number: commit.counters(context.recovery.id) for number, commit in commits.items()}
     placed: dict[int, int] | None = {}
     for each in counters.values():
@@ -89,6 +136,15 @@ def _drain_rest(context: ExpandContext) -> None:
     """Waits until nothing is unread; starts the recovery's consumers where they do not run."""
     if not context.find_unread():
         return
+    if context.leaves_consumers:
+        many = format_plural(context.read_temporary_lag(), "message")
+        raise Refused(
+            f"at most {many} in it are not handled, and nobody is started to handle them",
+            subject=f"topic {context.temporary_topic}",
+            hint=f"`backlogctl cancel {context.recovery.id} --rewind --leave-consumers` lets the "
+            "group read them again; or start consumers on it yourself, and cancel again when they "
+            "are through",
+        )
     if (context.launcher.count_running(context.fleet) or 0) == 0:
         context.launch(count_wanted(context))
     others_at, moved_at, before = 0.0, time.monotonic(), -1

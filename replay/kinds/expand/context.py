@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,11 +12,11 @@ from pathlib import Path
 from backlog.clock import Deadline, utc_now
 from backlog.config import Consumers
 from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused, UsageError
-from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
+from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import BurndownSample
 from fanout.decided import await_decided
 from fanout.lags import Lags, read_lags
-from fanout.launchers import make_launcher
+from fanout.launchers import LeftLauncher, make_launcher
 from fanout.launchers.interface import Fleet, Launcher, Role
 from fanout.quiet import await_quiet
 from fanout.relay.guard import Guard
@@ -24,17 +25,21 @@ from fanout.relay.session import Hooks, RelaySession
 from fanout.temporary import start_recovery_group
 from replay.around.fleets import fleet_of
 from replay.around.observation import note_stream
-from replay.kinds.expand.topics import COUNTERS_LOST, ExpandTopics
+from replay.kinds.expand.brokers import Brokers
+from replay.kinds.expand.leftovers import Leftovers
+from replay.kinds.expand.options import LEAVE_CONSUMERS
+from replay.kinds.expand.outsiders import note_outsiders
+from replay.kinds.expand.topics import Answer, ExpandTopics
 from replay.kinds.expand.view import BurndownView
 from replay.recovery.brakes import check_requests
+from replay.recovery.cancelling import find_ways
 
 _REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
 LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
-__all__ = ["COPY_GONE", "COUNTERS_LOST", "SOURCE_GONE", "ExpandContext"]
-COPY_GONE = "the temporary topic is gone: what was in it and not handled is lost there"
+COPY_GONE = "somebody deleted the temporary topic, with what was in it and not handled"
 SOURCE_GONE = "the source topic is gone, and the counters with it"
 
 
@@ -50,6 +55,7 @@ class ExpandContext(ExpandTopics):
     closing: bool = False
     cancelling: bool = False
     quiet: bool = False  # the original group was watched in this run
+    leftovers: Leftovers = field(default_factory=Leftovers)
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _requests_at: float = 0.0
@@ -73,8 +79,19 @@ class ExpandContext(ExpandTopics):
 
     @cached_property
     def launcher(self) -> Launcher:
-        """The stream's launcher."""
-        return make_launcher(self.consumers, self.properties, self.say)
+        """The stream's launcher; one that does nothing where a cancel leaves consumers alone."""
+        launcher = make_launcher(self.consumers, self.properties, self.say)
+        return LeftLauncher(launcher, self.say) if self.leaves_consumers else launcher
+
+    @property
+    def leaves_consumers(self) -> bool:
+        """Whether a person starts and ends them."""
+        return self.cancelling and LEAVE_CONSUMERS in self.cancel_ways
+
+    @property
+    def cancel_ways(self) -> tuple[str, ...]:
+        """How the last `cancel` asked for it."""
+        return find_ways(self.workspace, self.recovery.id)
 
     @property
     def originals(self) -> Fleet:
@@ -243,19 +260,27 @@ class ExpandContext(ExpandTopics):
         """
         await_decided(self.admin, self.temporary_topic, self.temporary_partitions, self.look)
 
-    def await_quiet(self) -> None:
+    def await_quiet(self, look: Callable[[], None] = lambda: None) -> None:
         """The original group is empty, and its commits do not move.
+
+        Args:
+            look: called while it waits.
 
         Raises:
             GroupActive: it did not get empty; names its members.
             GroupStillCommits: somebody commits without being a member.
         """
+
+        def look_at_both() -> None:
+            self.look()
+            look()
+
         await_quiet(
             self.properties,
             self.recovery.group,
             self.recovery.topic,
             self.partitions,
-            self.look,
+            look_at_both,
             within=self.consumers.stop_within.total_seconds(),
         )
         self.quiet = True
@@ -273,15 +298,20 @@ class ExpandContext(ExpandTopics):
         )
         self.launcher.scale(self.fleet, count, self.tick)
 
-    def has_joined(self) -> bool:
-        """Whether the recovery's group has members."""
-        return read_group_state(self.admin, self.recovery_group).is_active
+    @cached_property
+    def brokers(self) -> Brokers:
+        """Waits for those that are away."""
+        return Brokers(self.tick, self.say)
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What the brokers answer; those that are away are waited for."""
+        return self.brokers.ask(question)
 
     def note_counters(self) -> None:
-        """Takes what earlier runs relayed from the group's commits, for the totals shown."""
-        commits = self.read_relay_commits()
+        """Takes what earlier runs relayed from the relays' positions, for the totals shown."""
         self._relayed_before = {
-            number: commit.counters(self.recovery.id).relayed for number, commit in commits.items()
+            number: position.counters(self.recovery.id).relayed
+            for number, position in self.read_positions().items()
         }
 
     def make_ranges(self) -> list[SourceRange]:
@@ -290,6 +320,7 @@ class ExpandContext(ExpandTopics):
         What retention removed in front of a commit is on record as a gap before the relay goes on
         behind it.
         """
+        note_outsiders(self, self.say)
         topic, numbers = self.recovery.topic, range(self.partitions)
         lows = list_offsets(self.admin, topic, numbers, "earliest")
         commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
@@ -306,8 +337,6 @@ class ExpandContext(ExpandTopics):
         """
         self.lease.confirm()
         self.check_topic()
-        # Not waiting for what a relay left undecided: the one that starts now decides it.
-        self.read_relay_commits(stable=False)
 
     def _make_task(self, metadata: bytes) -> RelayTask:
         plan = self.plan
@@ -319,6 +348,7 @@ class ExpandContext(ExpandTopics):
             target_partitions=self.temporary_partitions,
             group=self.recovery.group,
             group_metadata=metadata,
+            recovery_group=self.recovery_group,
             order=plan.order,
             partitioner=plan.partitioner,
             transactional_prefix=plan.transactional_prefix,

@@ -15,13 +15,14 @@ from backlog.numbers import format_plural, format_rate
 from backlog.step import Step
 from backlog.values import Gap, GapState, Recovery
 from monitoring.verdicts import Verdict
-from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
+from replay.kinds.expand.options import ALLOW_DISK, LEAVE_CONSUMERS, REWIND, ExpandOptions
 from replay.kinds.expand.plan import NAME, ExpandPlan
 from replay.recovery.context import RunContext
 from replay.recovery.kind import Kind, Say, Traits, say_nothing
 from replay.recovery.plan import Origin
 from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
+from replay.telling.standing import Standing
 from replay.telling.value import Telling
 
 # More consumers are what helps: the group reads, and too slowly.
@@ -40,6 +41,7 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
     traits = Traits(stops_consumers=True, holds_when_failed=True)
     plan_model = ExpandPlan
     options_model = ExpandOptions
+    cancel_ways = (REWIND, LEAVE_CONSUMERS)
 
     def make_plan(
         self,
@@ -95,11 +97,11 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         console: Console,
     ) -> None:
         """Cuts over now, and restores the layout: nothing is left only in the temporary topic."""
-        from replay.kinds.expand.cancelling import cancel_expansion, close_layout
+        from replay.kinds.expand.cancelling import cancel_expansion, close_expansion
         from replay.kinds.expand.context import ExpandContext
 
         if isinstance(context, ExpandContext):
-            close_layout(context)
+            close_expansion(context)
         else:
             cancel_expansion(workspace, recovery, lease, console)
 
@@ -128,9 +130,19 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
             told += f" at {format_rate(rate)}"
         return f"{told}, the layout is as it was"
 
-    def say_cancelled(self, recovery: Recovery) -> str:
-        """What was relayed is handled, and the consumers are back."""
+    def say_cancelled(self, recovery: Recovery, ways: Sequence[str] = ()) -> str:
+        """What was relayed is handled, and the consumers are back, or a person's to start."""
+        if LEAVE_CONSUMERS in ways:
+            return f"its topics are as they were; start the consumers of {recovery.group} yourself"
         return "the layout is as it was"
+
+    def describe_standing(
+        self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
+    ) -> Standing:
+        """Who reads, who is stopped, and what exists only in the temporary topic."""
+        from replay.kinds.expand.standing import describe_expansion
+
+        return describe_expansion(workspace, recovery, self.read_plan(recovery), ask=ask)
 
     def find_gaps(
         self, plan: ExpandPlan, ledger: Ledger, recovery: Recovery, ended_at: datetime | None

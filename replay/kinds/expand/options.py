@@ -10,6 +10,9 @@ from replay.recovery.plan import AllowedWords, Options
 
 ALLOW_DISK = "disk"
 ALLOWED = (ALLOW_DISK,)
+# Ways to cancel.
+REWIND = "rewind"
+LEAVE_CONSUMERS = "leave-consumers"
 ORDERS = ("key", "round_robin")
 STARTS = ("earliest", "latest")
 
@@ -45,6 +48,14 @@ class ExpandOptions(Options):
     )
     allow: AllowedWords = Field(
         default=(), description="`disk`: go on though the copy does not fit."
+    )
+
+    try_one: bool = Field(
+        default=False,
+        title="Try one consumer first",
+        description="Start one consumer on an empty topic: whom it joins, and what it reads. "
+        "Nobody is stopped.",
+        json_schema_extra={"option": "try"},
     )
 
     _check_allow = list_words("allow", ALLOWED)

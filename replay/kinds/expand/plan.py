@@ -107,3 +107,4 @@ class ExpandPlan(Plan):
     launch: Mapping[str, Any]
     transactional_prefix: str
     options: ExpandOptions
+    tried: str = ""  # what a dry run of one consumer showed

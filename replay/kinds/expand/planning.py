@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, cast
 
@@ -23,6 +24,7 @@ from fanout.layout import Layout, Load, plan_layout
 from fanout.retention import FOREVER, compute_expansion_hold
 from fanout.temporary import name_temporary_topic
 from replay.around.fleets import fleet_of
+from replay.kinds.expand import trying
 from replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe
 from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
 from replay.kinds.expand.plan import (
@@ -45,6 +47,7 @@ from replay.kinds.expand.warnings import (
     warn_about_backlog,
     warn_about_disk,
     warn_about_keys,
+    warn_about_skew,
     warn_about_speed,
     warn_about_stream,
 )
@@ -59,6 +62,8 @@ from replay.recovery.workspace import Workspace
 
 # What of a stream's configuration an expansion goes by.
 FINGERPRINT = ("cluster", "topic", "group", "isolation", "partitioner", "expand")
+# How long is waited for consumers: decides no message.
+WAITS = ("command_within", "stop_within")
 # What an hour adds is looked at where nobody knows how long the drain takes.
 _LONG_SECONDS = 3600.0
 
@@ -98,6 +103,11 @@ def plan_expand(
             subject=f"topic {stream.topic}",
             hint="make room on the brokers' disks; `--allow disk` plans in spite of it",
         )
+    if options.try_one:
+        group = name_recovery_group(stream.group, trying.NAME)
+        tried, warning = trying.try_consumer(workspace, stream, backlog.topic, group, say)
+        more = (*plan.warnings, warning) if warning else plan.warnings
+        plan = plan.model_copy(update={"tried": tried, "warnings": more})
     recovery = store_plan(workspace, recovery_id, plan)
     clear_staging(workspace)
     return approve_automatically(workspace, recovery)
@@ -112,6 +122,15 @@ def fingerprint_expansion(config: Config, stream: Stream) -> dict[str, Any]:
     """What of a stream's configuration an expansion goes by; names of variables, no values."""
     consumers = None if stream.consumers is None else freeze_consumers(config, stream)
     return {**stream.model_dump(mode="json", include=set(FINGERPRINT)), "consumers": consumers}
+
+
+def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
+    """The same now, to hold against a plan's: how long is waited may change while it is open."""
+    now = fingerprint_expansion(config, stream)
+    before = planned.get("consumers")
+    if before and now["consumers"]:
+        now["consumers"] |= {name: before[name] for name in WAITS if name in before}
+    return now
 
 
 def freeze_consumers(config: Config, stream: Stream) -> dict[str, Any]:
@@ -140,17 +159,16 @@ def compute_plan(
     rate, rate_source = find_rate(backlog, stream, options.rate)
     produced = backlog.pace.produced_per_second
     loss = backlog.loss
-    layout = plan_layout(
-        Load(
-            lag={part.unread.partition: part.lag for part in backlog.partitions},
-            rate_per_consumer=rate,
-            produced_per_second=produced or 0.0,
-            replicas=stream.consumers.replicas,
-            max_consumers=stream.consumers.max_consumers,
-            seconds_to_loss=loss.seconds,
-        ),
-        factor,
+    load = Load(
+        lag={part.unread.partition: part.lag for part in backlog.partitions},
+        rate_per_consumer=rate,
+        produced_per_second=produced or 0.0,
+        replicas=stream.consumers.replicas,
+        max_consumers=stream.consumers.max_consumers,
+        seconds_to_loss=loss.seconds,
+        largest_share=backlog.skew.share if order == "key" else 0.0,
     )
+    layout = plan_layout(load, factor)
     hold = _plan_hold(workspace, stream, backlog, layout)
     disk = _check_disk(backlog, layout, held=hold.needed)
     facts = Facts(
@@ -169,6 +187,7 @@ def compute_plan(
         *warn_about_backlog(stream, backlog, options.start),
         *warn_about_speed(stream, backlog, layout, given=options.rate is not None),
         *warn_about_keys(stream, backlog, order),
+        *warn_about_skew(backlog.skew, load, layout, order),
         *warn_about_disk(disk),
     ]
     return ExpandPlan(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from backlog.errors import PlanStale, Refused
+from backlog.numbers import format_duration, format_plural, format_rate
 from replay.kinds.expand.backlog import observe
 from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.options import ALLOW_DISK
+from replay.kinds.expand.plan import ExpandPlan
 from replay.kinds.expand.planning import compute_plan
 
 
@@ -30,8 +32,23 @@ def require_fitting(context: ExpandContext) -> None:
         )
     if now.hold.needed and not plan.hold.needed:
         raise PlanStale(
-            "retention would reach the backlog before it is drained by now, and the plan does not "
-            "raise it",
+            explain_missing_hold(now),
             subject=f"topic {recovery.topic}",
             hint=again,
         )
+
+
+def explain_missing_hold(now: ExpandPlan) -> str:
+    """Why retention has to be raised by what is seen now; the approved plan does not raise it."""
+    consumers = format_plural(now.consumers, "consumer")
+    loss, drain = now.seconds_to_loss, now.seconds_to_drain_expanded
+    if drain is None:
+        handled = format_rate(now.consumers * now.rate_per_consumer)
+        why = f"{format_rate(now.produced_per_second or 0.0)} are written by now, faster than "
+        why += f"{consumers} of the plan handle ({handled}): when it is drained is not known"
+    elif loss is None:
+        why = "when retention reaches the backlog is not known any more"
+    else:
+        why = f"retention reaches the backlog in {format_duration(loss)} by now, and {consumers} "
+        why += f"drain it in {format_duration(drain)}: that is too close"
+    return f"{why}; the approved plan does not raise the retention, a new one does"

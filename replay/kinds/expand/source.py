@@ -1,9 +1,7 @@
-"""Whether both topics, and the group's commits, are still what an expansion left."""
+"""Whether both topics are still those of an expansion."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from contextlib import suppress
 
 from backlog.clock import Deadline
@@ -11,7 +9,6 @@ from backlog.errors import PlanStale
 from backlog.kafka.admin import read_topic_id
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import TopicMissing
-from fanout.relay.commits import CommitWithMetadata
 from replay.kinds.expand.plan import ExpandPlan
 
 
@@ -64,28 +61,6 @@ def refuse_other_copy(admin: Admin, plan: ExpandPlan, recovery_id: str, topic_id
         raise PlanStale(
             f"this recovery's temporary topic {what}",
             subject=f"topic {name}",
-            hint="what was relayed into it and not handled is lost there; the recovery's record "
-            f"has the source offsets. `backlogctl cancel {recovery_id}` restores the rest",
+            hint=f"`backlogctl cancel {recovery_id} --rewind` lets the group read all that was "
+            f"relayed once more; `backlogctl cancel {recovery_id}` records it as a gap instead",
         )
-
-
-def find_overwritten(
-    commits: Mapping[int, CommitWithMetadata], begun: Mapping[str, int], recovery_id: str
-) -> list[int]:
-    """Partitions whose commit moved, and not by our relays: their counters are gone.
-
-    Args:
-        begun: where the group was when its consumers were stopped.
-    """
-    return [
-        number
-        for number, commit in sorted(commits.items())
-        if commit.offset != begun.get(str(number)) and not _is_ours(commit.metadata, recovery_id)
-    ]
-
-
-def _is_ours(metadata: str | None, recovery_id: str) -> bool:
-    try:
-        return bool(json.loads(metadata or "")["r"] == recovery_id)
-    except (ValueError, TypeError, KeyError):
-        return False

@@ -20,6 +20,7 @@ class StallWatch:
         self._look_at = time.monotonic() + LOOK_SECONDS
         self._left = -1
         self._moved_at = self._told_at = time.monotonic()
+        self._explained_at = -STALL_SECONDS
 
     def look(self) -> None:
         """Starts consumers that are all gone; says each minute where nothing is handled."""
@@ -28,9 +29,7 @@ class StallWatch:
             return
         self._look_at = now + LOOK_SECONDS
         context = self._context
-        if context.launcher.count_running(context.fleet) == 0:
-            context.say("none of the recovery's consumers runs: they are started again")
-            context.launch(count_wanted(context))
+        self._look_at_consumers(now)
         try:
             left = context.read_temporary_lag()
         except KafkaFailure:
@@ -40,6 +39,19 @@ class StallWatch:
         elif left and now - self._told_at >= STALL_SECONDS:
             self._told_at = now
             self._describe_stall(now - self._moved_at)
+
+    def _look_at_consumers(self, now: float) -> None:
+        context = self._context
+        if context.launcher.count_running(context.fleet) == 0:
+            context.say("none of the recovery's consumers runs: they are started again")
+            context.launch(count_wanted(context))
+            return
+        if now - self._explained_at < STALL_SECONDS:
+            return
+        ended = context.launcher.explain(context.fleet)
+        if ended is not None:
+            self._explained_at = now
+            context.say(f"a consumer of the recovery does not stay, and is started again: {ended}")
 
     def _describe_stall(self, seconds: float) -> None:
         context = self._context

@@ -150,6 +150,7 @@ def _list_facts(plan: ExpandPlan) -> tuple[Fact, ...]:
         ),
         Fact("relays into", f"topic {plan.temporary.topic}, read by {plan.recovery_group}"),
         Fact("disk", plan.disk.told or "room enough", _choose_disk_tone(plan)),
+        *([Fact("tried", plan.tried)] if plan.tried else []),
     )
 
 

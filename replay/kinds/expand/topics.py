@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from backlog.clock import Deadline
 from backlog.errors import PlanStale, Refused
-from backlog.kafka.admin import committed_offsets, list_offsets
+from backlog.kafka.admin import committed_offsets
 from backlog.kafka.clients import Admin, make_admin
+from backlog.kafka.standing import read_standing
 from backlog.ledger import TemporaryTopic
 from fanout.decided import find_undecided
-from fanout.relay.commits import CommitWithMetadata, read_all
+from fanout.relay.commits import CommitWithMetadata, read_all, read_positions
 from fanout.unread import find_unread
 from replay.kinds.expand.plan import ExpandPlan
-from replay.kinds.expand.source import (
-    find_overwritten,
-    is_source,
-    refuse_other_copy,
-    refuse_other_source,
-)
+from replay.kinds.expand.source import is_source, refuse_other_copy, refuse_other_source
 from replay.recovery.context import RunContext
 
-COUNTERS_LOST = "counters overwritten by a commit of somebody else"
+Answer = TypeVar("Answer")
+
+ASK_SECONDS = 10.0  # then it is said that the brokers are away
 _ABSENT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.3
 # The same each time: what they look at may have changed since.
@@ -87,33 +86,53 @@ class ExpandTopics(RunContext[ExpandPlan]):
         """Whether the step was ever started."""
         return self.workspace.ledger.steps.get(self.recovery.id, step) is not None
 
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What the brokers answer to it; a run waits for those that are away."""
+        return question()
+
     def read_source_lag(self) -> int:
         """Offsets left in the source; the temporary topic may be gone."""
-        topic, numbers = self.recovery.topic, range(self.partitions)
-        done = committed_offsets(self.admin, self.recovery.group, topic, numbers)
-        ends = list_offsets(self.admin, topic, numbers, "latest", "read_committed")
-        return sum(max(0, end - (done[number] or 0)) for number, end in ends.items())
+        return self._count_left(self.recovery.group, self.recovery.topic, self.partitions)
 
     def read_temporary_lag(self) -> int:
         """Offsets left in the temporary topic; the source may be gone."""
-        topic, numbers = self.temporary_topic, range(self.temporary_partitions)
-        handled = committed_offsets(self.admin, self.recovery_group, topic, numbers)
-        ends = list_offsets(self.admin, topic, numbers, "latest", "read_committed")
-        return sum(max(0, end - (handled[number] or 0)) for number, end in ends.items())
+        return self._count_left(
+            self.recovery_group, self.temporary_topic, self.temporary_partitions
+        )
+
+    def _count_left(self, group: str, topic: str, partitions: int) -> int:
+        numbers = range(partitions)
+        found = self.ask(
+            lambda: read_standing(self.admin, group, topic, numbers, Deadline(ASK_SECONDS))
+        )
+        return sum(found.lag.values())
+
+    def read_handled(self) -> int:
+        """Offsets of the temporary topic that its group has committed past."""
+        numbers = range(self.temporary_partitions)
+        group, topic = self.recovery_group, self.temporary_topic
+        done = self.ask(
+            lambda: committed_offsets(self.admin, group, topic, numbers, Deadline(ASK_SECONDS))
+        )
+        return sum(at or 0 for at in done.values())
 
     def find_unread(self) -> dict[int, int]:
         """Temporary partitions with unread data records, by reading them."""
-        return find_unread(
-            self.admin,
-            self.properties,
-            self.temporary_topic,
-            self.recovery_group,
-            self.temporary_partitions,
+        return self.ask(
+            lambda: find_unread(
+                self.admin,
+                self.properties,
+                self.temporary_topic,
+                self.recovery_group,
+                self.temporary_partitions,
+            )
         )
 
     def find_undecided(self) -> dict[int, int]:
         """Temporary partitions where an open transaction hides what is behind it."""
-        return find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
+        return self.ask(
+            lambda: find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
+        )
 
     def is_drained(self) -> bool:
         """Whether nothing of the temporary topic is unread, or hidden by an open transaction."""
@@ -126,23 +145,33 @@ class ExpandTopics(RunContext[ExpandPlan]):
         )
         return commits[partition] or 0
 
-    def read_relay_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
-        """The original group's commits, with the relays' counters.
+    @property
+    def begun(self) -> dict[int, int]:
+        """Where the group was when its consumers were stopped; empty until then."""
+        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
+        committed = {} if stopped is None else stopped.detail.get("committed", {})
+        return {int(number): offset for number, offset in committed.items()}
 
-        On record where somebody else has committed over the counters: then they are lost.
-        """
-        group, topic = self.recovery.group, self.recovery.topic
-        numbers = list(range(self.partitions))
+    def read_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
+        """The original group's commits; not `stable`: without what is undecided."""
+        group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
         try:
-            commits = read_all(self.admin, group, topic, numbers, Deadline(60.0), stable=stable)
+            return read_all(self.admin, group, topic, list(numbers), Deadline(60.0), stable=stable)
         except Refused:
             self.check_topic()  # commits go with their topic: then that is what to say
             raise
-        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
-        begun = {} if stopped is None else stopped.detail.get("committed", {})
-        if lost := find_overwritten(commits, begun, self.recovery.id):
-            self.record(COUNTERS_LOST, partitions=lost)
-        return commits
+
+    def read_positions(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
+        """The relays' own positions and counters, of partitions of which something was relayed."""
+        return read_positions(
+            self.admin,
+            self.recovery_group,
+            self.recovery.topic,
+            list(range(self.partitions)),
+            self.recovery.id,
+            Deadline(60.0),
+            stable=stable,
+        )
 
     def check_topic(self) -> None:
         """The source topic is the one of the plan; raises PlanStale where it is not."""

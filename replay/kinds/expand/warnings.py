@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backlog.config import Stream
-from backlog.numbers import format_plural
+from backlog.numbers import format_duration, format_plural
 from backlog.values import RecoveryState
 from fanout.disk import DiskCheck
-from fanout.layout import Layout
+from fanout.layout import Layout, Load, measure_drain
 from fanout.misplaced import count_misplaced
+from fanout.quiet import STATIC_SECONDS
+from fanout.skew import Skew
 from replay.kinds.expand.backlog import Backlog
 from replay.kinds.expand.plan import NAME
 from replay.recovery.workspace import Workspace
 
 # Two commits of a consumer may lie seconds apart: less than this says little.
 _SHORT_SECONDS = 60.0
+# One key's share, in times of what each consumer would have.
+_HEAVY = 1.5
 
 
 def warn_about_stream(workspace: Workspace, stream: Stream) -> list[str]:
@@ -58,6 +64,12 @@ def warn_about_backlog(stream: Stream, backlog: Backlog, start_at: str) -> list[
         warnings.append(
             f"the group reads other topics too ({', '.join(backlog.other_topics)}): nobody reads "
             "them until the original consumers are back; their retention is not looked at"
+        )
+    if static := [member for member in backlog.group.members if member.instance]:
+        warnings.append(
+            f"{format_plural(len(static), 'static member')} (`group.instance.id`): stopped, they "
+            f"stay in the group until their session.timeout.ms is over; it is waited for up to "
+            f"{STATIC_SECONDS:.0f} s, in which nobody reads"
         )
     if "compact" in backlog.topic.config.get("cleanup.policy", ""):
         warnings.append("the topic is compacted: holes between its offsets are no losses")
@@ -119,6 +131,21 @@ def warn_about_keys(stream: Stream, backlog: Backlog, order: str) -> list[str]:
     return [
         f"{wrong} of {looked} keys looked at are not where `partitioner: {stream.partitioner}` "
         "puts them: a key that lies in several partitions has no order among them"
+    ]
+
+
+def warn_about_skew(skew: Skew, load: Load, layout: Layout, order: str) -> list[str]:
+    """Whether one key keeps one consumer at work long after all others are through."""
+    even = measure_drain(replace(load, largest_share=0.0), layout.consumers)
+    if order == "round_robin" or skew.share <= _HEAVY / layout.consumers:
+        return []
+    now = layout.seconds_expanded
+    takes = "is never drained" if now is None else f"takes {format_duration(now)}"
+    instead = "" if even is None else f", {format_duration(even)} if they were spread"
+    return [
+        f"about {skew.share:.0%} of the messages have one key ({skew.looked:,} were looked at): "
+        f"one consumer handles them all, so the backlog {takes}{instead}; `--order round_robin` "
+        "spreads them, where the order of a key's messages is not needed"
     ]
 
 

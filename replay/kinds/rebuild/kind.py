@@ -23,6 +23,7 @@ from replay.recovery.kind import Kind, Say, Traits, say_nothing
 from replay.recovery.plan import Origin, PlannedWindow
 from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
+from replay.telling.standing import PutBack, Readers, Reads, Standing, make_standing
 from replay.telling.value import Telling
 
 SURPLUS = "surplus"
@@ -168,7 +169,7 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
             told += f"; {format_plural(left_out, 'row')} in quarantine"
         return told
 
-    def say_cancelled(self, recovery: Recovery) -> str:
+    def say_cancelled(self, recovery: Recovery, ways: Sequence[str] = ()) -> str:
         """Its gaps, and what was put back."""
         if not recovery.injected:
             return "its gaps are open again"
@@ -176,6 +177,18 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
         return (
             f"its gaps are open again ({format_plural(recovery.injected, 'message')} {were} put "
             "back before; later plans subtract them)"
+        )
+
+    def describe_standing(
+        self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
+    ) -> Standing:
+        """What was put back, and what not; it stops nobody's consumers."""
+        planned = self.read_plan(recovery).outcome.counts.rebuilt
+        return make_standing(
+            workspace,
+            recovery,
+            Readers(Reads.ORIGINALS),
+            put_back=PutBack(recovery.injected, planned),
         )
 
     def find_gaps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,3 +98,43 @@ def test_it_looks_twice_a_second_and_never_gives_up_by_itself(
     with pytest.raises(Enough):
         ManualLauncher(properties_of(fleet.bootstrap_servers), lambda _: None).scale(fleet, 1, look)
     assert max(b - a for a, b in itertools.pairwise(looks)) <= 0.5
+
+
+def test_it_asks_once_for_each_thing(fleet: Fleet) -> None:
+    """The same request, made again while people are at it, is waited for without another word.
+
+    The next run says it again: somebody else may look at that.
+    """
+    said: list[str] = []
+
+    class Later(Exception):
+        pass
+
+    def interrupt(after: int) -> Callable[[], None]:
+        left = itertools.count(after, -1)
+
+        def look() -> None:
+            if next(left) == 0:
+                raise Later
+
+        return look
+
+    for _ in range(2):  # a launcher of each run
+        launcher = ManualLauncher(properties_of(fleet.bootstrap_servers), said.append)
+        for _ in range(2):
+            with pytest.raises(Later):
+                launcher.scale(fleet, 2, interrupt(5))
+        with pytest.raises(Later):
+            launcher.scale(fleet, 3, interrupt(5))
+    assert [text.split(" of group")[0] for text in said] == [
+        "Start 2 consumers",
+        "Start 3 consumers",
+    ] * 2
+
+
+def test_nobody_is_asked_to_stop_what_does_not_run(fleet: Fleet) -> None:
+    said: list[str] = []
+    launcher = ManualLauncher(properties_of(fleet.bootstrap_servers), said.append)
+    launcher.stop(fleet, no_stop)
+    launcher.stop(fleet, no_stop)
+    assert len(said) == 1

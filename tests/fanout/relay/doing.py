@@ -53,6 +53,7 @@ class RelayWorld:
             "target_partitions": self.target_partitions,
             "group": self.group,
             "group_metadata": metadata,
+            "recovery_group": f"{self.group}.recovery",
         }
         return RelayTask(**{**settings, **changes})
 

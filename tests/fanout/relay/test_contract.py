@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Message, TopicPartition
 
+from backlog.clock import Deadline
 from backlog.errors import KafkaFailure, ProducerFenced, Refused
 from backlog.kafka.clients import make_producer
+from fanout.relay.commits import read_positions
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
 from tests.fanout.relay.conftest import MakeWorld
@@ -24,6 +27,7 @@ from tests.fanout.relay.doing import (
     relay,
     start_relays,
 )
+from tests.fanout.relay.members import await_joined, member_of
 from tests.kafka_tools import delete_group, move_log_start, set_offsets_raw, wait_until
 
 AWKWARD: tuple[tuple[bytes | None, bytes | None, list[tuple[str, Any]] | None], ...] = (
@@ -236,6 +240,25 @@ def test_counters_go_on_over_runs_and_forget_what_was_aborted(
     assert last.bytes == sum(len(m.key() or b"") + len(m.value() or b"") for m in copies)
     assert last.counts == count_by_partition(copies)
     assert check_copied(here) == []
+
+
+def test_a_reset_of_the_group_leaves_the_relays_own_position(
+    make_world: MakeWorld, engine: RelayEngine
+) -> None:
+    """Also while somebody is in the recovery's group; counters go on from there."""
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 40})
+    numbers = (f"{here.group}.recovery", here.source, [0])
+    theirs = replace(here, group=numbers[0], source=here.target)
+    with member_of(theirs) as consumer, here.guarded() as task:
+        await_joined(consumer)
+        relay(engine, task, [SourceRange(0, 0, 15)])
+    set_offsets_raw(here.properties, here.group, here.source, {0: 30})
+    own = read_positions(here.admin, *numbers, task.recovery_id, Deadline(30.0))
+    assert own[0].offset == own[0].counters(task.recovery_id).relayed == 15
+    assert read_positions(here.admin, *numbers, "r-20261121-0009", Deadline(30.0)) == {}
+    with here.guarded() as task:
+        assert relay(engine, task, here.ranges())[0].relayed == 25
 
 
 def test_counters_of_another_recovery_are_not_taken_over(

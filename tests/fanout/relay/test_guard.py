@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from fanout.relay.interface import (
 )
 from fanout.relay.pool import RelayPool
 from fanout.relay.session import Hooks, RelaySession
+from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
@@ -162,6 +164,41 @@ def test_fault_65_a_consumer_that_comes_back_stops_the_relay(
         if (message.offset() or 0) >= commits[message.partition() or 0]
     ]
     assert check_copied(here, also=[*sort_out(read), *late]) == []
+
+
+def test_fault_65_a_modern_joiner_stops_the_relay_though_the_guard_keeps_its_partitions(
+    make_world: MakeWorld, tmp_path: Path, topic: MakeTopic
+) -> None:
+    """The joiner reads another topic: nothing is taken from the guard, whose group is upgraded.
+
+    The broker may then go on to accept the guard's pinned generation (KIP-1251).
+    """
+    here, other = make_world(partitions=2), topic(1)
+    fill(here.properties, here.source, {0: 3000, 1: 3000})
+    session = session_of(here, tmp_path, transaction_timeout_ms=6_000)
+    try:
+        session.join()
+        session.start(lambda: [SourceRange(0, 0), SourceRange(1, 0)])
+        with filling(here.properties, here.source, 2):
+            check_until(session, lambda: len(session.positions) == 2)
+            joiner = replace(here, source=other)
+            with member_of(joiner, client_id="bills-1", **PROTOCOLS["consumer"]) as consumer:
+                with pytest.raises(ConsumerCameBack, match="bills-1"):
+                    watch(session, consumer, [])
+                assert session.pids == ()
+                state = describe_group_state(here.admin, here.group)
+                assert state.type == "consumer"
+                session.leave()
+                stopped = here.commits()
+                copied = len(here.read_target())
+                check_until(session, lambda: here.ends() != here.commits())
+        assert here.commits() == stopped
+        assert len(here.read_target()) == copied
+    finally:
+        session.close()
+    with here.guarded() as task:  # the next run goes on where it stopped
+        relay(make_engine(), task, here.ranges())
+    assert check_copied(here) == []
 
 
 def sort_out(read: list[Message]) -> list[Message]:

@@ -2,13 +2,17 @@
 
 A line is written before the offset is committed. A file `ORDER_LOG.<role>` holds messages a second
 for the consumers of that role; it is looked at all the time, and 0 handles nothing. Where there is
-a file `ORDER_LOG.autocommit` the client commits by itself, every 5 s.
+a file `ORDER_LOG.autocommit` the client commits by itself, every 5 s. A file `ORDER_LOG.<role>.wrong`
+is what is wrong with the consumers of that role: variables, as JSON, that they put in the place of
+those they were given; `CRASH` is what they say before they end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -17,11 +21,17 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 _LOG = os.environ["ORDER_LOG"]
 _SPEED = Path(f"{_LOG}.{os.environ['BACKLOG_ROLE']}")
 _AUTOCOMMIT = Path(f"{_LOG}.autocommit")
+_WRONG = Path(f"{_SPEED}.wrong")
 _AT_ONCE = 100
 
 
 def main() -> None:
     """Reads, writes lines, commits; until SIGTERM."""
+    if _WRONG.exists():
+        os.environ.update(json.loads(_WRONG.read_text()))
+    if "CRASH" in os.environ:
+        time.sleep(1.0)  # it has settled by then, as a service that connects first
+        sys.exit(os.environ["CRASH"])
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
     log = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -43,10 +53,10 @@ def main() -> None:
             "log_level": 3,
         }
     )
-    done: dict[int, int] = {}
+    done: dict[int, TopicPartition] = {}
 
     def commit() -> None:
-        offsets = [TopicPartition(os.environ["BACKLOG_TOPIC"], p, at) for p, at in done.items()]
+        offsets = list(done.values())
         done.clear()
         if offsets and not automatic:
             try:
@@ -78,7 +88,12 @@ def main() -> None:
             assert offset is not None
             words = (message.key() or b"", message.value() or b"", (message.topic() or "").encode())
             lines.append(b"%s %s %s %d %d\n" % (*words, partition, time.time_ns()))
-            done[partition] = offset + 1
+            # With the leader's epoch, as every client's own commit has it.
+            epoch = message.leader_epoch()
+            at = TopicPartition(topic, partition, offset + 1)
+            if epoch is not None:
+                at = TopicPartition(topic, partition, offset + 1, leader_epoch=epoch)
+            done[partition] = at
         if lines:
             os.write(log, b"".join(lines))
             commit()

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.errors import LeaseHeld, PlanStale, Refused
-from backlog.kafka.admin import create_topic, read_topic_id
+from backlog.errors import KafkaFailure, LeaseHeld, PlanStale, Refused
+from backlog.kafka.admin import create_topic, list_offsets, read_topic_id
 from backlog.kafka.clients import make_admin
 from backlog.kafka.errors import GroupActive
+from backlog.values import Recovery
 from fanout.launchers import Role
 from fanout.quiet import GroupStillCommits, await_quiet
+from fanout.relay import pool, session
 from fanout.relay.interface import ConsumerCameBack
+from replay.kinds.expand import brokers
 from replay.kinds.expand import context as expand_context
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import delete_topic, wait_until
@@ -45,6 +49,12 @@ def make_anew(world: World, topic: str, partitions: int) -> None:
 def check_nothing_was_made(world: World) -> None:
     names = make_admin(world.properties).list_topics(timeout=10).topics
     assert [name for name in names if name.startswith(f"{world.topic}.")] == []
+
+
+def check_nothing_was_relayed(world: World, recovery: Recovery) -> None:
+    layout = recovery.plan["temporary"]
+    ends = list_offsets(world.properties, layout["topic"], range(layout["partitions"]), "latest")
+    assert set(ends.values()) == {0}
 
 
 @pytest.mark.parametrize("moment", ["in the drain", "after the end"])
@@ -80,17 +90,22 @@ def test_fault_02_a_stopped_runner_wakes_up_after_another_has_taken_over(
     assert judge(world, recovery) == []
 
 
-def test_fault_11_brokers_restart_in_the_drain(make_world: MakeWorld, tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", ["p4.7.canary.started", "p4.7.consumers.started"])
+def test_fault_11_brokers_restart(make_world: MakeWorld, tmp_path: Path, point: str) -> None:
+    """In the canary they are waited for, and it is said since when."""
     with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
         world = make_world(bootstrap=kafka.bootstrap)
         recovery = world.plan_approved(rate=1)
         world.set_speed(Role.RECOVERY, SLOW)
+        canary = "canary" in point
 
         killed, ended = threading.Event(), threading.Event()
 
         def restart() -> None:
             kafka.kill()
             killed.set()
+            if canary:
+                wait_until(lambda: "have not answered since" in world.told.getvalue())
             kafka.restart()
             world.publish(100)
             world.set_speed(Role.RECOVERY, None)
@@ -102,14 +117,36 @@ def test_fault_11_brokers_restart_in_the_drain(make_world: MakeWorld, tmp_path: 
             other.start()
             assert killed.wait(WITHIN)
 
-        world.at("p4.7.consumers.started", begin)
+        world.at(point, begin)
         try:
             world.run(recovery)
             assert judge(world, recovery) == []
+            assert not canary or "answer again, after" in world.told.getvalue()
         finally:
             world.end()
             ended.set()
             other.join()
+
+
+def test_fault_11_brokers_that_stay_away(make_world: MakeWorld, tmp_path: Path) -> None:
+    """As those whose disk is full: the run ends, and the next one goes on."""
+    with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
+        world = make_world(bootstrap=kafka.bootstrap)
+        recovery = world.plan_approved(rate=1)
+        world.set_speed(Role.RECOVERY, SLOW)
+        for module in (brokers, pool, session):
+            world.patch.setattr(module, "PATIENCE_SECONDS", 3.0)
+        world.at("p4.7.consumers.started", kafka.kill)
+        began = time.monotonic()
+        with pytest.raises(KafkaFailure):
+            world.run(recovery)
+        assert time.monotonic() - began < WITHIN
+        assert world.read(recovery).state == "failed"
+        kafka.restart()
+        world.set_speed(Role.RECOVERY, None)
+        world.run(recovery)
+        assert judge(world, recovery) == []
+        world.end()
 
 
 def test_fault_15_a_topic_made_anew_before_the_run(world: World) -> None:
@@ -190,7 +227,7 @@ def test_fault_25_a_group_that_does_not_get_empty(world: World) -> None:
     member.terminate()
     member.wait(WITHIN)
     assert world.read(recovery).state == "failed"
-    check_nothing_was_made(world)
+    check_nothing_was_relayed(world, recovery)
     world.publish(800)
     wait_until(lambda: not world.find_members(), what="the group is empty")
     world.run(recovery)
@@ -230,7 +267,7 @@ def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> No
     intruder.wait(WITHIN)
     assert "stop it" in caught.value.hint
     assert world.read(recovery).state == "failed"
-    check_nothing_was_made(world)
+    check_nothing_was_relayed(world, recovery)
     world.run(recovery)
     assert judge(world, recovery) == []
 

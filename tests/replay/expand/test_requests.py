@@ -15,9 +15,9 @@ from backlog.errors import BacklogError, InvalidTransition, LeaseHeld, Paused, R
 from backlog.values import Recovery, RecoveryState
 from fanout.launchers import Role
 from fanout.relay.interface import ConsumerCameBack
+from replay.kinds.expand.canary_look import CanaryFailed
 from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.steps import canary
-from replay.kinds.expand.steps.canary import CanaryFailed
 from replay.recovery.approval import approve_plan
 from replay.recovery.cancelling import cancel_work
 from replay.recovery.guards import refuse_active

@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Consumer
 from rich.console import Console
 
 from backlog.errors import Refused
+from backlog.kafka.admin import describe_group_state
 from backlog.ledger import OPERATOR
+from backlog.ledger.steps import has_stopped_consumers
 from backlog.step import Step
 from backlog.values import Recovery, RecoveryState
 from fanout.launchers import Role
@@ -19,7 +22,7 @@ from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.steps import STEPS
 from replay.kinds.expand.steps.remove_topic import remove_temporary_topic
 from replay.recovery.interrupts import Interrupts
-from replay.recovery.kind import has_stopped_consumers
+from tests.kafka_tools import join
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import World
 
@@ -49,8 +52,8 @@ def at_work(world: World, recovery: Recovery) -> Iterator[ExpandContext]:
 NAMES = [
     "check_source",
     "hold_retention",
-    "stop_consumers",
     "create_topic",
+    "stop_consumers",
     "canary",
     "drain",
     "cut_over",
@@ -87,7 +90,7 @@ def test_each_step_may_be_started_again(world: World) -> None:
     assert judge(world, recovery) == []
 
 
-@pytest.mark.parametrize("last", ["hold_retention", "stop_consumers", "canary"])
+@pytest.mark.parametrize("last", ["hold_retention", "create_topic", "stop_consumers", "canary"])
 def test_cancel_gives_back_what_the_steps_took(world: World, last: str) -> None:
     """Whatever step it comes after; what was relayed is handled first."""
     recovery = world.plan_approved(rate=0.001)
@@ -118,3 +121,19 @@ def test_a_temporary_topic_that_was_deleted_is_not_made_again(world: World) -> N
             remove_temporary_topic(context)
         with pytest.raises(Refused, match="deleted already"):
             step.start(context)
+
+
+def test_a_group_that_could_not_be_deleted_goes_with_the_next_run(world: World) -> None:
+    recovery = world.plan_approved()
+    group, topic = recovery.plan["recovery_group"], recovery.plan["temporary"]["topic"]
+    members: list[Consumer] = []
+    world.at("p4.10.verified", lambda: members.append(join(world.properties, group, topic)))
+    world.run(recovery)
+    told = " ".join(world.told.getvalue().split())
+    assert f"group {group} is still there: could not delete it: the group is active" in told
+    members[0].close()
+    world.publish(400)
+    again = world.plan_approved()
+    world.run(again)
+    assert describe_group_state(world.properties, group).state == "dead"
+    assert judge(world, again) == []

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -24,7 +24,12 @@ from rich.console import Console
 from backlog import crashpoints
 from backlog.clock import utc_now
 from backlog.config import load_config
-from backlog.kafka.admin import committed_offsets, describe_group_state, list_offsets
+from backlog.kafka.admin import (
+    committed_offsets,
+    describe_group_state,
+    list_offsets,
+    set_group_offsets,
+)
 from backlog.kafka.clients import make_producer
 from backlog.values import Recovery
 from fanout.launchers import Launcher, ProcessLauncher, Role
@@ -104,6 +109,13 @@ class World:
         (self.directory / "backlog.yaml").write_text(json.dumps(document, indent=1))
         (self.directory / "properties.json").write_text(json.dumps(self.properties))
 
+    def set_consumers(self, **settings: Any) -> None:
+        """Changes how the stream's consumers are launched."""
+        path = self.directory / "backlog.yaml"
+        document = json.loads(path.read_text())
+        document["streams"][self.stream]["consumers"].update(settings)
+        path.write_text(json.dumps(document))
+
     def open(self) -> Workspace:
         """The workspace, in this process."""
         return open_workspace(load_config(self.directory / "backlog.yaml", dict(os.environ)))
@@ -161,6 +173,14 @@ class World:
         else:
             path.write_text(str(speed))
 
+    def set_wrong(self, role: Role, **variables: str) -> None:
+        """What consumers of that role do wrong from their next start on; nothing: they are well."""
+        path = Path(f"{self.log}.{role.value}.wrong")
+        if variables:
+            path.write_text(json.dumps(variables))
+        else:
+            path.unlink(missing_ok=True)
+
     # The consumers.
 
     def fleet(self, role: Role, recovery: Recovery | None = None) -> Fleet:
@@ -216,6 +236,14 @@ class World:
         self.started.append(process)
         return process
 
+    def reset_group(self, spec: Literal["earliest", "latest"]) -> dict[int, int]:
+        """As `kafka-consumer-groups --reset-offsets` does it, once the group is empty."""
+        numbers = range(PARTITIONS)
+        wait_until(lambda: not self.find_members(), what="the group is empty")
+        wanted = list_offsets(self.properties, self.topic, numbers, spec)
+        set_group_offsets(self.properties, self.group, self.topic, wanted)
+        return wanted
+
     # The recovery.
 
     def plan(self, rate: float = RATE, **options: Any) -> Recovery:
@@ -244,9 +272,10 @@ class World:
         console = Console(file=self.told, width=400)
         return Run(self.open(), recovery.id, console, resumed=resumed).carry_out()
 
-    def cancel(self, recovery: Recovery) -> Recovery:
-        """Cancels it in this process."""
-        return cancel_work(self.open(), recovery.id, wait=WITHIN)
+    def cancel(self, recovery: Recovery, *ways: str) -> Recovery:
+        """Cancels it in this process; what it says is in `told`."""
+        console = Console(file=self.told, width=400)
+        return cancel_work(self.open(), recovery.id, wait=WITHIN, ways=ways, console=console)
 
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""

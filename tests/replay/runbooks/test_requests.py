@@ -33,7 +33,7 @@ from replay.runbooks.requests import (
 from tests.replay.runbooks.desks import open_shop
 
 ACTIONS = (AUTO, "expand", "rebuild")
-OPTIONS = ("since", "until", "order", "factor", "rate")
+OPTIONS = ("since", "until", "order", "factor", "rate", "try_one")
 FIELDS = ("stream", "action", *OPTIONS, "note", "recovery", "answer_within")
 
 

@@ -18,8 +18,8 @@ from replay.kinds.expand.steps.verify import Verify
 STEPS: tuple[Step[ExpandContext], ...] = (
     CheckSource(),
     HoldRetention(),
+    CreateTopic(),  # what may not be created is noticed before anybody is stopped
     StopConsumers(),
-    CreateTopic(),
     Canary(),
     Drain(),
     CutOver(),

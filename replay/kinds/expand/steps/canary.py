@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from backlog.crashpoints import reach
-from backlog.errors import BacklogError
 from backlog.step import Step
 from fanout.relay.interface import SourceRange
-from replay.kinds.expand.context import ExpandContext
+from replay.kinds.expand.canary_look import CanaryFailed, CanaryLook, find_first
+from replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
 from replay.kinds.expand.steps.trial import Speed, Trial
 from replay.recovery.brakes import CANARY, PausedBecause
 
@@ -21,12 +21,6 @@ _MARKERS = 2  # a partition's, of the few transactions that bring the share
 _ENOUGH = 100
 
 
-class CanaryFailed(BacklogError):
-    """The first consumer on the temporary topic handled nothing."""
-
-    code = "canary_failed"
-
-
 class Canary(Step[ExpandContext]):
     """Relays the share, starts one consumer on it, and measures."""
 
@@ -36,38 +30,47 @@ class Canary(Step[ExpandContext]):
         """Relays and measures.
 
         Raises:
-            CanaryFailed: nothing was handled.
+            CanaryFailed: nothing was handled, or the consumer ended or reads something else.
             PausedBecause: it is slower than half of what the plan counts on; `resume` accepts it.
         """
         context.join()
         context.note_counters()
-        context.session.start(lambda: _cut_ranges(context))
-        while not context.session.is_done:
-            context.tick()
-            time.sleep(0.02)
-        context.session.stop_relays()
-        reach("p4.7.canary.relayed")
-        context.session.make_ready(context.partitions)  # while there is time: the drain's relays
-        context.await_decided()
-        # The lag first: an earlier run's consumer may be reading. Control records alone are none.
-        share = context.read_lags().temporary_total
-        if not context.find_unread():
-            share = 0
-        begun = time.monotonic()
-        context.launch(1)
-        if not share:
+        look = CanaryLook(find_first(context))
+        with look.judging():
+            measured = _relay_share(context, look)
+        if measured is None:
             return
-        reach("p4.7.canary.started")
-        measured = _measure(context, share, begun)
         context.details[self.name] = measured.to_json()
         # Few messages, and no more to read: an earlier run's consumer has had the others.
         if measured.handled >= _ENOUGH or context.find_unread():
             _hold_against_plan(context, measured)
 
 
+def _relay_share(context: ExpandContext, look: CanaryLook) -> Speed | None:
+    """Relays the share to one consumer, and measures it; None where there was nothing for it."""
+    context.launch(1)  # it waits since the others were stopped; after a crash it starts now
+    joins = find_first(context).has_joined
+    has_joined, handled = context.ask(joins), context.read_handled()
+    begun = time.monotonic()
+    context.session.start(lambda: _cut_ranges(context))
+    while not context.session.is_done:
+        context.tick()
+        time.sleep(0.02)
+    context.session.stop_relays()
+    reach("p4.7.canary.relayed")
+    context.session.make_ready(context.partitions)  # while there is time: the drain's relays
+    context.await_decided()
+    reach("p4.7.canary.started")
+    # The lag first: the consumer reads meanwhile.
+    share = context.ask(context.read_lags).temporary_total + context.read_handled() - handled
+    if share <= 0 or not (context.read_handled() - handled or context.find_unread()):
+        return None  # control records alone are none
+    return _measure(context, Trial(share, begun), look, joined=has_joined)
+
+
 def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
     """The share of each partition, from where its group is now."""
-    lags = context.read_lags().source
+    lags = context.ask(context.read_lags).source
     share = context.plan.canary.partitions
     ranges: list[SourceRange] = []
     for part in context.make_ranges():
@@ -81,20 +84,26 @@ def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
     return ranges
 
 
-def _measure(context: ExpandContext, share: int, begun: float) -> Speed:
+def _measure(context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: bool) -> Speed:
     """Watches the consumer until its speed is known.
 
     Args:
-        share: offsets that were there for it. begun: when it was started, by the monotonic clock.
+        trial: of its share, from when the first of it was relayed. joined: it was there by then.
     """
     planned = context.plan.rate_per_consumer
-    trial, joined, asked_at = Trial(share, begun), False, begun
+    begun = asked_at = trial.joined
+    has_joined, away = find_first(context).has_joined, context.brokers.away
     while True:
         context.tick()
-        if not joined and not trial.commits and context.has_joined():
-            trial, joined = Trial(share, time.monotonic()), True
-        left, now = context.read_lags().temporary_total, time.monotonic()
+        if not joined and not trial.commits and context.ask(has_joined):
+            trial, joined = Trial(trial.share, time.monotonic()), True
+        left = context.ask(lambda: context.read_lags(LAGS_SECONDS)).temporary_total
+        now = time.monotonic()
+        if context.brokers.away != away:  # it could do nothing meanwhile
+            away, begun, trial = context.brokers.away, now, Trial(left, now)
         trial = trial.note(now, left)
+        if not trial.commits:
+            look.look()
         if left == 0:
             return trial.measure(now, drained=True)
         if trial.is_enough(now, planned):

@@ -9,14 +9,15 @@ from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
 from fanout.permissions import require_permissions
 from replay.kinds.expand.context import ExpandContext
-from replay.kinds.expand.planning import fingerprint_expansion
+from replay.kinds.expand.groups import delete_left_groups
+from replay.kinds.expand.planning import fingerprint_for
 from replay.kinds.expand.recheck import require_fitting
 from replay.recovery.approval import check_runnable
 from replay.recovery.guards import check_configuration, check_denied
 
 
 class CheckSource(Step[ExpandContext]):
-    """Looks at everything the plan was made on; changes nothing."""
+    """Looks at everything the plan was made on."""
 
     name = "check_source"
 
@@ -31,7 +32,7 @@ class CheckSource(Step[ExpandContext]):
         check_denied(context.workspace, context.stream)
         check_configuration(
             context.plan,
-            fingerprint_expansion(context.workspace.config, context.stream),
+            fingerprint_for(context.plan.configuration, context.workspace.config, context.stream),
             f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
         )
         context.check_topic()
@@ -46,6 +47,10 @@ class CheckSource(Step[ExpandContext]):
         if not context.was_started("stop_consumers"):
             require_fitting(context)
         context.check_copy()
+
+    def start(self, context: ExpandContext) -> None:
+        """What earlier expansions could not delete is deleted."""
+        delete_left_groups(context)
 
 
 def _refuse_existing(context: ExpandContext) -> None:

@@ -1,4 +1,4 @@
-"""Step 4: the temporary topic, and its group at the beginning (protocol P4.4)."""
+"""Step 3: the temporary topic, and its group at the beginning (protocol P4.4)."""
 
 from __future__ import annotations
 

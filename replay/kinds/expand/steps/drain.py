@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from backlog.crashpoints import reach
-from backlog.errors import KafkaFailure
 from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
 from fanout.launchers.ramp import ramp_up
@@ -73,13 +72,9 @@ class _Rest:
     def is_little(self) -> bool:
         """Whether it is time to cut over."""
         try:
-            lags = self._context.read_lags(LAGS_SECONDS)
+            lags = self._context.ask(lambda: self._context.read_lags(LAGS_SECONDS))
         except TopicMissing:
             return False  # the next look at the topics says which
-        except KafkaFailure as error:
-            if not error.retryable:
-                raise
-            return False
         if lags.source_total > self._threshold:
             return False
         if lags.temporary_total <= self._temporary:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.errors import Refused
-from backlog.kafka.admin import TopicInfo, delete_group, describe_topic
+from backlog.kafka.admin import TopicInfo, describe_topic
 from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
 from fanout.temporary import delete_temporary_topic
 from replay.kinds.expand.context import ExpandContext
+from replay.kinds.expand.groups import delete_recovery_group
 
 
 class RemoveTopic(Step[ExpandContext]):
@@ -34,8 +35,12 @@ class RemoveTopic(Step[ExpandContext]):
             raise Refused("it is still there", subject=f"topic {known.name}")
 
 
-def remove_temporary_topic(context: ExpandContext) -> None:
-    """Deletes this recovery's temporary topic, if there is one and nothing in it is unread."""
+def remove_temporary_topic(context: ExpandContext, *, is_needed: bool = True) -> None:
+    """Deletes this recovery's temporary topic, if there is one and nothing in it is unread.
+
+    Args:
+        is_needed: False where the original group reads all of it again: then it may be unread.
+    """
     if context.temporary is None:
         return
     delete_temporary_topic(
@@ -45,10 +50,9 @@ def remove_temporary_topic(context: ExpandContext) -> None:
         cluster=context.recovery.cluster,
         source=_describe_source(context),
         deny_topics=context.workspace.config.guards.deny_topics,
-        is_drained=context.is_drained,
+        is_drained=context.is_drained if is_needed else lambda: True,
     )
-    # Its offsets went with the topic; one is left where its consumers read something else.
-    delete_group(context.admin, context.recovery_group)
+    delete_recovery_group(context)
 
 
 def _describe_source(context: ExpandContext) -> TopicInfo:

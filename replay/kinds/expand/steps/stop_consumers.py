@@ -1,4 +1,4 @@
-"""Step 3: the stream's own consumers are stopped, really (protocol P4.3)."""
+"""Step 4: the stream's own consumers are stopped, really (protocol P4.3)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.kafka.admin import committed_offsets, set_group_offsets
 from backlog.step import Step
+from replay.kinds.expand.canary_look import CanaryLook, find_first
 from replay.kinds.expand.context import ExpandContext
 
 
@@ -28,11 +29,17 @@ class StopConsumers(Step[ExpandContext]):
         Raises:
             GroupActive: it did not get empty; names its members.
             GroupStillCommits: somebody commits without being a member.
+            CanaryFailed: the recovery's first consumer does not do as it should.
         """
         context.launcher.stop(context.originals, context.look)
         reach("p4.3.stopped")
-        context.session.make_ready(context.partitions)  # while there is nothing to do but wait
-        context.await_quiet()
+        # While there is nothing to do but wait: the canary's relays and its consumer get ready. It
+        # finds an empty topic.
+        context.session.make_ready(context.partitions)
+        look = CanaryLook(find_first(context))
+        with look.judging():
+            context.launch(1)
+            context.await_quiet(look.look)
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition has a committed offset: the plan's start where there was none."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 ENOUGH_SECONDS = 5.0
 ENOUGH_COMMITS = 5
-ENOUGH_OF_THE_PLAN = 2.0  # seconds of work at the planned rate, seen in that many commits
+ENOUGH_OF_THE_PLAN = 1.0  # seconds of work at the planned rate, seen in that many commits
 LATEST_SECONDS = 15.0
 # An interval of 5 s, a group that waits 3 s for more members (`group.initial.rebalance.delay.ms`),
 # and two to fetch and to be seen: as long may one commit of a fast consumer take.

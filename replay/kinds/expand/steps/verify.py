@@ -8,10 +8,14 @@ from typing import Any
 
 from backlog.clock import Deadline
 from backlog.errors import VerificationFailed
-from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
+from backlog.kafka.admin import committed_offsets, read_group_state
+from backlog.kafka.standing import LogTruncated, read_standing
+from backlog.numbers import format_plural
 from backlog.step import Step
 from fanout.unread import count_records, find_unread
-from replay.kinds.expand.context import COUNTERS_LOST, SOURCE_GONE, ExpandContext
+from replay.kinds.expand.context import SOURCE_GONE, ExpandContext
+from replay.kinds.expand.outsiders import SKIPPED, list_moved
+from replay.kinds.expand.topics import ASK_SECONDS
 
 MOVES_SECONDS = 120.0
 _POLL_SECONDS = 0.25
@@ -34,7 +38,8 @@ class Verify(Step[ExpandContext]):
             context.check_copy()
         if context.has_copy():
             found = _compare(context)
-        if context.was_started("stop_consumers") and context.has_source():
+        has_consumers = context.was_started("stop_consumers") and not context.leaves_consumers
+        if has_consumers and context.has_source():
             _await_movement(context)
         context.details[self.name] = found
         context.found["verified"] = found
@@ -43,6 +48,23 @@ class Verify(Step[ExpandContext]):
             "handled": found["written"],
             "drained_per_second": _measure_drain(context),
         }
+        _refuse_skipped(context)
+
+
+def _refuse_skipped(context: ExpandContext) -> None:
+    """What was never relayed nor handled is no success, though the layout is as it was."""
+    skipped = [item for item in list_moved(context) if item.what == SKIPPED]
+    if not skipped or context.cancelling:
+        return
+    many = format_plural(sum(item.end - item.start for item in skipped), "message")
+    raise VerificationFailed(
+        f"at most {many} were never handled: somebody set the group's offsets past them while the "
+        "recovery was at work; they are a gap on record",
+        subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
+        hint=f"all else is handled, and the layout is as it was: `backlogctl cancel "
+        f"{context.recovery.id}` closes this recovery, then `backlogctl plan rebuild "
+        f"{context.stream.name}`",
+    )
 
 
 def _compare(context: ExpandContext) -> dict[str, Any]:
@@ -51,15 +73,15 @@ def _compare(context: ExpandContext) -> dict[str, Any]:
     detail: Mapping[str, Any] = {} if step is None else step.detail
     relayed = {int(n): int(count) for n, count in detail.get("relayed", {}).items()}
     placed = detail.get("placed")
-    ends = list_offsets(
-        context.admin, topic, range(context.temporary_partitions), "latest", "read_committed"
+    numbers, group = range(context.temporary_partitions), context.recovery_group
+    found = context.ask(
+        lambda: read_standing(context.admin, group, topic, numbers, Deadline(ASK_SECONDS))
     )
-    written = count_records(context.properties, topic, ends, context.look)
+    written = count_records(context.properties, topic, found.ends, context.look)
     total = sum(relayed.values())
     events = context.workspace.ledger.events.list(context.recovery.id)
-    if any(event.action in (COUNTERS_LOST, SOURCE_GONE) for event in events):
-        # The counters went with the source, or another consumer committed over them: only the
-        # temporary topic can be counted.
+    if any(event.action == SOURCE_GONE for event in events):
+        # The counters went with the source: only the temporary topic can be counted.
         total, placed = sum(written.values()), None
     if total != sum(written.values()):
         raise _fail(topic, f"{total} messages were relayed, and {sum(written.values())} are there")
@@ -91,7 +113,12 @@ def _await_movement(context: ExpandContext) -> None:
         if now != before:
             return
         # Not by the lag: a reader stays before control and aborted records for ever.
-        unread = find_unread(context.admin, context.properties, topic, group, context.partitions)
+        try:
+            unread = find_unread(
+                context.admin, context.properties, topic, group, context.partitions
+            )
+        except LogTruncated as lost:
+            raise VerificationFailed(lost.message, subject=lost.subject, hint=lost.hint) from lost
         state = read_group_state(context.admin, group, Deadline(30.0))
         if state.is_active and not unread:
             return
