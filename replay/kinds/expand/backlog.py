@@ -15,6 +15,7 @@ from backlog.kafka.clients import make_admin
 from backlog.kafka.groups import GroupState
 from backlog.kafka.log_dirs import LogDirs, read_log_dirs
 from backlog.kafka.peek import Peeked, peek_at
+from backlog.numbers import format_plural
 from backlog.values import PartitionSample, Sample
 from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss
 from fanout.skew import Skew, measure_skew, sample_keys
@@ -90,7 +91,7 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
     topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
     group = describe_group_state(properties, stream.group, limit)
     timeline = read_history(workspace, stream)  # holds the new sample too
-    history = _leave_out_expansions(workspace, stream, timeline)
+    history = read_own_history(workspace, stream)
     pace = measure_pace(history, group.is_active)
     rows = {row["partition"]: row for row in status["partitions"]}
     behind = [
@@ -139,9 +140,7 @@ def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]
     return measure_skew(sample_keys(peek, unread), lag)
 
 
-def _leave_out_expansions(
-    workspace: Workspace, stream: Stream, history: tuple[Sample, ...]
-) -> tuple[Sample, ...]:
+def read_own_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:
     """The samples since the last expansion: the commits of its relays are no consumption."""
     ends = [
         step.last_started_at
@@ -149,6 +148,7 @@ def _leave_out_expansions(
         if recovery.kind == NAME
         for step in workspace.ledger.steps.list(recovery.id)
     ]
+    history = read_history(workspace, stream)
     return tuple(s for s in history if not ends or s.taken_at > max(ends))
 
 
@@ -163,9 +163,8 @@ def find_rate(backlog: Backlog, stream: Stream, given: float | None) -> tuple[fl
     assert stream.consumers is not None
     pace = backlog.pace
     if not pace.consumed:
-        why = "the samples show no consumption" if pace.seconds else "there are too few samples"
         raise UsageError(
-            f"how fast one consumer is, is not known: {why} in the last minutes",
+            f"how fast one consumer is, is not known: {_describe_silence(backlog)}",
             subject=f"stream {stream.name}",
             hint="first repair the consumer, and know its speed; then plan with `--rate N`, the "
             "messages one consumer handles in a second",
@@ -173,6 +172,14 @@ def find_rate(backlog: Backlog, stream: Stream, given: float | None) -> tuple[fl
     running = len(backlog.group.members) or stream.consumers.replicas
     each = pace.consumed / min(running, backlog.topic.partitions)
     return each, f"measured over {_format_window(pace.seconds)} from samples"
+
+
+def _describe_silence(backlog: Backlog) -> str:
+    members = len(backlog.group.members)
+    if not members:
+        return "the group has no members, and the samples of the last minutes show no consumption"
+    seen = f" in {_format_window(backlog.pace.seconds)}" if backlog.pace.seconds else ""
+    return f"it has {format_plural(members, 'member')}, which committed nothing{seen}"
 
 
 def _find_loss(

@@ -18,7 +18,7 @@ from fanout.decided import await_decided
 from fanout.lags import Lags, read_lags
 from fanout.launchers import LeftLauncher, make_launcher
 from fanout.launchers.interface import Fleet, Launcher, Role
-from fanout.quiet import await_quiet
+from fanout.quiet import await_empty, await_quiet
 from fanout.relay.guard import Guard
 from fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
 from fanout.relay.session import Hooks, RelaySession
@@ -259,6 +259,15 @@ class ExpandContext(ExpandTopics):
             HangingTransaction: one is, for too long.
         """
         await_decided(self.admin, self.temporary_topic, self.temporary_partitions, self.look)
+
+    def await_empty(self) -> None:
+        """The original group has no members.
+
+        Raises:
+            GroupActive: it did not get empty; names them.
+        """
+        within = self.consumers.stop_within.total_seconds()
+        await_empty(self.admin, self.recovery.group, self.look, within=within)
 
     def await_quiet(self, look: Callable[[], None] = lambda: None) -> None:
         """The original group is empty, and its commits do not move.

@@ -27,7 +27,7 @@ _SENTENCES: Mapping[str, str] = {
     READ_BESIDE: "a reader of the group committed on partition {p} from {start:,} to {end:,} while "
     "nobody guarded it: {many} are its own, and are not relayed",
     REPEATED: "somebody set the offsets of the group back: {many} of partition {p} ({start:,} to "
-    "{end:,}) were relayed before, and are handled once more",
+    "{end:,}) were read before, and are handled once more",
 }
 
 

@@ -27,6 +27,7 @@ from replay.around.fleets import fleet_of
 from replay.kinds.expand import trying
 from replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe
 from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
+from replay.kinds.expand.pacing import watch_pace
 from replay.kinds.expand.plan import (
     ExpandPlan,
     PlannedCanary,
@@ -94,6 +95,8 @@ def plan_expand(
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
+    if options.rate is None:
+        watch_pace(workspace, stream, say)
     backlog = observe(workspace, stream, options.start, say)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     plan = compute_plan(workspace, stream, options, backlog, recovery_id, origin)

@@ -28,6 +28,7 @@ _ABSENT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.3
 # The same each time: what they look at may have changed since.
 _NEVER_COMPLETE = ("check_source",)
+STOPPED_AT = "its consumers were stopped"
 
 
 @dataclass
@@ -150,7 +151,27 @@ class ExpandTopics(RunContext[ExpandPlan]):
         """Where the group was when its consumers were stopped; empty until then."""
         stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
         committed = {} if stopped is None else stopped.detail.get("committed", {})
-        return {int(number): offset for number, offset in committed.items()}
+        # A run may be killed between the two.
+        return {int(number): at for number, at in committed.items()} or self.find_stopped_at()
+
+    def find_stopped_at(self) -> dict[int, int]:
+        """Where its consumers left the group when they ended, as the first run that stopped them
+        saw it."""
+        for event in self.workspace.ledger.events.list(self.recovery.id):
+            if event.action == STOPPED_AT:
+                return {int(number): at for number, at in event.detail["committed"].items()}
+        return {}
+
+    def note_stopped_at(self) -> None:
+        """Puts on record where the consumers left the group, the plan's start where they committed
+        nothing: nobody guards it now, and what somebody else does to it is told by this."""
+        starts = {row.partition: row.start for row in self.plan.partitions}
+        group, topic = self.recovery.group, self.recovery.topic
+        commits = committed_offsets(
+            self.admin, group, topic, range(self.partitions), Deadline(30.0), require_stable=True
+        )
+        found = {number: starts[number] if at is None else at for number, at in commits.items()}
+        self.record(STOPPED_AT, committed={str(n): at for n, at in found.items()})
 
     def read_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
         """The original group's commits; not `stable`: without what is undecided."""

@@ -140,7 +140,7 @@ def test_fault_11_brokers_that_stay_away(make_world: MakeWorld, tmp_path: Path) 
         began = time.monotonic()
         with pytest.raises(KafkaFailure):
             world.run(recovery)
-        assert time.monotonic() - began < WITHIN
+        assert time.monotonic() - began < 2 * WITHIN
         assert world.read(recovery).state == "failed"
         kafka.restart()
         world.set_speed(Role.RECOVERY, None)

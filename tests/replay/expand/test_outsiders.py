@@ -18,6 +18,7 @@ from replay.kinds.expand.outsiders import (
     Moved,
     find_moved,
 )
+from replay.kinds.expand.steps.stop_consumers import find_begin
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.expand.oracle import (
     SETTINGS,
@@ -124,3 +125,29 @@ def test_a_group_that_is_reset_before_its_consumers_are_back(world: World) -> No
         world.run(recovery)
     assert sum(gap.count or 0 for gap in world.open().ledger.gaps.list("orders")) == 100
     assert len(world.list_pids(Role.ORIGINAL)) == 2
+
+
+def test_what_a_reader_committed_while_it_stopped_is_its_own() -> None:
+    assert find_begin(10, CommitWithMetadata(15, None, epoch=3)) == 15
+    assert find_begin(10, CommitWithMetadata(15, None)) == 10, "somebody set it"
+    assert find_begin(10, CommitWithMetadata(5, None, epoch=3)) == 10
+
+
+@pytest.mark.parametrize("way", ["run", "cancel"])
+def test_a_reset_to_latest_right_after_the_consumers_were_stopped(world: World, way: str) -> None:
+    """Nothing was relayed yet, and the group was not even watched: what was skipped is a gap."""
+    recovery = world.plan_approved()
+    killed = world.start("run", recovery.id, crash_at="p4.3.stopped")
+    killed.communicate(timeout=WITHIN)
+    assert killed.returncode == -signal.SIGKILL
+    world.reset_group("latest")
+    if way == "run":
+        with pytest.raises(VerificationFailed, match="were never handled"):
+            world.run(recovery)
+    else:
+        world.cancel(recovery)
+    gaps = world.open().ledger.gaps.list("orders")
+    assert {(gap.cause, gap.certainty) for gap in gaps} == {(Cause.SKIPPED, Certainty.EXACT)}
+    wait_until(lambda: not world.find_rest(), what="the rest is read")
+    named = {(g.partition, at) for g in gaps for at in range(g.start or 0, g.end or 0)}
+    assert find_left(world) == named

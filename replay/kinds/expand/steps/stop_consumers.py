@@ -6,6 +6,7 @@ from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.kafka.admin import committed_offsets, set_group_offsets
 from backlog.step import Step
+from fanout.relay.commits import CommitWithMetadata
 from replay.kinds.expand.canary_look import CanaryLook, find_first
 from replay.kinds.expand.context import ExpandContext
 
@@ -32,6 +33,11 @@ class StopConsumers(Step[ExpandContext]):
             CanaryFailed: the recovery's first consumer does not do as it should.
         """
         context.launcher.stop(context.originals, context.look)
+        # At once when it is empty: a run may be killed before the group is quiet. A later run finds
+        # what was done to the group since then, and does not take it for its consumers' own.
+        context.await_empty()
+        if not context.find_stopped_at():
+            context.note_stopped_at()
         reach("p4.3.stopped")
         # While there is nothing to do but wait: the canary's relays and its consumer get ready. It
         # finds an empty topic.
@@ -44,16 +50,20 @@ class StopConsumers(Step[ExpandContext]):
     def complete(self, context: ExpandContext) -> None:
         """Every partition has a committed offset: the plan's start where there was none."""
         group, topic = context.recovery.group, context.recovery.topic
-        commits = committed_offsets(
-            context.admin, group, topic, range(context.partitions), Deadline(30.0)
-        )
-        starts = {row.partition: row.start for row in context.plan.partitions}
-        missing = {number: starts[number] for number, at in commits.items() if at is None}
+        numbers = range(context.partitions)
+        commits = committed_offsets(context.admin, group, topic, numbers, Deadline(30.0))
+        noted = context.find_stopped_at()
+        missing = {number: noted[number] for number, at in commits.items() if at is None}
         if missing:
             set_group_offsets(context.admin, group, topic, missing, Deadline(30.0))
-        context.details[self.name] = {
-            "committed": {str(n): missing.get(n, at) for n, at in commits.items()}
-        }
+        begun = {n: find_begin(noted[n], commit) for n, commit in context.read_commits().items()}
+        context.details[self.name] = {"committed": {str(n): at for n, at in begun.items()}}
+
+
+def find_begin(noted: int, commit: CommitWithMetadata) -> int:
+    """Where a partition's group has stopped: further than it was noted only by a reader's own
+    commit, which carries a leader epoch (KIP-320). One without is somebody's reset."""
+    return max(noted, commit.offset) if commit.epoch is not None else noted
 
 
 def start_originals(context: ExpandContext) -> None:
