@@ -24,6 +24,7 @@ from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
 from monitoring.status import UNLIMITED, GroupStatus, Retention
+from monitoring.stopped import tell_stopped
 
 PEEK_SECONDS = 5.0
 
@@ -107,7 +108,7 @@ def assess_now(
     # A first judgement says which partitions are behind: only they need more.
     behind = list_behind(assess_stream(sample, stream.isolation, gaps=gaps, around=around))
     starts = {number: at for number, at in behind.items() if number not in tails}
-    return assess_stream(
+    status = assess_stream(
         sample,
         stream.isolation,
         history,
@@ -120,6 +121,7 @@ def assess_now(
         window=watch.window,
         horizon=watch.horizon,
     )
+    return tell_stopped(ledger, status)
 
 
 def judge_stored(
@@ -127,7 +129,7 @@ def judge_stored(
 ) -> GroupStatus | None:
     """The status at the newest stored sample, without asking a broker; None without a sample.
 
-    Retention is not in the ledger, so no losses are forecast.
+    Retention is not in the ledger, so no losses are forecast; nor is said what `tell_stopped` does.
 
     Args:
         now: samples younger than this are left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from backlog.values import Sample, TimeBounds
+from backlog.values import Gap, Sample, TimeBounds
 
 # The high watermark is read a moment after the sample's time.
 READ_SLACK = timedelta(seconds=1)
@@ -59,6 +59,21 @@ class Timeline:
     def bound(self, partition: int, start: int, end: int) -> TimeBounds:
         """When the messages `[start, end)` of a partition were published."""
         return _bound(self._ends.get(partition, ()), start, end)
+
+
+def date_loss(samples: Iterable[Sample], gap: Gap) -> datetime:
+    """When the first of its messages was gone, as the samples saw it.
+
+    The first sample in which the log start is past it; where none is kept, when it was found.
+    """
+    seen = (
+        sample.taken_at
+        for sample in samples
+        if sample.topic_id == gap.topic_id and gap.start is not None
+        for part in sample.partitions
+        if part.partition == gap.partition and part.low > gap.start
+    )
+    return min((*seen, gap.detected_at))
 
 
 def _bound(ends: Iterable[tuple[datetime, int, timedelta]], start: int, end: int) -> TimeBounds:

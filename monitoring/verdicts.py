@@ -12,7 +12,7 @@ class Verdict(StrEnum):
     OK = "ok"  # nothing unread, or what is unread gets less at times
     LAGGING = "lagging"  # something unread, and too few samples yet for a trend
     UNKNOWN = "unknown"  # written, and the group has no committed offset
-    WARN = "warn"  # lag never fell in the window
+    WARN = "warn"  # lag never fell in the window, or a recovery has stopped the consumers
     STALL = "stall"  # members, lag, and the committed offset did not move in the window
     STOP = "stop"  # no members, lag, and no commit in the window
     REWIND = "rewind"  # the committed offset went back, and did not recover

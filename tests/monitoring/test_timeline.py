@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from backlog.values import Sample, TimeBounds
-from monitoring.timeline import READ_SLACK, bound_times, estimate_time
+from monitoring.timeline import READ_SLACK, bound_times, date_loss, estimate_time
+from tests.backlog.ledger.makers import make_gap
 from tests.monitoring.test_gaps import START, sample
 
 HIGHS = {0: 0, 60: 100, 120: 100, 180: 300}
@@ -37,3 +39,13 @@ def test_a_time_in_between_is_estimated_by_place() -> None:
     assert estimate_time(SAMPLES, 0, 199) == at(150)
     assert estimate_time(SAMPLES, 0, 300) is None
     assert estimate_time(SAMPLES[1:], 0, 5) is None
+
+
+def test_a_loss_is_dated_by_the_first_sample_that_missed_it() -> None:
+    gap = replace(make_gap(10, 20, topic_id="id-1"), detected_at=at(100))
+    samples = [sample(20, 10, 5, 30), sample(30, 11, 5, 30), sample(40, 25, 5, 30)]
+    assert date_loss(samples, gap) == at(30)
+    assert date_loss(samples[:1], gap) == at(100), "when it was found"
+    assert date_loss(samples, replace(gap, topic_id="other")) == at(100)
+    assert date_loss(samples, replace(gap, partition=1)) == at(100)
+    assert date_loss(samples, replace(gap, start=None, end=None)) == at(100)

@@ -44,7 +44,7 @@ def make_page(
 
     Args:
         board: what the samplers of this process see; None judges the ledger's samples.
-        find_approval: where else its plan can be approved, in words; "" for nowhere.
+        find_approval: the address where Airflow asks about its plan; "" where it does not.
         path: what every route begins with, such as `/page`; "" serves at the root.
         frame_ancestors: who may show it in a frame, such as `https://wiki.example`.
         reports: whether somebody serves `reports/ID` beside it, to be linked to.
@@ -68,8 +68,10 @@ def make_page(
     routes = APIRouter(prefix=path.rstrip("/"))
     show = partial(routes.api_route, methods=["GET", "HEAD"])
 
-    def answer(template: str, up: str, status: int = 200, **values: Any) -> HTMLResponse:
-        return HTMLResponse(renderer.render(template, up, **values), status)
+    def answer(
+        template: str, up: str, status: int = 200, *, busy: bool = False, **values: Any
+    ) -> HTMLResponse:
+        return HTMLResponse(renderer.render(template, up, busy=busy, **values), status)
 
     def look() -> Statuses:
         return Statuses(stored, config, board, clock())
@@ -110,6 +112,7 @@ def make_page(
             most=MOST_PARTITIONS,
             reports=reports,
             approval=find_approval(recovery),
+            busy=found.alive,
         )
 
     def serve(name: str, kind: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
@@ -57,11 +57,16 @@ def measure_progress(
         return None
     live = recovery.state is RecoveryState.RUNNING
     if burndown:
-        return _measure_burndown(burndown, live=live)
+        found = _measure_burndown(burndown, live=live)
+        # The last sample is a moment before the end.
+        whole = recovery.state is RecoveryState.VERIFIED
+        return replace(found, done=found.total) if whole else found
     if not chunks:
         return None
     total = sum(record.chunk.count for record in chunks)
     done = min(total, recovery.injected + recovery.skipped)
+    if recovery.state is RecoveryState.VERIFIED:
+        done = total
     rate = _measure_injection(chunks, now) if live else None
     eta = (total - done) / rate if rate and done < total else None
     return Progress("put back", done, total, rate, eta)

@@ -34,6 +34,9 @@ def make_environment(mask: Callable[[str], str], *packages: str) -> Environment:
     return environment
 
 
+_BUSY_SECONDS = 2
+
+
 class Renderer:
     """Renders the templates of the page."""
 
@@ -43,13 +46,18 @@ class Renderer:
         self._environment = make_environment(config.mask_secrets, "replay.console.page")
         self._environment.globals.update(meanings=MEANINGS, legend=LEGEND)
 
-    def render(self, template: str, up: str, **values: Any) -> str:
+    def render(self, template: str, up: str, *, busy: bool = False, **values: Any) -> str:
         """One page.
 
         Args:
             up: the way to the overview from it: "" or some `../`.
+            busy: something on it runs, and people watch it.
         """
         now = self._clock()
         return self._environment.get_template(template).render(
-            up=up or "./", now=now, ago=partial(say_ago, now=now), refresh=self._seconds, **values
+            up=up or "./",
+            now=now,
+            ago=partial(say_ago, now=now),
+            refresh=min(_BUSY_SECONDS, self._seconds) if busy else self._seconds,
+            **values,
         )

@@ -12,6 +12,7 @@ from backlog.values import Recovery, RecoveryState
 from monitoring.board import Board, BoardState
 from monitoring.looking import judge_stored
 from monitoring.status import GroupStatus
+from monitoring.stopped import tell_stopped
 from monitoring.verdicts import Verdict
 from replay.console.page.words import is_stale
 
@@ -76,7 +77,8 @@ class StoredStatuses:
         if known is None or known[0] != key:
             known = (key, judge_stored(self._ledger, stream, self._config.watch, now))
             self._known[stream.name] = known
-        return known[1]
+        # Not kept: it changes without a new sample.
+        return None if known[1] is None else tell_stopped(self._ledger, known[1])
 
 
 class Statuses:

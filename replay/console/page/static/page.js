@@ -1,7 +1,7 @@
 // Looks again by itself and keeps the place; copies commands. Without scripts the page reloads.
 "use strict";
 (() => {
-  const seconds = Number(document.body.dataset.refresh) || 30;
+  let seconds = Number(document.body.dataset.refresh) || 30;
   const notice = document.querySelector(".lost-contact");
 
   async function copy(button, text) {
@@ -49,6 +49,8 @@
       }
       document.querySelector("main").replaceWith(document.adoptNode(fresh));
       document.title = page.title;
+      // Sooner while something runs on it.
+      seconds = Number(page.body.dataset.refresh) || seconds;
       notice.hidden = true;
       addButtons();
     } catch {
@@ -57,6 +59,10 @@
   }
 
   addButtons();
-  setInterval(refresh, seconds * 1000);
+  (async function again() {
+    await new Promise((wake) => setTimeout(wake, seconds * 1000));
+    await refresh();
+    again();
+  })();
   document.addEventListener("visibilitychange", refresh);
 })();

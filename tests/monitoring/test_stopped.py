@@ -1,0 +1,111 @@
+"""A stream whose consumers a recovery has stopped is never `ok`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from backlog.clock import utc_now
+from backlog.ledger import BurndownSample, Ledger, open_ledger
+from backlog.values import Recovery, RecoveryState
+from monitoring.status import GroupStatus
+from monitoring.stopped import tell_stopped
+from monitoring.verdicts import Verdict
+
+S = RecoveryState
+TEMPORARY = "orders.recovery.r"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
+def make_status(verdict: Verdict = Verdict.OK) -> GroupStatus:
+    return GroupStatus(
+        stream="orders",
+        cluster="main",
+        topic="orders",
+        group="order-service",
+        group_state="stable",
+        taken_at=utc_now(),
+        verdict=verdict,
+        partitions=(),
+        lag=0,
+        lag_seconds=None,
+        lost=0,
+        seconds_to_drain=None,
+        seconds_to_loss=None,
+        loss_by=None,
+        expected_loss=None,
+        consumed_per_second=None,
+        produced_per_second=None,
+        sentence="orders: nothing unread",
+        next_commands=("backlogctl status orders",),
+    )
+
+
+def begin(ledger: Ledger, *steps: str) -> Recovery:
+    """An expansion that runs and has begun these steps."""
+    made = ledger.recoveries.create(
+        "expand", "orders", "main", "orders", "order-service", {}, "0" * 64, (), "ada",
+        stops_consumers=True, holds_when_failed=True,
+    )  # fmt: skip
+    ledger.recoveries.approve(
+        made.id, by="ada", identity="os:ada@x", plan_hash=made.plan_hash,
+        expires_at=utc_now() + timedelta(hours=1),
+    )  # fmt: skip
+    for step in steps:
+        ledger.steps.start(made.id, step)
+    return ledger.recoveries.advance(made.id, S.RUNNING, "ada")
+
+
+def test_without_a_recovery_that_has_stopped_them_it_is_what_it_is(ledger: Ledger) -> None:
+    seen = make_status()
+    assert tell_stopped(ledger, seen) == seen
+    begin(ledger, "check_source")
+    assert tell_stopped(ledger, seen) == seen
+
+
+def test_nobody_works_on_it(ledger: Ledger) -> None:
+    recovery = begin(ledger, "check_source", "stop_consumers")
+    told = tell_stopped(ledger, make_status())
+    assert told.verdict is Verdict.STOP
+    assert told.sentence.startswith(
+        f"orders: nothing unread; its consumers are stopped by expand {recovery.id}, which is "
+        "running, and on which nobody works"
+    )
+    assert told.next_commands == (f"backlogctl show {recovery.id}", "backlogctl status orders")
+    assert tell_stopped(ledger, make_status(Verdict.LOST)).verdict is Verdict.LOST
+
+
+def test_what_is_only_in_the_temporary_topic_is_said(ledger: Ledger) -> None:
+    recovery = begin(ledger, "check_source", "create_topic", "stop_consumers")
+    ledger.temporary_topics.announce(recovery.id, "main", TEMPORARY, 20)
+    with ledger.leases.hold(recovery.id):
+        told = tell_stopped(ledger, make_status())
+        assert told.verdict is Verdict.WARN
+        assert f"how many messages are only in {TEMPORARY} is not known" in told.sentence
+        ledger.burndown.add(
+            BurndownSample(
+                recovery_id=recovery.id,
+                at=utc_now(),
+                step="drain",
+                source_lag=5,
+                temporary_lag=249_456,
+                relayed=300_000,
+                handled=50_544,
+                consumers=20,
+            )
+        )
+        told = tell_stopped(ledger, make_status())
+        assert f"249,456 messages only in {TEMPORARY} at " in told.sentence
+
+
+def test_a_layout_that_is_restored_is_told_no_more(ledger: Ledger) -> None:
+    recovery = begin(ledger, "stop_consumers", "restore")
+    ledger.steps.complete(recovery.id, "restore", {})
+    seen = make_status()
+    assert tell_stopped(ledger, seen) == seen
