@@ -111,5 +111,20 @@ class OffPeakWindow:
             moment += timedelta(minutes=1)
         raise ValueError("the window does not open within three days")
 
+    def last_opening(self, at: datetime) -> datetime:
+        """The last moment at or before `at` at which the window opened, in UTC, to the minute.
+
+        Where it is always open, a day before.
+        """
+        moment = at.astimezone(UTC).replace(second=self.start.second, microsecond=0)
+        if moment > at:
+            moment -= timedelta(minutes=1)
+        for _ in range(24 * 60):
+            before = moment - timedelta(minutes=1)
+            if self.contains(moment) and not self.contains(before):
+                return moment
+            moment = before
+        return at.astimezone(UTC) - timedelta(days=1)
+
     def __str__(self) -> str:
         return f"{format_clock(self.start)}–{format_clock(self.end)} {self.zone.key}"

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backlog.errors import StagingError
+from backlog.hashing import hash_value
 from backlog.values import Chunk
 
 SCHEMA_VERSION = 1
@@ -60,12 +61,6 @@ class Manifest:
         for chunk in sorted(self.chunks, key=lambda c: (c.slot, c.number)):
             slots.setdefault(chunk.slot, []).append(chunk)
         return {slot: tuple(chunks) for slot, chunks in slots.items()}
-
-
-def hash_value(value: Any) -> str:
-    """SHA-256 of a JSON value's canonical text (sorted keys, no spaces)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hash_chunk(table: pa.Table) -> str:

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 OUT = ROOT / "docs/img"
 COLOURS = 128
-_FORM, _PLAN = 900, 1100
 
 
 def main(address: str, password: str) -> None:
@@ -23,13 +22,13 @@ def main(address: str, password: str) -> None:
     from tests.dags.browsing import Visit, open_browser
 
     with open_browser() as browser:
-        visit = Visit(browser, address.rstrip("/"), _FORM)
+        visit = Visit(browser, address.rstrip("/"))
         visit.log_in("oncall", password)
         visit.open_form()
+        visit.choose("stream", "orders")
         visit.page.wait_for_timeout(1000)  # the dialog moves in
         take(visit, "airflow-form")
         run_id = visit.trigger()
-        visit.page.set_viewport_size({"width": 1360, "height": _PLAN})
         visit.page.get_by_text("Required Action").first.wait_for(timeout=180_000)
         visit.open_question(run_id, "rebuild.approve")
         visit.page.wait_for_timeout(1000)

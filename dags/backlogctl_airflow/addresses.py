@@ -28,6 +28,14 @@ def find_report(recovery_id: str) -> str:
     return f"{_base()}{PREFIX}/reports/{quote(recovery_id, safe='')}"
 
 
+def find_question(dag_id: str, run_id: str, task_id: str) -> str:
+    """Where Airflow takes the answer to a task's question."""
+    place = (
+        f"{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}/tasks/{quote(task_id, safe='')}"
+    )
+    return f"{_base()}/dags/{place}/required_actions"
+
+
 def _frame(path: str) -> str:
     # Airflow shows in the frame what stands behind the route: the whole path of the page.
     return f"{_base()}/plugin/{NAME}{urlsplit(_base()).path}{PREFIX}/{path}"

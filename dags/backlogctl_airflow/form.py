@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk import Param
+from airflow.sdk import Param, get_parsing_context
 
 from backlog.config.outline import Outline
 from replay.kinds import KINDS
@@ -14,13 +14,24 @@ from replay.runbooks.requests import AUTO, BY_STREAM, list_fields
 
 # Fields without a section come first, and are seen at once.
 _RECORD = "Approval and record"
-_NOTHING_TO_CHOOSE = "(no stream: see the note above)"
 # What of an option's schema the form checks before a run is made.
 _BOUNDS = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "maxLength", "pattern", "format", "items"),
 )
 _AUTO_WORDS = "auto: what the verdict suggests; drain first, then put back"
+
+
+def make_fields(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
+    """The form for people; for a task that runs, fields that take anything.
+
+    Airflow checks them before each task, also those that approve, restore and report. The file may
+    have changed since the run began; what it asks for is checked once, by its first task.
+    """
+    form = make_form(outline, kinds)
+    if get_parsing_context().task_id is None:
+        return form
+    return {name: Param(None if name == "stream" else form[name].value) for name in form}
 
 
 def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
@@ -30,8 +41,8 @@ def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
     choice: dict[str, Any] = {"enum": names} if names else {}
     problem = f" **{outline.problem}**" if outline.problem else ""
     return {
+        # Without a default: what a form or a request leaves out is nobody's choice.
         "stream": Param(
-            names[0] if names else _NOTHING_TO_CHOOSE,
             type="string",
             **choice,
             title="Stream",

@@ -1,38 +1,38 @@
-"""Expansions that a run left open: a teardown does not run when its run is cut off."""
+"""Expansions that nobody works on, and that no task of Airflow will end."""
 
 from __future__ import annotations
 
 import logging
-from http import HTTPStatus
 
-from airflow.sdk import Context, get_current_context, task
-from airflow.sdk.exceptions import AirflowRuntimeError as RuntimeFailure
+from airflow.sdk import Context, get_current_context
 
 from backlog.errors import BacklogError, LeaseHeld
 from backlog.values import Recovery
-from backlogctl_airflow.acting import RunbookError, describe_error, make_console, opened
-from backlogctl_airflow.tasks import LOOK
+from backlogctl_airflow.acting import make_console, opened
+from backlogctl_airflow.activity import is_served
+from backlogctl_airflow.reasons import RunbookError, describe_error, fail
 from replay.recovery.brakes import PausedBecause
-from replay.recovery.origins import find_origin
+from replay.recovery.workspace import Workspace
 from replay.runbooks.restoring import list_left_open, restore_layout
+from replay.runbooks.working import find_run
 
 LOG = logging.getLogger("backlogctl_airflow")
-_DELETED = "deleted"
-_OVER = ("success", "failed", _DELETED)
 
 
-# Few tries: the next run of its DAG is one too.
-@task(**LOOK)
 def restore_left_open() -> list[str]:
-    """Gives the layout back where the run is over, and nobody works on its recovery."""
+    """Gives the layout back where nobody works on its recovery, and no task will.
+
+    A teardown is none that will: it is not scheduled in a DAG that is paused, nor in a run that was
+    cut off.
+    """
     context = get_current_context()
     restored: list[str] = []
     problems: list[str] = []
     with opened(context) as workspace:
         for recovery in list_left_open(workspace):
-            if (state := _find_state(context, recovery)) not in _OVER:
+            if _is_served(context, workspace, recovery):
                 continue
-            LOG.info("%s: its run is over (%s)", recovery.id, state)
+            LOG.info("%s: no task works on it, or will", recovery.id)
             try:
                 restore_layout(workspace, recovery.id, console=make_console(), say=LOG.info)
             except LeaseHeld as held:
@@ -45,16 +45,11 @@ def restore_left_open() -> list[str]:
             else:
                 restored.append(recovery.id)
     if problems:
-        raise RunbookError("; ".join(problems))
+        fail(context, RunbookError("\n".join(problems)))
     return restored
 
 
-def _find_state(context: Context, recovery: Recovery) -> str:
-    origin = find_origin(recovery)
-    assert origin is not None
-    try:
-        return str(context["ti"].get_dagrun_state(origin.dag_id, origin.run_id))
-    except RuntimeFailure as failure:
-        if (failure.error.detail or {}).get("status_code") == HTTPStatus.NOT_FOUND:
-            return _DELETED
-        raise
+def _is_served(context: Context, workspace: Workspace, recovery: Recovery) -> bool:
+    found = find_run(workspace, recovery)
+    tasks = (f"{recovery.kind}.carry_out", f"{recovery.kind}.restore_layout")
+    return found is not None and is_served(context, *found, tasks)

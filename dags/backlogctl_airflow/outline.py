@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections import Counter
 from datetime import time
 
-from backlog.config.outline import Outline, StreamOutline, read_outline
+from backlog.config.outline import Outline, read_outline
 
-__all__ = ["UTC", "find_cron", "list_zones", "name_nightly", "read_outline"]
+__all__ = ["UTC", "find_cron", "find_zone", "read_outline"]
 
 UTC = "UTC"
 
 
-def list_zones(outline: Outline) -> tuple[str, ...]:
-    """Time zones of the streams that can be rebuilt, sorted; those without a window are UTC's."""
-    zones = {_zone(stream) for stream in outline.streams if stream.rebuilds}
-    return tuple(sorted(zones)) or (UTC,)
+def find_zone(outline: Outline) -> str:
+    """The time zone of the schedule: that of most streams that can be rebuilt, the first of two.
 
-
-def name_nightly(zone: str, zones: Iterable[str]) -> str:
-    """`nightly_backfill`, or `nightly_backfill__Europe-Berlin` where there are several zones."""
-    if len(tuple(zones)) == 1:
-        return "nightly_backfill"
-    # Etc/GMT+1 and Etc/GMT-1 are two zones.
-    return "nightly_backfill__" + re.sub(r"[^A-Za-z0-9_.-]", "-", zone.replace("+", "plus"))
+    Streams of another zone wait within the run for their own window.
+    """
+    zones = Counter(
+        stream.off_peak.timezone
+        for stream in outline.streams
+        if stream.rebuilds and stream.off_peak is not None
+    )
+    return zones.most_common(1)[0][0] if zones else UTC
 
 
 def find_cron(outline: Outline, zone: str) -> str:
@@ -35,7 +33,7 @@ def find_cron(outline: Outline, zone: str) -> str:
     windows = [
         stream.off_peak.window()
         for stream in outline.streams
-        if stream.rebuilds and stream.off_peak is not None and _zone(stream) == zone
+        if stream.rebuilds and stream.off_peak is not None and stream.off_peak.timezone == zone
     ]
     starts = sorted({window.start for window in windows}) or [time(0, 30)]
 
@@ -47,7 +45,3 @@ def find_cron(outline: Outline, zone: str) -> str:
 
     best = max(starts, key=lambda start: (count_open(start), -starts.index(start)))
     return f"{best.minute} {best.hour} * * *"
-
-
-def _zone(stream: StreamOutline) -> str:
-    return UTC if stream.off_peak is None else stream.off_peak.timezone

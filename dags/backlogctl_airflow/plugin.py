@@ -34,6 +34,13 @@ EXTERNAL_VIEWS: list[Any] = [
         "url_route": f"{NAME}-recovery",
         "icon": _ICON,
     },
+    {
+        "name": "Report",
+        "href": f"{NAME}/run-reports/{{DAG_ID}}/{{RUN_ID}}",
+        "destination": "dag_run",
+        "url_route": f"{NAME}-report",
+        "icon": _ICON,
+    },
 ]
 
 

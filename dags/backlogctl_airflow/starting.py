@@ -7,12 +7,8 @@ from typing import Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowSkipException
 
-from replay.kinds import REBUILD
-from replay.runbooks.nights import Tonight, read_action
-
-RECOVER = "recover_backlog"
+from backlogctl_airflow.policies import RECOVER, name_question
 
 
 class AskForApproval(TriggerDagRunOperator):
@@ -30,10 +26,14 @@ class AskForApproval(TriggerDagRunOperator):
 
     def execute(self, context: Context) -> Any:
         """Starts it where tonight's work is a plan that waits."""
+        from backlogctl_airflow.reasons import skipping
+        from replay.kinds import REBUILD
+        from replay.runbooks.nights import Tonight, read_action
+
         work: Mapping[str, Any] = self.work
         if read_action(work) is not Tonight.ASK:
-            raise AirflowSkipException(f"{work['stream']}: {work['why']}")
+            raise skipping(context, f"{work['stream']}: {work['why']}")
         again = f"__{work['expired']}" if work["expired"] else ""
-        self.trigger_run_id = f"nightly__{work['recovery']}{again}"
+        self.trigger_run_id = f"{name_question(work['recovery'])}{again}"
         self.conf = {"stream": work["stream"], "action": REBUILD.name, "recovery": work["recovery"]}
         return super().execute(context)

@@ -7,7 +7,7 @@ from typing import Any
 
 from backlog.clock import format_time, utc_now
 from backlog.errors import ApprovalNeeded, Refused
-from backlog.manifest import hash_value
+from backlog.hashing import hash_value
 from backlog.values import Recovery, RecoveryState
 from replay.recovery.identity import Identity, find_identity
 from replay.recovery.terms import record_terms

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from backlog.clock import OffPeakWindow, format_clock, format_time
 from backlog.config import OffPeak
-from backlog.manifest import hash_value
+from backlog.hashing import hash_value
 from replay.recovery.identity import Identity
 
 Timestamp = Annotated[datetime, PlainSerializer(format_time, when_used="json")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from backlog.hashing import hash_value
 from backlog.ledger.holds import Hold
 from backlog.ledger.recoveries import FINAL
-from backlog.manifest import hash_value
 from backlog.values import Event, Recovery, Sample
 from monitoring.lag import count_lag
 from replay.recovery.housekeeping import find_end

@@ -37,17 +37,22 @@ class Carried:
         return self.why == WINDOW
 
 
-def carry_on(workspace: Workspace, recovery_id: str, console: Console) -> Carried:
+def carry_on(
+    workspace: Workspace, recovery_id: str, console: Console, *, resumed: bool = False
+) -> Carried:
     """Runs it until it is verified, or must wait without anything to do.
 
     Waits for: its off-peak window, an operator's `resume`, another runner.
+
+    Args:
+        resumed: a person lets it go on that had paused it.
 
     Raises:
         PausedBecause: it was interrupted, or its canary was too slow and a person must look.
         ApprovalNeeded, Refused, CancelRequested: it may not run, or was cancelled.
         BacklogError: it failed, and can be run again.
     """
-    run = Run(workspace, recovery_id, console)
+    run = Run(workspace, recovery_id, console, resumed=resumed)
     try:
         done = run.carry_out()
     except LeaseHeld as held:

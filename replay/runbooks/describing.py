@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from backlog.clock import format_time
 from backlog.errors import Refused
-from backlog.values import Recovery
+from backlog.values import Recovery, RecoveryState
+from replay.recovery.approval import NOBODY
 from replay.recovery.workspace import Workspace
 from replay.telling import markdown
 from replay.telling.documents import tell_plan
@@ -32,6 +34,39 @@ def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -
 def _find_page(workspace: Workspace, recovery: Recovery) -> str:
     url = workspace.config.watch.url
     return f"{url.rstrip('/')}/recoveries/{quote(recovery.id)}" if url else ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How it ended for a run, in one sentence; not `is_done`: what the run was for was not done,
+    and nobody decided that."""
+
+    sentence: str
+    is_done: bool
+
+
+def describe_end(recovery: Recovery) -> End:
+    """How a recovery stands when its run is over."""
+    one, detail = recovery.id, recovery.detail
+    match recovery.state:
+        case RecoveryState.VERIFIED:
+            return End(f"{one} is verified", is_done=True)
+        case RecoveryState.CANCELLED:
+            return End(f"{one} was cancelled; what was stopped is started again", is_done=True)
+        case RecoveryState.REJECTED if newer := detail.get("superseded_by"):
+            return End(f"{one} was superseded: {newer} took its place", is_done=False)
+        case RecoveryState.REJECTED if detail.get("by", NOBODY) == NOBODY:
+            why = detail.get("reason", "rejected")
+            return End(f"{one}: {why}; nothing was changed, trigger a new run", is_done=False)
+        case RecoveryState.REJECTED:
+            return End(f"{one} was rejected by {detail['by']}; nothing was changed", is_done=True)
+        case RecoveryState.PLANNED:
+            return End(f"{one} waits for an approval: `backlogctl approve {one}`", is_done=False)
+    by = f", approved by {recovery.approved_by}" if recovery.approved_by else ""
+    return End(
+        f"{one} is not at an end: {recovery.state}{by}; `backlogctl show {one}` says what is next",
+        is_done=False,
+    )
 
 
 def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,10 +10,12 @@ from typing import Any
 
 from backlog.config import Stream
 from backlog.errors import InvalidTransition, Refused
-from backlog.values import GapState, Recovery, RecoveryState
+from backlog.numbers import format_moment
+from backlog.values import Gap, GapState, Recovery, RecoveryState
+from monitoring.timeline import date_loss
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.planning import plan_rebuild, say_why_not
+from replay.kinds.rebuild.planning import plan_rebuild, say_why_not, take_every
 from replay.recovery.approval import is_expired
 from replay.recovery.brakes import OPERATOR
 from replay.recovery.kind import Say, say_nothing
@@ -54,14 +56,32 @@ def read_action(work: Mapping[str, Any]) -> Tonight:
     return Tonight(work["action"] if "action" in work else work["deed"])
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Times `[start, end)`."""
+
+    start: datetime
+    end: datetime
+
+    def __str__(self) -> str:
+        return f"{format_moment(self.start)} to {format_moment(self.end)}"
+
+
 def find_night_work(
     workspace: Workspace,
     stream: Stream,
     before: datetime,
     origin: Origin,
     say: Say = say_nothing,
+    *,
+    lost_in: Interval | None = None,
+    hold: Callable[[Recovery], str] = lambda _: "",
 ) -> NightWork:
     """Goes on with what was begun, else plans the gaps that were found before `before`.
+
+    Args:
+        lost_in: only what was lost in this time, whenever it was found: a night of the past.
+        hold: why a recovery is a person's to go on with; "" where it is not.
 
     Asked twice it gives the same work: a plan that is there is not made again, and what is
     verified is no gap any more (fault 39).
@@ -73,24 +93,27 @@ def find_night_work(
     wait = workspace.config.guards.approval_expires
     now = workspace.ledger.now()
     for recovery in sorted(workspace.ledger.recoveries.list(stream.name), key=_rank):
+        mine = recovery.kind == REBUILD.name and recovery.state in UNFINISHED
+        if mine and (why := hold(recovery)):
+            return NightWork(stream.name, Tonight.NOTHING, recovery.id, why)
         if (work := _judge_earlier(stream, recovery, now, wait)) is not None:
             return work
-    mine = _count_gaps(workspace, stream, before)
-    if not mine:
-        later = _count_gaps(workspace, stream, None)
-        return NightWork(
-            stream.name,
-            Tonight.NOTHING,
-            "",
-            f"no open gap{f'; {later} found since' if later else ''}",
-        )
+    wants = _choose_wanted(workspace, stream, before, lost_in)
+    if not _count_gaps(workspace, stream, wants):
+        others = _count_gaps(workspace, stream, take_every)
+        why = "no open gap"
+        if lost_in is not None:
+            why = f"no open gap was lost in this night ({lost_in})"
+        if others:
+            why += f"; {others} {'at other times' if lost_in else 'found since'}"
+        return NightWork(stream.name, Tonight.NOTHING, "", why)
     try:
         recovery = plan_rebuild(
-            workspace, stream, RebuildOptions(), origin=origin, found_before=before, say=say
+            workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say
         )
     except Refused as refused:
         # Another recovery is in the way, or what was lost is answered meanwhile.
-        gone = isinstance(refused, InvalidTransition) or not _count_gaps(workspace, stream, before)
+        gone = isinstance(refused, InvalidTransition) or not _count_gaps(workspace, stream, wants)
         if refused.retryable or not gone:
             raise
         return NightWork(stream.name, Tonight.NOTHING, "", refused.message)
@@ -105,15 +128,20 @@ def _rank(recovery: Recovery) -> int:
     return 0 if recovery.state in BEGUN else 2
 
 
-def _count_gaps(workspace: Workspace, stream: Stream, before: datetime | None) -> int:
+def _choose_wanted(
+    workspace: Workspace, stream: Stream, before: datetime, lost_in: Interval | None
+) -> Callable[[Gap], bool]:
+    if lost_in is None:
+        return lambda gap: gap.detected_at < before
+    history = workspace.ledger.samples.history(stream.name)
+    return lambda gap: lost_in.start <= date_loss(history, gap) < lost_in.end
+
+
+def _count_gaps(workspace: Workspace, stream: Stream, wants: Callable[[Gap], bool]) -> int:
     """Open gaps whose range is known: nobody can plan the others, and detection reports them."""
     gaps = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    return sum(
-        (before is None or gap.detected_at < before)
-        # Its topic's id is the plan's to judge.
-        and not say_why_not(gap, stream, gap.topic_id)
-        for gap in gaps
-    )
+    # Its topic's id is the plan's to judge.
+    return sum(wants(gap) and not say_why_not(gap, stream, gap.topic_id) for gap in gaps)
 
 
 def _judge_earlier(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from backlog.clock import parse_duration
+from backlog.config.base import find_nearest
 from backlog.errors import UsageError
 from replay.recovery.kind import Kind, Registry
 from replay.recovery.options import read_options
@@ -20,6 +21,8 @@ AUTO = "auto"
 BY_STREAM = "as configured"
 MAX_TEXT = 500
 MAX_WAIT = timedelta(days=365)
+# Added by Airflow's OpenLineage provider to the runs that a DAG starts.
+_OF_OTHERS = ("openlineage",)
 # Control characters but those of several lines, and halves of surrogate pairs.
 _UNSPEAKABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _RECOVERY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,6 +59,23 @@ def list_fields(kinds: Registry) -> Iterator[tuple[Kind[Any, Any], str, FieldInf
             if info.title and name not in seen:
                 seen.add(name)
                 yield kind, name, info
+
+
+def refuse_unknown(conf: Mapping[str, Any], kinds: Registry) -> None:
+    """What a request says that no field of the form is for.
+
+    Raises:
+        UsageError: names it, and the nearest field.
+    """
+    known = {one.name for one in fields(RecoveryRequest)} - {"said"}
+    known |= {name for _, name, _ in list_fields(kinds)}
+    for name in conf:
+        if name not in known and name not in _OF_OTHERS:
+            raise UsageError(
+                f"the form has no field {str(name)[:MAX_TEXT]!r}",
+                subject="conf",
+                hint=f"the nearest is `{find_nearest(str(name), known)}`",
+            )
 
 
 def read_request(workspace: Workspace, form: Mapping[str, Any]) -> RecoveryRequest:

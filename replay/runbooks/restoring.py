@@ -97,7 +97,7 @@ def _find_actor(workspace: Workspace, recovery_id: str, actions: tuple[str, ...]
 def list_left_open(workspace: Workspace) -> tuple[Recovery, ...]:
     """Expansions that a scheduler's run began and that nobody works on now.
 
-    Whether that run is over is for the scheduler to say. What another version of this program
+    Whether one of its tasks will is for the scheduler to say. What another version of this program
     planned is that version's to restore.
     """
     found: list[Recovery] = []

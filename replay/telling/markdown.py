@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from backlog.numbers import format_moment
 from backlog.values import Recovery
 from replay.recovery.plan import Plan
 from replay.telling.value import Telling
 
-_SHOWN = 12
+_SHOWN = 4  # warnings
 _MARKUP = re.compile(r"[\\`*_\[\]<>#|~&]")
 # What begins a list or a rule where it begins a line.
 _LINE_MARK = re.compile(r"^(\d*)([-+=]|[.)](?=\s|$))")
@@ -25,56 +24,43 @@ _WHO = {
 
 
 def describe_body(recovery: Recovery, plan: Plan, told: Telling, page: str = "") -> str:
-    """The plan for people: figures, ranges, what is stopped, created and deleted, how long.
+    """What a person decides on: what happens, what is stopped and given back, when, how sure.
+
+    Figures and ranges are on the recovery's page: here they would push the buttons out of sight.
 
     Args:
         page: address of the recovery's page, for the link; "" for none.
     """
-    topic, group = _code(recovery.topic), _code(recovery.group)
     verdict = f"{told.verdict_words[:1].upper()}{told.verdict_words[1:]}"
     parts = [f"**{_plain(verdict)}.** {_plain(told.summary)}"]
-    parts.append(f"Topic {topic}, group {group}.")
-    if told.reasons:
-        parts.append(_list(told.reasons))
-    if told.counts:
-        parts.append(_table(("", "count"), [(count.words, str(count)) for count in told.counts]))
-    if told.facts:
-        parts.append(_table(("", ""), [(fact.name, fact.text) for fact in told.public_facts]))
-    for table in told.tables:
-        if table.rows:
-            rows, rest = table.top(_SHOWN)
-            parts.append(f"**{_plain(table.title)}**")
-            parts.append(_table(table.columns, [row.cells for row in rows]))
-            parts += [rest] if rest else []
-    for action in told.actions:
-        parts.append(f"**{_plain(action.verb.capitalize())}**")
-        parts.append(_list(action.sentences))
+    if page:
+        parts[0] += f" [All figures and ranges]({page})"
+    lines = [("", reason) for reason in told.reasons]
+    lines += [(action.verb, "; ".join(action.sentences)) for action in told.actions]
+    lines += [(fact.name, fact.text) for fact in told.public_facts if fact.decides]
     if told.other_groups:
-        names = ", ".join(_code(name) for name in told.other_groups)
-        parts.append(f"**Other groups on the topic:** {names}")
+        lines.append(("other groups on the topic", ", ".join(told.other_groups)))
+    if plan.origin is not None and plan.origin.note:
+        lines.append(("note", plan.origin.note))
+    parts.append("\n".join(f"- {_draw_line(*line)}" for line in lines))
     if told.warnings:
         parts.append("**To know before**")
-        parts.append(_list(told.warnings))
-    if plan.origin is not None and plan.origin.note:
-        parts.append(f"**Note:** {_plain(plan.origin.note)}")
+        parts.append("\n".join(f"- {_plain(text)}" for text in told.warnings[:_SHOWN]))
+        if more := len(told.warnings) - _SHOWN:
+            parts += [f"and {more} more on the page"] if more > 0 else []
     planner = plan.planned_by
-    who = f"Planned by {_code(planner.kind + ':' + planner.user)} at "
+    who = (
+        f"Group {_code(recovery.group)}. Planned by {_code(planner.kind + ':' + planner.user)} at "
+    )
     who += f"{format_moment(plan.planned_at)}. Approved by: {_WHO[plan.approval]}."
     who += f" The answer is for plan {_code(recovery.plan_hash[:12])} and no other."
     parts.append(who)
-    if page:
-        parts.append(f"[The recovery's page]({page})")
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [tuple(_plain(cell) for cell in line) for line in (head, *rows)]
-    lines.insert(1, tuple("---" for _ in head))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _list(items: Iterable[str]) -> str:
-    return "\n".join(f"- {_plain(item)}" for item in items)
+def _draw_line(name: str, text: str) -> str:
+    """`**Stops** the consumers`."""
+    return f"**{name[:1].upper()}{name[1:]}** {_plain(text)}" if name else _plain(text)
 
 
 def _plain(text: str) -> str:

@@ -35,13 +35,15 @@ class Count:
 class Fact:
     """A line of the plan: a short name and a sentence.
 
-    `shows_rows`: it holds what rows or messages hold, and is for the operator's terminal alone.
+    `decides`: an approver goes by it. `shows_rows`: it holds what rows or messages hold, and is for
+    the operator's terminal alone.
     """
 
     name: str
     text: str
     tone: Tone = ""
     shows_rows: bool = False
+    decides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

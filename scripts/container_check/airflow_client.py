@@ -50,7 +50,7 @@ def recover(action: str) -> dict[str, Any]:
         states = {task["task_id"]: task["state"] for task in tasks}
         if now["state"] in ("success", "failed") or time.monotonic() > end:
             break
-        if not asked and states.get(f"{action}.approve") == "awaiting_input":
+        if not asked and states.get(f"{action}.approve") == "deferred":
             time.sleep(5)  # Airflow takes an answer once the task's process has ended
             asked = ask(f"{question}/-1/hitlDetails", "second")
             answer = {"chosen_options": ["Approve"], "params_input": {}}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backlog.manifest import Manifest
-from spark_backfill.injection.ledger_topic import LedgerSnapshot
 from spark_backfill.injection.pacing import MAX_CHUNKS
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.injection.targets import HIDDEN_SECONDS, PATIENCE
 from spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,

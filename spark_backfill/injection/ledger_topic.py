@@ -9,10 +9,9 @@ transaction of one slot seldom hides the records of another.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
@@ -36,6 +35,7 @@ from backlog.kafka.clients import (
 )
 from backlog.kafka.errors import TopicMissing, translate
 from backlog.values import Chunk
+from spark_backfill.injection.snapshots import LedgerSnapshot
 
 DEFAULT_TOPIC = "backlog-recovery-ledger"
 DEFAULT_PARTITIONS = 12
@@ -45,41 +45,6 @@ ANSWER_SECONDS = 30.0
 DEFAULT_WAIT = 15.0 + COORDINATOR_SECONDS
 # The chunk number of the record that `fence_slots` leaves: this recovery writes no more here.
 CLOSED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSnapshot:
-    """The ledger when a plan was made; `ends` are high watermarks by partition.
-
-    It must be taken *before* the evidence `injected` is read: a chunk that commits in between is
-    then seen as another recovery's, and not lost between the two.
-    """
-
-    topic: str
-    topic_id: str
-    partitions: int
-    ends: Mapping[int, int]
-
-    def place(self, topic: str, slot: int) -> int:
-        """The ledger partition that holds the records of a slot of `topic`."""
-        return (zlib.crc32(topic.encode()) + slot) % self.partitions
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "topic": self.topic,
-            "topic_id": self.topic_id,
-            "partitions": self.partitions,
-            "ends": {str(partition): end for partition, end in sorted(self.ends.items())},
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(
-            topic=str(value["topic"]),
-            topic_id=str(value["topic_id"]),
-            partitions=int(value["partitions"]),
-            ends={int(partition): int(end) for partition, end in value["ends"].items()},
-        )
 
 
 @dataclass(frozen=True, slots=True)

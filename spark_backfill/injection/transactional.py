@@ -19,12 +19,12 @@ from spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,
     CommittedChunk,
-    LedgerSnapshot,
     find_foreign_chunks,
     make_record,
     read_visible,
 )
 from spark_backfill.injection.producing import AttemptError, SlotProducer
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.injection.writer import ChunkResult, Outcome, OutcomeUnknown
 
 TRANSACTION_TIMEOUT_MS = 15_000

@@ -175,3 +175,28 @@ def test_a_deadline_never_has_less_than_nothing_left() -> None:
     assert Deadline(-1).expired
     assert Deadline(100).remaining(at_most=5) == 5
     assert not Deadline(100).expired
+
+
+@settings(max_examples=40, deadline=None)
+@given(MINUTES, MINUTES, ZONES, MOMENTS)
+def test_the_last_opening_is_one_and_no_other_came_since(
+    start: time, end: time, zone: ZoneInfo, at: datetime
+) -> None:
+    window = OffPeakWindow(start, end, zone)
+    opening = window.last_opening(at)
+    if start == end:
+        assert opening == at - timedelta(days=1)
+        return
+    assert at - timedelta(days=1) <= opening <= at
+    if opening > at - timedelta(days=1):
+        assert window.contains(opening)
+        assert not window.contains(opening - MINUTE)
+    moments = [opening + MINUTE * n for n in range(1, int((at - opening) / MINUTE) + 1)]
+    assert not any(window.contains(m) and not window.contains(m - MINUTE) for m in moments)
+
+
+def test_the_night_that_is_open_began_when_its_window_opened() -> None:
+    window = OffPeakWindow(time(22, 30), time(6, 0), BERLIN)
+    night = datetime(2026, 11, 20, 21, 30, tzinfo=UTC)
+    for hours in (0.0, 0.25, 7.4, 20.0):
+        assert window.last_opening(night + timedelta(hours=hours)) == night

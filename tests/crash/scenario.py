@@ -26,10 +26,10 @@ from backlog.manifest import (
 from backlog.stamps import make_message_id, stamp
 from spark_backfill.injection.job import InjectionJob
 from spark_backfill.injection.ledger_topic import (
-    LedgerSnapshot,
     ensure_ledger_topic,
     snapshot_ledger,
 )
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.injection.targets import record_target_ends
 
 Headers = tuple[tuple[str, bytes | None], ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -93,9 +94,15 @@ class Airflow:
         body = {"logical_date": None, "conf": dict(conf or {})}
         return self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
-    def trigger_at(self, dag_id: str, at: datetime, user: str = "oncall") -> DagRun:
+    def trigger_at(
+        self,
+        dag_id: str,
+        at: datetime,
+        conf: Mapping[str, Any] | None = None,
+        user: str = "oncall",
+    ) -> DagRun:
         """A new run of the DAG for a date that is past."""
-        body = {"logical_date": at.isoformat(), "conf": {}}
+        body = {"logical_date": at.isoformat(), "conf": dict(conf or {})}
         answer = self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
         assert answer.is_success, f"{dag_id}: {answer.status_code} {answer.text}"
         return DagRun(dag_id, answer.json()["dag_run_id"])
@@ -108,9 +115,9 @@ class Airflow:
         assert answer.is_success, f"{dag_id}: {answer.status_code} {answer.text}"
         return DagRun(dag_id, answer.json()["dag_run_id"])
 
-    def list_runs(self, dag_id: str) -> list[DagRun]:
+    def list_runs(self, dag_id: str, **params: Any) -> list[DagRun]:
         """Every run of the DAG, the oldest first."""
-        found = self.get(f"/api/v2/dags/{dag_id}/dagRuns", order_by="id", limit=100)
+        found = self.get(f"/api/v2/dags/{dag_id}/dagRuns", order_by="id", limit=100, **params)
         return [DagRun(dag_id, run["dag_run_id"]) for run in found["dag_runs"]]
 
     def read_run(self, run: DagRun) -> dict[str, Any]:
@@ -184,7 +191,7 @@ class Airflow:
 
     def await_question(self, run: DagRun, task_id: str, within: float = 240) -> dict[str, Any]:
         """Waits until the task waits for a person; its subject, body and options."""
-        self.await_state(run, task_id, {"awaiting_input"}, within)
+        self.await_state(run, task_id, {"deferred", "awaiting_input"}, within)
         return self.get(f"{run.task(task_id)}/-1/hitlDetails")
 
     def ask_to_answer(
@@ -211,6 +218,11 @@ class Airflow:
     def xcom(self, run: DagRun, task_id: str, key: str = "return_value") -> Any:
         """What a task returned."""
         return self.get(f"{run.task(task_id)}/xcomEntries/{key}", deserialize=True)["value"]
+
+    def read_mapped(self, run: DagRun, task_id: str, index: int) -> Any:
+        """What a mapped task returned."""
+        path = f"{run.task(task_id)}/xcomEntries/return_value"
+        return self.get(path, map_index=index, deserialize=True)["value"]
 
     def logs(self, run: DagRun, task_id: str, attempt: int | None = None) -> str:
         """What a task wrote, at its last attempt unless another is named."""
@@ -261,6 +273,26 @@ class Airflow:
         assert told.is_success, f"{path}: {told.status_code} {told.text}"
 
     # Processes.
+
+    def restart(self, within: float = 120) -> None:
+        """All of it is killed, tasks too, and started again on the same database."""
+        for component in self.standalone.pids:
+            self.standalone.kill(component)
+        for process in psutil.Process(self.standalone.group).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for component in ("api-server", "execution-api", "scheduler", "dag-processor", "triggerer"):
+            self.standalone.restart(component)
+        limit = time.monotonic() + within
+        while not self._is_up():
+            assert time.monotonic() < limit, "Airflow is not up again"
+            time.sleep(_TICK)
+
+    def _is_up(self) -> bool:
+        with suppress(httpx.TransportError):
+            found = httpx.get(f"{self.standalone.address}/api/v2/monitor/health", timeout=30).json()
+            return bool(found["scheduler"]["status"] == "healthy")
+        return False
 
     def find_task(self, run: DagRun, task_id: str, within: float = 90) -> psutil.Process:
         """The process in which a task's code runs."""

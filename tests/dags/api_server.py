@@ -8,7 +8,7 @@ from typing import Any
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
 # Users who may read these DAGs only; all others as their role says.
-LIMITED = {"tokyo": {"nightly_backfill__tokyo"}, "stranger": {"of_another_team"}}
+LIMITED = {"tokyo": {"nights_in_tokyo"}, "stranger": {"of_another_team"}}
 
 
 class NamedRights(SimpleAuthManager):

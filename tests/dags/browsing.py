@@ -39,9 +39,9 @@ class Visit:
         clicks: how many it took so far, after the login.
     """
 
-    def __init__(self, browser: Browser, address: str, height: int = 900) -> None:
+    def __init__(self, browser: Browser, address: str) -> None:
         self.address = address
-        self.page: Page = browser.new_page(viewport={"width": 1360, "height": height})
+        self.page: Page = browser.new_page(viewport={"width": 1440, "height": 900})
         self.page.set_default_timeout(_PATIENCE_MS)
         self.clicks = 0
 
@@ -84,6 +84,11 @@ class Visit:
         task = f"{self._run(run_id)}/tasks/{task_id}"
         self.page.goto(f"{task}/required_actions")
         self.page.get_by_role("button", name="Approve").wait_for()
+
+    def sees_buttons(self) -> bool:
+        """Whether a person can answer without scrolling."""
+        box = self.page.get_by_role("button", name="Approve").bounding_box()
+        return box is not None and box["y"] + box["height"] <= 900
 
     def answer(self, option: str) -> None:
         """One of the buttons."""

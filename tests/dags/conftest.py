@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ TakeShop = Callable[..., SlotShop]
 TakeWorld = Callable[..., SlotWorld]
 
 _SETTINGS = {
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "dags"))),
     "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
     # Nothing starts by itself: a test asks for each run.
     "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",

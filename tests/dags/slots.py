@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -51,15 +53,17 @@ class Kind:
 
 
 KINDS = (
-    Kind("named", 5, {"approval": "named"}),
+    Kind("named", 6, {"approval": "named"}),
     # Of twenty seconds in small chunks, so that there is a middle to be stopped in.
     Kind("slow", 1, {"approval": "named", "limits": {"messages_per_second": 5}}),
     # Of thirty: it is not at its end when it is marked, though others work beside it.
     Kind("marked", 1, {"approval": "named", "limits": {"messages_per_second": 3}}),
-    Kind("asked", 5, {"approval": "named"}),
+    Kind("long", 1, {"approval": "named", "limits": {"messages_per_second": 2}}),
+    Kind("asked", 9, {"approval": "named"}),
     Kind("second", 2, {"approval": "second_person"}),
     Kind("auto", 2, {"approval": "auto"}),
     Kind("night", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
+    Kind("past", 1, {"approval": "auto"}),
     Kind("closed", 1, {"approval": "auto"}, zone=DAY_ZONE, opens=8),
     # One night's streams: one goes on by itself, one is asked about, one has no table, one waits.
     Kind("night-asked", 1, {"approval": "named"}, zone=NIGHT_ZONE),
@@ -67,10 +71,10 @@ KINDS = (
     Kind("night-later", 1, {"approval": "auto"}, zone=NIGHT_ZONE, opens=8),
     # Of 45 seconds: its window closes in the middle.
     Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 2}}, zone=MINUTE_ZONE),
-    Kind("planned", 1, {"approval": "named", "auto_plan": True}),
+    Kind("planned", 2, {"approval": "named", "auto_plan": True}),
     Kind("gone", 1, {"cluster": "gone"}, source=False),
-    Kind("expand", 8, {"approval": "named"}, source=False, consumers=True),
-    Kind("both", 1, {"approval": "named"}, consumers=True),
+    Kind("expand", 10, {"approval": "named"}, source=False, consumers=True),
+    Kind("both", 2, {"approval": "named"}, consumers=True),
 )
 
 
@@ -247,8 +251,23 @@ class Slots:
         """Changes keys of a stream in the file, all at once for whoever reads it."""
         document = json.loads(self.config.read_text())
         document["streams"][stream] |= changes
+        self._replace(json.dumps(document, indent=1))
+
+    @contextmanager
+    def without(self, stream: str) -> Iterator[None]:
+        """The stream is not in the file meanwhile."""
+        kept = self.config.read_text()
+        document = json.loads(kept)
+        del document["streams"][stream]
+        self._replace(json.dumps(document, indent=1))
+        try:
+            yield
+        finally:
+            self._replace(kept)
+
+    def _replace(self, text: str) -> None:
         draft = self.config.with_suffix(".draft")
-        draft.write_text(json.dumps(document, indent=1))
+        draft.write_text(text)
         draft.replace(self.config)
 
     def _name_database(self, stream: str) -> str:
@@ -290,3 +309,9 @@ class Slots:
             }
             described["expand"] = {"factor": FACTOR, "order": "key", "max_lag_at_cutover": 50}
         return described
+
+
+def drop_table(shop: SlotShop) -> None:
+    """Its source is broken."""
+    with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as connection:
+        connection.execute("DROP TABLE orders")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backlogctl_airflow.acting import RunbookError, RunbookRefusal, translated_errors
+from backlogctl_airflow.reasons import RunbookError, RunbookRefusal, translated_errors
 from replay.recovery.brakes import CANARY, INTERRUPTED, PausedBecause
 
 

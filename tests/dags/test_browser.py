@@ -30,7 +30,8 @@ def test_a_person_triggers_looks_and_answers(airflow: Airflow, slots: Slots) -> 
         airflow.await_question(run, "rebuild.approve")
         visit.open_question(run_id, "rebuild.approve")
         # The buttons may be there before the text is.
-        visit.page.get_by_text("Lost ranges").first.wait_for()
+        visit.page.get_by_text("All figures and ranges").first.wait_for()
+        assert visit.sees_buttons()
         told = visit.page.locator("body").inner_text()
         assert asked.first in told
         assert asked.read().plan_hash[:12] in told

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
+
+from backlog.clock import format_time, utc_now
 from backlog.values import GapState
-from tests.dags.airflow import Airflow
+from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
-from tests.dags.slots import Slots
+from tests.dags.slots import Slots, drop_table
 
 DETECT, RECOVER = "detect_backlog", "recover_backlog"
 
@@ -38,7 +42,7 @@ def test_a_real_gap_is_found_and_planned_once(
     # Its plan is not made yet when the next look comes.
     second = airflow.trigger(DETECT, {"streams": [shop.stream]})
     airflow.await_run(second, {"success"})
-    assert airflow.read_states(second)["start_recovery[0]"] == "skipped"
+    assert airflow.read_states(second)["start_recovery"] == "skipped"
     assert len([run for run in airflow.list_runs(RECOVER) if newest in run.run_id]) == 1
     airflow.mark(started[0], "failed")
 
@@ -46,3 +50,43 @@ def test_a_real_gap_is_found_and_planned_once(
     airflow.await_mapped(beside, "look", 0, {"up_for_retry", "failed"})
     assert "127.0.0.1" in airflow.logs_of_mapped(beside, "look", 0)
     airflow.mark(beside, "failed")
+
+
+def test_a_technical_failure_is_tried_again_and_a_persons_no_is_not(
+    airflow: Airflow, take_shop: TakeShop
+) -> None:
+    """The source is broken, so there is no plan; the next look waits a while, then starts again."""
+    shop = take_shop("planned")
+    drop_table(shop)
+    first = look(airflow, shop.stream)
+    airflow.await_run(first, {"failed"}, within=300)
+    told = airflow.logs(first, "rebuild.plan")
+    assert "Traceback" not in told
+    reason = airflow.xcom(first, "rebuild.plan", "reason")
+    assert reason in told
+    assert reason in airflow.xcom(first, "report", "reason")
+
+    assert look(airflow, shop.stream, started=1) == first, "its pause is not over"
+    name = f"backlogctl_started__{shop.stream}"
+    kept = json.loads(airflow.get(f"/api/v2/variables/{name}")["value"])
+    kept["at"] = format_time(utc_now() - timedelta(minutes=11))
+    body = {"key": name, "value": json.dumps(kept)}
+    assert airflow.client().patch(f"/api/v2/variables/{name}", json=body).is_success
+    second = look(airflow, shop.stream, started=2)
+    assert second.run_id == f"{first.run_id}__2"
+
+    # A person ends it: that is no technical failure.
+    airflow.mark(second, "failed")
+    airflow.await_run(second, {"failed"})
+    body["value"] = json.dumps({**kept, "run_id": second.run_id, "tries": 2})
+    assert airflow.client().patch(f"/api/v2/variables/{name}", json=body).is_success
+    look(airflow, shop.stream, started=2)
+
+
+def look(airflow: Airflow, stream: str, started: int = 1) -> DagRun:
+    """A detection; the last of so many runs that were started for the stream by then."""
+    run = airflow.trigger(DETECT, {"streams": [stream]})
+    airflow.await_run(run, {"success"})
+    found = [one for one in airflow.list_runs(RECOVER) if f"__{stream}__" in one.run_id]
+    assert len(found) == started
+    return found[-1]

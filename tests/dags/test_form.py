@@ -18,7 +18,7 @@ from pydantic import Field
 
 from backlog.config.outline import Outline, StreamOutline
 from backlog.errors import UsageError
-from backlogctl_airflow.form import make_form
+from backlogctl_airflow.form import make_fields, make_form
 from fanout.layout import MAX_FACTOR
 from replay import kinds as registered
 from replay.kinds import EXPAND, KINDS, REBUILD
@@ -27,7 +27,13 @@ from replay.kinds.expand.options import ExpandOptions
 from replay.recovery.kind import Registry
 from replay.recovery.options import read_options
 from replay.recovery.workspace import Workspace
-from replay.runbooks.requests import AUTO, RecoveryRequest, choose_options, read_request
+from replay.runbooks.requests import (
+    AUTO,
+    RecoveryRequest,
+    choose_options,
+    read_request,
+    refuse_unknown,
+)
 from tests.replay.runbooks.desks import open_shop
 
 OUTLINE = Outline(
@@ -70,8 +76,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def fill(**values: Any) -> dict[str, Any]:
     """The form as a run gets it: its schema is checked, defaults are filled in."""
     form = make_form(OUTLINE)
+    given = {"stream": "orders", **values}
     return {
-        name: param.resolve(values[name]) if name in values else param.resolve()
+        name: param.resolve(given[name]) if name in given else param.resolve()
         for name, param in form.items()
     }
 
@@ -85,7 +92,7 @@ def test_it_has_every_field_of_a_request_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("name", "default", "schema"),
     [
-        ("stream", "orders", {"type": "string", "enum": ["orders", "mails"]}),
+        ("stream", None, {"type": "string", "enum": ["orders", "mails"]}),
         ("action", AUTO, {"type": "string", "enum": list(ACTIONS)}),
         ("since", None, {"type": EMPTY_OR["text"], "format": "date-time", "section": "Rebuild"}),
         ("until", None, {"type": EMPTY_OR["text"], "format": "date-time", "section": "Rebuild"}),
@@ -113,7 +120,7 @@ def test_a_field_has_its_default_and_its_bounds(
     told = {"title", "description_md", "values_display"}
     if "section" not in schema:
         told |= {"section"}
-    assert field.value == default
+    assert (field.value if field.has_value else None) == default
     assert {key: value for key, value in field.schema.items() if key not in told} == schema
 
 
@@ -151,7 +158,8 @@ def test_form_request_and_command_line_have_the_options_of_a_kinds_model(
     words = form["action"].schema["values_display"]
     assert words["drain"] == "drain: take out what nobody reads"
 
-    filled = {name: param.resolve() for name, param in form.items()}
+    filled = {name: param.resolve() for name, param in form.items() if name != "stream"}
+    filled["stream"] = "orders"
     request = read_request(workspace, {**filled, "action": "drain", "batch": 7, "rate": 2})
     asked = read_options(
         DrainOptions,
@@ -270,4 +278,31 @@ def test_without_streams_anything_goes_and_the_problem_is_shown(desk: Workspace)
     assert stream.resolve("orders") == "orders"
     # The first task says what is wrong.
     with pytest.raises(UsageError, match="no such stream"):
-        read_request(desk, {"stream": make_form(Outline(Path("x")))["stream"].resolve()})
+        read_request(desk, {"stream": stream.resolve("ordres")})
+
+
+def test_a_stream_is_chosen_by_nobody_but_who_asks() -> None:
+    for outline in (OUTLINE, Outline(Path("x"))):
+        with pytest.raises(ParamValidationError, match="No value"):
+            make_form(outline)["stream"].resolve()
+
+
+def test_what_the_form_has_no_field_for_is_refused() -> None:
+    """A misspelt option would else be silently left out."""
+    with pytest.raises(UsageError, match="no field 'strem'") as caught:
+        refuse_unknown({"stream": "orders", "strem": "mails"}, KINDS)
+    assert "`stream`" in caught.value.hint
+    refuse_unknown({**fill(), "openlineage": {"parentRunId": "x"}}, KINDS)
+
+
+def test_a_task_that_runs_takes_what_its_run_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream may be gone from the file by then; Airflow would refuse the task its start."""
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID", "expand.restore_layout")
+    fields = make_fields(Outline(Path("x"), (StreamOutline("mails", True, None),)))
+    assert set(fields) == OWN | OPTIONS
+    assert fields["stream"].resolve("orders") == "orders"
+    assert fields["rate"].resolve("fast") == "fast"
+    assert fields["action"].resolve() == AUTO
+    monkeypatch.delenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID")
+    with pytest.raises(ParamValidationError):
+        make_fields(OUTLINE)["stream"].resolve("gone")

@@ -187,7 +187,7 @@ def test_the_runbooks_are_there(airflow: Airflow) -> None:
 def test_tasks_have_an_api_of_their_own(airflow: Airflow) -> None:
     """One event loop for both would wait for SQLite while one of its own requests holds it."""
     assert set(airflow.standalone.pids) == {
-        "api-server", "execution-api", "scheduler", "dag-processor",
+        "api-server", "execution-api", "scheduler", "dag-processor", "triggerer",
     }  # fmt: skip
     told = Path(f"/proc/{airflow.standalone.pids['scheduler']}/environ").read_text()
     settings = dict(word.split("=", 1) for word in told.split("\0") if "=" in word)

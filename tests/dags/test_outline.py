@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 import pendulum
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from backlog.config import OffPeak
 from backlog.config.outline import Outline, StreamOutline, read_outline
-from backlogctl_airflow.outline import find_cron, list_zones, name_nightly
+from backlogctl_airflow.outline import find_cron, find_zone
 
 BERLIN, SHANGHAI = "Europe/Berlin", "Asia/Shanghai"
 TIMES = st.times().map(lambda at: at.replace(second=0, microsecond=0))
@@ -84,31 +83,16 @@ def test_streams_of_another_zone_or_without_a_source_do_not_count() -> None:
     assert find_cron(outline, SHANGHAI) == "0 3 * * *"
     assert find_cron(outline, "UTC") == "30 0 * * *"
     silent = make("22:30-06:00", rebuilds=False)
-    assert list_zones(silent) == ("UTC",)
+    assert find_zone(silent) == "UTC"
     assert find_cron(silent, BERLIN) == "30 0 * * *"
 
 
-def test_zones_are_those_of_streams_that_can_be_rebuilt() -> None:
-    assert list_zones(make()) == ("UTC",)
-    assert list_zones(make(None)) == ("UTC",)
-    outline = make("22:30-06:00", f"01:00-02:00 {SHANGHAI}", "01:00-02:00")
-    assert list_zones(outline) == (SHANGHAI, BERLIN)
-    assert list_zones(make("22:30-06:00", None)) == (BERLIN, "UTC")
-
-
-def test_one_zone_has_the_short_name() -> None:
-    assert name_nightly(BERLIN, [BERLIN]) == "nightly_backfill"
-    assert name_nightly(BERLIN, iter((BERLIN, "UTC"))) == "nightly_backfill__Europe-Berlin"
-    odd = "America/Argentina/ComodRivadavia"
-    assert name_nightly(odd, (odd, "UTC")) == ("nightly_backfill__America-Argentina-ComodRivadavia")
-
-
-def test_every_zone_has_a_name_of_its_own_that_airflow_takes() -> None:
-    zones = available_timezones()
-    assert {"Etc/GMT+1", "Etc/GMT-1", "America/Port-au-Prince"} <= zones
-    names = [name_nightly(zone, zones) for zone in zones]
-    assert len(set(names)) == len(zones)
-    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,250}", name) for name in names)
+def test_the_zone_is_that_of_most_streams_that_can_be_rebuilt() -> None:
+    assert find_zone(make()) == "UTC"
+    assert find_zone(make(None, None)) == "UTC"
+    assert find_zone(make("22:30-06:00", f"01:00-02:00 {SHANGHAI}")) == BERLIN, "the first of two"
+    assert find_zone(make("22:30-06:00", *[f"01:00-02:00 {SHANGHAI}"] * 2)) == SHANGHAI
+    assert find_zone(make("22:30-06:00", None, None)) == BERLIN, "any time is no zone"
 
 
 @pytest.mark.parametrize("day", ["2026-03-28", "2026-10-24"])
@@ -126,6 +110,6 @@ def test_a_bad_file_still_has_its_night(tmp_path: Path) -> None:
         file = tmp_path / "backlog.yaml"
         file.write_text(content)
         outline = read_outline(file, {})
-        assert list_zones(outline) == ("UTC",)
+        assert find_zone(outline) == "UTC"
         assert find_cron(outline, "UTC") == "30 0 * * *"
-    assert list_zones(read_outline(tmp_path / "nowhere.yaml", {})) == ("UTC",)
+    assert find_zone(read_outline(tmp_path / "nowhere.yaml", {})) == "UTC"

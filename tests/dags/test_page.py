@@ -129,7 +129,7 @@ def kept(site: Site) -> Kept:
         shell=store_expand_plan(site.desk, origin=None),
         one=store("clicks", "recover_backlog", ONE),
         two=(expand, store("emails", "recover_backlog", TWO)),
-        tokyo=store("invoices", "nightly_backfill__tokyo", ONE),
+        tokyo=store("invoices", "nights_in_tokyo", ONE),
     )
 
 
@@ -152,10 +152,13 @@ pytestmark = pytest.mark.airflow
 def test_airflow_lists_the_page_and_the_tab(site: Site) -> None:
     answer = site.ask("/api/v2/plugins").json()
     [plugin] = [one for one in answer["plugins"] if one["name"] == "backlogctl"]
-    views = {view["destination"]: view for view in plugin["external_views"]}
-    assert views["nav"]["href"] == "backlogctl/"
-    assert views["dag_run"]["href"] == "backlogctl/runs/{DAG_ID}/{RUN_ID}"
-    assert len({view["url_route"] for view in views.values()}) == 2
+    views = {view["name"]: view for view in plugin["external_views"]}
+    assert {name: (view["destination"], view["href"]) for name, view in views.items()} == {
+        "Backlogs": ("nav", "backlogctl/"),
+        "Recovery": ("dag_run", "backlogctl/runs/{DAG_ID}/{RUN_ID}"),
+        "Report": ("dag_run", "backlogctl/run-reports/{DAG_ID}/{RUN_ID}"),
+    }
+    assert len({view["url_route"] for view in views.values()}) == 3
     assert site.ask("/api/v2/plugins/importErrors").json()["total_entries"] == 0
 
 
@@ -188,8 +191,9 @@ def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     assert 'href="../static/page.css"' in site.read("/backlogctl/streams/orders")
     recovery = site.read(f"/backlogctl/recoveries/{kept.one.id}")
     assert f'href="../reports/{kept.one.id}"' in recovery
-    where = "answer it in Airflow, under Required Actions"
-    assert where in recovery
+    where = "answer it in Airflow</a>"
+    run = f"dags/recover_backlog/runs/{quote(ONE, safe='')}"
+    assert f'/{run}/tasks/rebuild.approve/required_actions" target="_top">{where}' in recovery
     assert where not in site.read(f"/backlogctl/recoveries/{kept.shell.id}")
     assert ".badge" in site.read("/backlogctl/static/page.css")
     assert "There is no stream nothing" in site.read("/backlogctl/streams/nothing", status=404)
@@ -223,7 +227,7 @@ def test_who_may_not_read_the_dag_is_refused(site: Site, kept: Kept) -> None:
 
 
 def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept) -> None:
-    run = f"/backlogctl/runs/nightly_backfill__tokyo/{quote(ONE)}"
+    run = f"/backlogctl/runs/nights_in_tokyo/{quote(ONE)}"
     assert kept.tokyo.id in site.ask(run, "tokyo").headers["location"]
     for kind in ("recoveries", "reports"):
         assert kept.tokyo.id in site.read(f"/backlogctl/{kind}/{kept.tokyo.id}", "tokyo")
@@ -232,6 +236,16 @@ def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept)
     for path in ("/backlogctl/", "/backlogctl/streams/invoices"):
         site.read(path, "tokyo", 403)
     site.read(f"/backlogctl/runs/recover_backlog/{quote(ONE)}", "tokyo", 403)
+
+
+def test_the_other_tab_of_a_run_shows_its_report(site: Site, kept: Kept) -> None:
+    base = "/backlogctl/run-reports/recover_backlog/"
+    found = site.ask(base + quote(ONE, safe=""), follow_redirects=True)
+    assert found.url.path == f"/backlogctl/reports/{kept.one.id}"
+    two = site.read(base + quote(TWO, safe=""))
+    for one in kept.two:
+        assert f"../../reports/{one.id}" in two
+    assert site.ask(base + quote(ONE, safe=""), "stranger").status_code == 403
 
 
 def test_the_tab_of_a_run_shows_its_recovery(site: Site, kept: Kept) -> None:

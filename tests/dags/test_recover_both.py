@@ -45,3 +45,18 @@ def test_fault_84_auto_drains_and_puts_back_in_one_run(airflow: Airflow, shop: S
     assert subjects[0].startswith(f"Drain {TOTAL - DONE - LOST} messages of {shop.stream} with ")
     assert subjects[1].startswith(f"Put {LOST} messages back into {shop.topic} ")
     shop.check_same_set()
+
+
+@pytest.mark.timeout(900)
+def test_a_refused_expansion_does_not_hold_up_the_rebuild(airflow: Airflow, shop: SlotShop) -> None:
+    """Nobody is in the group, and no rate is given: how fast a consumer is, is not known."""
+    run = airflow.trigger(FORM, {"stream": shop.stream, "action": "auto"})
+    airflow.answer(run, "rebuild.approve")
+    airflow.await_run(run, {"failed"}, within=400)
+    states = airflow.read_states(run)
+    assert (states["expand.plan"], states["rebuild.carry_out"]) == ("skipped", "success")
+    reason = airflow.xcom(run, "report", "reason")
+    assert "expand is refused: " in reason
+    assert "how fast one consumer is, is not known" in reason
+    ends = [r.state for r in shop.open().ledger.recoveries.list(shop.stream)]
+    assert ends == ["verified"]

@@ -93,11 +93,7 @@ def test_fault_39_from_the_form_to_verified_and_again(
     assert asked["subject"] == f"Put 90 messages back into {shop.topic} ({planned.id})"
     body = asked["body"]
     assert "**Plan: exact.** Puts 90 lost messages back into topic" in body
-    assert r"| lost offsets (at most) | 90 |" in body
-    assert r"| rebuilt | 90 |" in body
-    assert "**Lost ranges**" in body
-    for gap in plan.gaps:
-        assert f"| {gap.partition} | {gap.start:,}–{gap.end - 1:,} |" in body
+    assert "**Stops** nothing" in body
     assert f"`{planned.plan_hash[:12]}`" in body
     assert "another person than the one who asked for it" in body
     assert r"INC-4711 \*orders\*" in body
@@ -186,8 +182,15 @@ def test_fault_38_killed_beside_a_second_run_and_marked_failed(
     sent = count_settled(marked.shop)
     airflow.await_run(marked.run, {"failed"})
     assert len(marked.shop.read_injected()) == sent
-    state = marked.desk.ledger.recoveries.get(marked.recovery).state
-    assert state in (S.PAUSED, S.FAILED, S.RUNNING)
+    held = marked.desk.ledger.recoveries.get(marked.recovery)
+    assert (held.state, held.detail.get("why")) == (S.PAUSED, "operator")
+    # A night leaves it alone; a person goes on with it.
+    night = airflow.trigger("nightly_backfill", {"streams": [marked.shop.stream]})
+    airflow.await_run(night, {"success"})
+    work = airflow.read_mapped(night, "stream.plan_night", 0)
+    assert work["action"] == "nothing"
+    assert "a person marked its task failed" in work["why"]
+    assert len(marked.shop.read_injected()) == sent
     again = trigger(airflow, marked.shop, marked.recovery)
 
     killed.check_verified(airflow, killed.run, second)
@@ -196,3 +199,24 @@ def test_fault_38_killed_beside_a_second_run_and_marked_failed(
     assert actions.count("verified") == 1
     assert "lease taken over" in actions
     marked.check_verified(airflow, again)
+
+
+@pytest.mark.timeout(900)
+def test_a_task_that_is_cleared_and_an_airflow_that_is_restarted_go_on(
+    airflow: Airflow, take_shop: TakeShop, spark: SparkSession
+) -> None:
+    """Both in the middle of one injection: each message is there once."""
+    long = Injection.start(airflow, take_shop("long"))
+    await_middle(long.desk, long.recovery)
+    airflow.clear(long.run, WORK, downstream=False)
+    wait_until(
+        lambda: airflow.read_task(long.run, WORK)["try_number"] == 2, 120, what="it is tried again"
+    )
+    airflow.await_state(long.run, WORK, {"running"})
+    sent = len(long.shop.read_injected())
+    wait_until(lambda: len(long.shop.read_injected()) > sent, 120, what="it goes on")
+    airflow.restart()
+    assert len(long.shop.read_injected()) < 90, "it had time to end"
+    airflow.await_run(long.run, {"success"}, within=500)
+    long.check_verified(airflow, long.run)
+    assert read_actions(long.desk, long.recovery).count("verified") == 1

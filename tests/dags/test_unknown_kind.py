@@ -14,9 +14,10 @@ from airflow.sdk import Context
 
 from backlog.clock import utc_now
 from backlog.values import Recovery, RecoveryState
-from backlogctl_airflow import approval, leftovers, tasks
-from backlogctl_airflow.acting import RunbookRefusal, translated_errors
-from backlogctl_airflow.approval import APPROVE, REJECT, ApprovePlan
+from backlogctl_airflow import asking, detection, leftovers, nights, recovering
+from backlogctl_airflow.approval import ApprovePlan
+from backlogctl_airflow.policies import APPROVE, REJECT
+from backlogctl_airflow.reasons import RunbookRefusal, translated_errors
 from replay.recovery.identity import Identity, acting_as
 from replay.recovery.workspace import Workspace
 from replay.runbooks import detecting
@@ -48,10 +49,17 @@ def name_states(states: tuple[S, ...]) -> str:
 @pytest.fixture
 def context() -> dict[str, Any]:
     """Of the run `RUN`, for every task."""
-    instance = MagicMock()
+    instance = MagicMock(try_number=1, max_tries=2, map_index=-1)
+    instance.xcom_pull.return_value = None
     instance.get_task_states.return_value = {}
     instance.get_dagrun_state.return_value = "failed"
-    run = SimpleNamespace(dag_id=RUN.dag_id, run_id=RUN.run_id, triggering_user_name="grace")
+    run = SimpleNamespace(
+        dag_id=RUN.dag_id,
+        run_id=RUN.run_id,
+        triggering_user_name="grace",
+        conf={},
+        run_type="manual",
+    )
     return {"ti": instance, "dag_run": run, "params": {"stream": "orders"}}
 
 
@@ -70,14 +78,14 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: dict[str, Any
         words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
         return seen, {**words, "lag": 0, "lost": None, "seconds_to_loss": None}
 
-    for module in (tasks, approval, leftovers):
+    for module in (recovering, nights, detection, asking, leftovers):
         monkeypatch.setattr(module, "opened", open_it)
-    for module in (tasks, leftovers):
+    for module in (recovering, nights, detection, leftovers):
         monkeypatch.setattr(module, "get_current_context", lambda: context)
     monkeypatch.setattr(detecting, "look_at_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""
-    monkeypatch.setattr(tasks, "Variable", variables)
+    monkeypatch.setattr(detection, "Variable", variables)
     context["outlet_events"] = MagicMock()
     return workspace
 
@@ -115,16 +123,16 @@ def named(act: Callable[[], Any]) -> Callable[[Any, Recovery], Any]:
 
 
 GIVEN: dict[str, Callable[[Any, Recovery], Any]] = {
-    "choose": named(tasks.choose.function),
-    "plan": named(lambda: tasks.plan.function("expand", ["expand.plan"])),
-    "report what the form names": named(tasks.report.function),
-    "report what the run planned": lambda _, recovery: tasks.report.function(),
+    "choose": named(recovering.choose),
+    "plan": named(lambda: recovering.plan("expand", ["expand.plan"])),
+    "report what the form names": named(recovering.report),
+    "report what the run planned": lambda _, recovery: recovering.report(),
     "ask": ask,
     "approve": answer(APPROVE),
     "reject": answer(REJECT),
-    "carry out": lambda _, recovery: tasks.carry_out.function({"recovery": recovery.id}),
-    "restore": lambda _, recovery: tasks.restore.function({"recovery": recovery.id}),
-    "put back": lambda _, recovery: tasks.put_back.function(
+    "carry out": lambda _, recovery: recovering.carry_out({"recovery": recovery.id}),
+    "restore": lambda _, recovery: recovering.restore({"recovery": recovery.id}),
+    "put back": lambda _, recovery: nights.put_back(
         {"action": Tonight.RUN, "stream": "orders", "recovery": recovery.id, "why": ""}
     ),
 }
@@ -145,9 +153,9 @@ def test_a_task_that_is_given_it_fails_at_once(
 
 
 PASSING: dict[str, tuple[Callable[[], Any], str, Any]] = {
-    "look": (lambda: tasks.look.function("orders"), "starts", False),
-    "night": (lambda: tasks.plan_night.function("orders"), "action", "nothing"),
-    "left open": (lambda: {"restored": leftovers.restore_left_open.function()}, "restored", []),
+    "look": (lambda: detection.look("orders"), "starts", False),
+    "night": (lambda: nights.plan_night("orders"), "action", "nothing"),
+    "left open": (lambda: {"restored": leftovers.restore_left_open()}, "restored", []),
 }
 
 

@@ -23,7 +23,7 @@ from replay.recovery.approval import approve_plan
 from replay.recovery.guards import store_plan as store
 from replay.recovery.plan import Plan
 from replay.recovery.workspace import Workspace
-from spark_backfill.injection.ledger_topic import LedgerSnapshot
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.request import Counts, PartitionOutcome, Proof
 
 LEDGER = LedgerSnapshot("ledger", "ledger-id", 2, {0: 0, 1: 0})

@@ -21,7 +21,7 @@ from replay.recovery.approval import approve_plan
 from replay.recovery.cancelling import cancel_work
 from replay.recovery.workspace import Workspace
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.injection.ledger_topic import LedgerSnapshot
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.request import PriorChunk
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import (

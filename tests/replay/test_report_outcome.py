@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backlog.errors import Refused
-from backlog.manifest import hash_value
+from backlog.hashing import hash_value
 from backlog.values import RecoveryState
 from replay.recovery.approval import approve_plan
 from replay.recovery.workspace import Workspace

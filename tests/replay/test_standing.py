@@ -12,7 +12,7 @@ from backlog.clock import utc_now
 from backlog.errors import BacklogError, KafkaFailure, Paused
 from backlog.ledger import BurndownSample
 from backlog.values import Recovery, RecoveryState
-from backlogctl_airflow.acting import RunbookError, translated_errors
+from backlogctl_airflow.reasons import RunbookError, translated_errors
 from replay.recovery.approval import approve_plan
 from replay.recovery.failing import telling_standing
 from replay.recovery.workspace import Workspace

@@ -13,7 +13,7 @@ from rich.console import Console
 from starlette.testclient import TestClient
 
 from backlog.errors import Refused
-from backlog.manifest import hash_value
+from backlog.hashing import hash_value
 from backlog.values import Recovery, RecoveryState
 from replay.cli import main
 from replay.console.page.app import make_page

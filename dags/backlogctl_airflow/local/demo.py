@@ -10,11 +10,14 @@ import json
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
@@ -27,9 +30,10 @@ from backlog.errors import BacklogError, UsageError
 from backlog.numbers import format_duration
 from backlogctl_airflow.local.settings import User
 from backlogctl_airflow.local.standalone import AirflowStandalone, check_port
+from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
 from fanout.launchers import Fleet, Role
+from monitoring.watcher import watch_streams
 from replay.around.fleets import fleet_of, launcher_of
-from replay.around.observation import look_at_stream
 from replay.demo.expand.shop import NewOrders, Size, await_commits, make_backlog
 from replay.demo.rebuild.configuration import render_configuration
 from replay.demo.rebuild.order_service import handle_orders
@@ -41,6 +45,9 @@ from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
 from sandbox.embedded import EmbeddedKafka
 
+POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}
+POOL_NAMES = {SPARK_POOL: "backlogctl_spark", EXPAND_POOL: "backlogctl_expand"}
+WATCH_EVERY = timedelta(seconds=10)
 # Half an hour of backlog for the usual consumers, and three minutes for ten times as many.
 PAYMENTS = Size(orders=300_000, rate=120, arriving=200, topic="payments", group="payment-service")
 _PAYMENTS_TEXT = """
@@ -133,16 +140,17 @@ def show_shop(console: Console, place: Path, port: int) -> None:
             start_consumers(config)
             await_commits(kafka.bootstrap, PAYMENTS)
             stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS))
-            look_at_all(config)
+            stack.enter_context(watching(config))
         with steps.doing("Airflow"):
             airflow = AirflowStandalone.start(
                 place / "airflow",
                 config=config,
                 port=port,
-                extra_env={"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM},
+                extra_env={"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM, **POOL_NAMES},
                 progress=steps.say,
             )
-        stack.enter_context(airflow)
+            stack.enter_context(airflow)
+            make_pools(airflow)
         print_welcome(console, airflow, config)
         try:
             airflow.wait()
@@ -208,11 +216,29 @@ def stop_consumers(config: Path) -> None:
         launcher.stop(fleet, lambda: None)
 
 
-def look_at_all(config: Path) -> None:
-    """First samples: how fast a consumer is, a plan knows from two of them."""
+@contextmanager
+def watching(config: Path) -> Iterator[None]:
+    """What `backlogctl watch` does beside Airflow: samples, so that pages and plans know a pace."""
     workspace, _ = _open(config)
-    for stream in workspace.config.streams.values():
-        look_at_stream(workspace, stream)
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=watch_streams, args=(workspace.config, workspace.ledger, WATCH_EVERY, ended)
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def make_pools(airflow: AirflowStandalone) -> None:
+    """One Spark at a time: its plans and injections are of 2 GB each."""
+    headers = {"Authorization": f"Bearer {airflow.log_in('admin')}"}
+    for name, slots in POOLS.items():
+        body = {"name": name, "slots": slots, "description": "backlogctl"}
+        address = f"{airflow.address}/api/v2/pools"
+        httpx.post(address, json=body, headers=headers, timeout=60).raise_for_status()
 
 
 def print_welcome(console: Console, airflow: AirflowStandalone, config: Path) -> None:

@@ -1,8 +1,8 @@
 """A real Airflow on this machine: API servers, scheduler with local workers, DAG processor.
 
-The parts of `airflow standalone`, without a triggerer (nothing of ours needs one, and it is asked
-for by name), each with a log of its own, on a free port, and with nothing left behind: they end
-with the process that started them, however that ends (see `backlogctl_airflow.local.keeper`).
+The parts of `airflow standalone`, each with a log of its own, on a free port, and with nothing left
+behind: they end with the process that started them, however that ends (see
+`backlogctl_airflow.local.keeper`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_port(port: int) -> None:
         )
 
 
-def _list_components(execution_port: int, triggerer: bool) -> dict[str, list[str]]:
+def _list_components(execution_port: int) -> dict[str, list[str]]:
     # Logs are read from the disk, so nobody has to serve them, on a fixed port.
     here = "--skip-serve-logs"
     return {
@@ -66,7 +66,7 @@ def _list_components(execution_port: int, triggerer: bool) -> dict[str, list[str
         "execution-api": ["api-server", "--apps", "execution", "--port", str(execution_port)],
         "scheduler": ["scheduler", here],
         "dag-processor": ["dag-processor"],
-        **({"triggerer": ["triggerer", here]} if triggerer else {}),
+        "triggerer": ["triggerer", here],
     }
 
 
@@ -92,7 +92,6 @@ class AirflowStandalone:
         dags: Iterable[str] = DAGS,
         bundles: Iterable[Bundle] = (RUNBOOKS,),
         extra_env: Mapping[str, str] | None = None,
-        triggerer: bool = False,
         progress: Say = lambda _: None,
     ) -> Self:
         """Starts the components and waits until they are healthy and the DAGs are there.
@@ -118,9 +117,9 @@ class AirflowStandalone:
             extra_env,
         )
         try:
-            components = _list_components(self._execution_port, triggerer)
+            components = _list_components(self._execution_port)
             self._spawn(environment, components, progress)
-            self._wait_until_up(set(dags), triggerer, progress)
+            self._wait_until_up(set(dags), progress)
         except BaseException:
             self.stop()
             raise
@@ -251,9 +250,8 @@ class AirflowStandalone:
             raise self._explain(f"{answer['ended']} ended", str(answer["ended"]))
         return answer
 
-    def _wait_until_up(self, dags: set[str], triggerer: bool, progress: Say) -> None:
-        parts = ["metadatabase", "scheduler", "dag_processor"]
-        parts += ["triggerer"] if triggerer else []
+    def _wait_until_up(self, dags: set[str], progress: Say) -> None:
+        parts = ["metadatabase", "scheduler", "dag_processor", "triggerer"]
         limit = time.monotonic() + _UP_WITHIN
         with httpx.Client(base_url=self.address, timeout=30) as client:
             while not (_is_healthy(client, parts) and listens(self._execution_port)):

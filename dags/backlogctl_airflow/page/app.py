@@ -22,12 +22,12 @@ from backlog.errors import BacklogError, ConfigurationError, LedgerError, Refuse
 from backlogctl_airflow.page.desk import Desk
 from backlogctl_airflow.page.notices import make_login, make_notice
 from backlogctl_airflow.page.rights import (
-    RECOVER,
     require_page,
     require_recovery,
     require_run,
     require_user,
 )
+from backlogctl_airflow.policies import RECOVER
 from replay.console.page.guards import Guard, find_root, make_headers
 from replay.recovery.origins import list_recoveries_of_run
 from replay.report.document import make_report
@@ -55,17 +55,17 @@ def make_app(desk: Desk | None = None) -> FastAPI:
             raise HTTPException(404)
         return FileResponse(_STATIC / name, media_type=_FILES[name])
 
-    @show("/runs/{dag_id}/{run_id:path}", dependencies=[Depends(require_run)])
-    def show_run(dag_id: str, run_id: str) -> Response:
+    def show_of_run(dag_id: str, run_id: str, kind: str) -> Response:
         found = list_recoveries_of_run(desk.open().workspace.ledger, dag_id, run_id)
         if len(found) == 1:
-            return RedirectResponse(f"../../recoveries/{quote(found[0].id, safe='')}")
+            return RedirectResponse(f"../../{kind}/{quote(found[0].id, safe='')}")
         if found:
             return make_notice(
                 f"{len(found)} recoveries of this run",
                 "This run planned more than one.",
                 up="../../",
                 recoveries=reversed(found),
+                kind=kind,
             )
         return make_notice(
             "No recovery of this run",
@@ -73,6 +73,14 @@ def make_app(desk: Desk | None = None) -> FastAPI:
             up="../../",
             hint=f"recoveries are planned by runs of {RECOVER}; this page looks again by itself",
         )
+
+    @show("/runs/{dag_id}/{run_id:path}", dependencies=[Depends(require_run)])
+    def show_run(dag_id: str, run_id: str) -> Response:
+        return show_of_run(dag_id, run_id, "recoveries")
+
+    @show("/run-reports/{dag_id}/{run_id:path}", dependencies=[Depends(require_run)])
+    def show_run_report(dag_id: str, run_id: str) -> Response:
+        return show_of_run(dag_id, run_id, "reports")
 
     @show("/reports/{recovery_id}", dependencies=[Depends(require_recovery)])
     def show_report(recovery_id: str) -> Response:

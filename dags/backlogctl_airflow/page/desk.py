@@ -16,6 +16,8 @@ from backlog.config import Config, mask_secrets
 from backlog.config.root import DEFAULT_FILE
 from backlog.errors import BacklogError
 from backlog.values import Recovery, RecoveryState
+from backlogctl_airflow.addresses import find_question
+from backlogctl_airflow.policies import RECOVER, name_question
 from monitoring.observing import measure_skew
 from replay.console.page.app import make_page
 from replay.opening import open_workspace
@@ -110,9 +112,14 @@ class Desk:
 
 
 def find_approval(recovery: Recovery) -> str:
-    """Where Airflow asks about a plan that one of its runs made; "" for all others."""
-    waits = recovery.state is RecoveryState.PLANNED and find_origin(recovery) is not None
-    return "in Airflow, under Required Actions" if waits else ""
+    """The address where Airflow asks about a plan that one of its runs made; "" for all others."""
+    origin = find_origin(recovery)
+    if recovery.state is not RecoveryState.PLANNED or origin is None:
+        return ""
+    # A night has another run ask.
+    mine = origin.dag_id == RECOVER
+    run_id = origin.run_id if mine else name_question(recovery.id)
+    return find_question(RECOVER, run_id, f"{recovery.kind}.approve")
 
 
 def _load_config() -> Config:

@@ -28,13 +28,14 @@ def make_notice(
     status: int = 200,
     hint: str = "",
     recoveries: Iterable[Recovery] = (),
+    kind: str = "recoveries",
     home: bool = True,
 ) -> HTMLResponse:
     """A page that says one thing, in the style of the others; secrets in it are masked.
 
     Args:
         up: the way to the overview from it: "" or some `../`.
-        recoveries: to choose one of.
+        recoveries: to choose one of. kind: what of it is led to, `recoveries` or `reports`.
         home: whether the overview is of any use to who reads it.
     """
     rows = [{"recovery": one, "command": ""} for one in recoveries]
@@ -46,6 +47,7 @@ def make_notice(
         up=up or "./",
         hint=hint,
         rows=rows,
+        kind=kind,
         home=home,
     )
 

@@ -10,9 +10,8 @@ from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires
 from fastapi import HTTPException, Request
 
 from backlog.errors import BacklogError
+from backlogctl_airflow.policies import RECOVER
 from replay.recovery.origins import find_origin
-
-RECOVER = "recover_backlog"
 
 require_user = get_user
 # All streams and recoveries: for those who may read the DAG of all recoveries.

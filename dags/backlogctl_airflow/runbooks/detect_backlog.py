@@ -8,8 +8,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import DAG
 
 from backlogctl_airflow import tasks
-from backlogctl_airflow.leftovers import restore_left_open
-from backlogctl_airflow.starting import RECOVER
+from backlogctl_airflow.policies import DAG_DEFAULTS, DETECT, RECOVER, TAGS
 
 DOC = """
 ### Sample every stream, judge it, and write down what was lost
@@ -17,21 +16,25 @@ DOC = """
 A stream with a new gap, or with a loss ahead, is an event of the asset `backlog/STREAM`. One with
 `auto_plan: true` gets a run of `recover_backlog`, where its plan waits for the approval.
 
-An expansion whose run is over and that nobody works on is cut over here, and its layout given back.
+An expansion that nobody works on, and no task will, is cut over here, and its layout given back.
+**tell_paused** fails where `recover_backlog` or `nightly_backfill` is paused and has work.
 """
 EVERY = timedelta(minutes=5)
 
 with DAG(
-    "detect_backlog",
+    DETECT,
+    description="Finds lag and losses, and starts what is asked for.",
     schedule=EVERY,
     catchup=False,
     # A layout that takes long to be given back does not keep the next looks away.
     max_active_runs=2,
+    default_args=dict(DAG_DEFAULTS),
     doc_md=DOC,
-    tags=["backlogctl"],
+    tags=TAGS,
 ) as dag:
     looks = tasks.look.expand(stream=tasks.list_streams())
     TriggerDagRunOperator.partial(
         task_id="start_recovery", trigger_dag_id=RECOVER, skip_when_already_exists=True
     ).expand_kwargs(tasks.pick_recoveries(looks))
-    restore_left_open()
+    tasks.restore_left_open()
+    tasks.tell_paused()

@@ -1,15 +1,17 @@
-"""Put back at night what was lost: one DAG for each time zone in use."""
+"""Put back at night what was lost: each stream in its own window."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, task_group
 
 from backlogctl_airflow import tasks
 from backlogctl_airflow.links import add_links
-from backlogctl_airflow.outline import find_cron, list_zones, name_nightly, read_outline
+from backlogctl_airflow.outline import find_cron, find_zone, read_outline
+from backlogctl_airflow.policies import DAG_DEFAULTS, NIGHTLY, PLAN, TAGS, find_pool
 from backlogctl_airflow.starting import AskForApproval
 
 DOC = """
@@ -17,36 +19,36 @@ DOC = """
 
 What one night does not finish, the next one goes on with. Exact plans of streams with
 `approval: auto` go on by themselves; any other plan waits in a run of `recover_backlog`.
-One stream's failure leaves the others alone.
+One stream's failure leaves the others alone. A stream of another time zone waits for its window.
+
+A **backfill** of old nights takes what was lost in those nights.
 """
 outline = read_outline()
+zone = find_zone(outline)
 
+with DAG(
+    # For ever this one: another id would come up paused, and the nights would end in silence.
+    NIGHTLY,
+    description="Rebuilds what was lost, and puts it back in each stream's off-peak window.",
+    schedule=CronDataIntervalTimetable(find_cron(outline, zone), timezone=zone),
+    start_date=datetime(2026, 1, 1, tzinfo=ZoneInfo(zone)),
+    catchup=False,
+    # A stream of another zone may be at work still when the next night begins.
+    max_active_runs=2,
+    # Each plan starts a Spark.
+    max_active_tasks=4,
+    default_args=dict(DAG_DEFAULTS),
+    doc_md=DOC,
+    tags=TAGS,
+) as dag:
+    pool = find_pool(spark=True)
 
-def make_nightly(zone: str, name: str) -> DAG:
-    """The DAG of the streams whose window is in this time zone."""
-    with DAG(
-        name,
-        schedule=CronDataIntervalTimetable(find_cron(outline, zone), timezone=zone),
-        start_date=datetime(2026, 1, 1, tzinfo=ZoneInfo(zone)),
-        catchup=False,
-        max_active_runs=1,
-        doc_md=DOC,
-        tags=["backlogctl"],
-    ) as dag:
+    @task_group(group_id="stream")
+    def repair(stream: Any) -> None:
+        """One stream's night."""
+        work: Any = tasks.plan_night.override(pool=pool)(stream)
+        tasks.put_back.override(pool=pool)(work)
+        AskForApproval(task_id="ask", work=work, execution_timeout=timedelta(minutes=15), **PLAN)
 
-        @task_group(group_id="stream")
-        def repair(stream: str) -> None:
-            """One stream's night."""
-            work = tasks.plan_night(stream)
-            tasks.put_back(work)
-            AskForApproval(task_id="ask", work=work, retries=2, retry_delay=timedelta(seconds=30))
-
-        repair.expand(stream=tasks.list_night_streams(zone))
-        add_links(dag)
-    return dag
-
-
-zones = list_zones(outline)
-for zone in zones:
-    name = name_nightly(zone, zones)
-    globals()[name] = make_nightly(zone, name)
+    repair.expand(stream=tasks.list_night_streams())
+    add_links(dag)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, TriggerRule, chain, task_group
 
 from backlogctl_airflow import tasks
 from backlogctl_airflow.approval import ApprovePlan
-from backlogctl_airflow.form import make_form
+from backlogctl_airflow.form import make_fields
 from backlogctl_airflow.links import add_links
 from backlogctl_airflow.outline import read_outline
+from backlogctl_airflow.policies import ASK, CHOSEN, DAG_DEFAULTS, RECOVER, TAGS, find_pool
 from replay.kinds import KINDS
 from replay.recovery.kind import Kind
 
@@ -24,8 +24,6 @@ DOC = """
 
 Without an answer in time the plan is rejected. What is stopped is started again in any case.
 """
-# A wrong answer, such as one's own where a colleague's is asked, is asked again.
-ASK: dict[str, Any] = {"retries": 20, "retry_delay": timedelta(seconds=1)}
 
 
 def make_group(kind: Kind[Any, Any], chosen: Any, *, first: bool) -> Any:
@@ -34,9 +32,10 @@ def make_group(kind: Kind[Any, Any], chosen: Any, *, first: bool) -> Any:
     @task_group(group_id=kind.name, tooltip=kind.summary)
     def recover() -> None:
         rule = TriggerRule.ALL_SUCCESS if first else TriggerRule.NONE_FAILED
-        plan = tasks.plan.override(trigger_rule=rule)(kind.name, chosen[tasks.CHOSEN])
+        pool = find_pool(spark=kind.traits.injects)
+        plan = tasks.plan.override(trigger_rule=rule, pool=pool)(kind.name, chosen[CHOSEN])
         approve = ApprovePlan(task_id="approve", plan=plan, **ASK)
-        work = tasks.carry_out(approve.output)
+        work = tasks.carry_out.override(pool=pool)(approve.output)
         plan >> approve >> work
         if kind.traits.stops_consumers:
             approve.as_setup()
@@ -47,12 +46,16 @@ def make_group(kind: Kind[Any, Any], chosen: Any, *, first: bool) -> Any:
 
 
 with DAG(
-    "recover_backlog",
+    RECOVER,
+    description="Drains a backlog, or puts lost messages back: plan, approval, work, report.",
     schedule=None,
-    params=make_form(read_outline(), KINDS),
+    params=make_fields(read_outline(), KINDS),
     doc_md=DOC,
-    tags=["backlogctl"],
+    default_args=dict(DAG_DEFAULTS),
+    tags=TAGS,
+    # Most of them wait for an answer, a window or each other, without a worker.
     max_active_runs=16,
+    max_active_tasks=8,
 ) as dag:
     chosen = tasks.choose()
     groups = [make_group(kind, chosen, first=number == 0) for number, kind in enumerate(KINDS)]

@@ -135,13 +135,23 @@ def _list_facts(plan: ExpandPlan) -> tuple[Fact, ...]:
         faster = f": {now / expanded:.0f} times as fast"
     consumers = format_plural(plan.consumers, "consumer")
     return (
-        Fact("as it is", f"{_say_drained(now)}, by {format_plural(plan.replicas, 'consumer')}"),
+        Fact(
+            "as it is",
+            f"{_say_drained(now)}, by {format_plural(plan.replicas, 'consumer')}",
+            decides=True,
+        ),
         Fact(
             "expanded",
             f"{_say_drained(expanded)}, by {consumers}{faster}",
             "bad" if expanded is None else "good",
+            decides=True,
         ),
-        Fact("retention", _say_retention(plan), "bad" if plan.wins is False else ""),
+        Fact(
+            "retention",
+            _say_retention(plan),
+            "bad" if plan.wins is False else "",
+            decides=True,
+        ),
         Fact("speed", _say_speed(plan)),
         Fact(
             "spread",

@@ -14,7 +14,7 @@ from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.context import RunContext
 from replay.recovery.identity import find_identity
 from replay.telling.bars import Bar
-from spark_backfill.injection.ledger_topic import LedgerSnapshot
+from spark_backfill.injection.snapshots import LedgerSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,12 +15,12 @@ from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.identity import find_identity
 from replay.recovery.workspace import Workspace
 from spark_backfill.injection.ledger_topic import (
-    LedgerSnapshot,
     check_ledger,
     ensure_ledger_topic,
     read_committed_chunks,
     snapshot_ledger,
 )
+from spark_backfill.injection.snapshots import LedgerSnapshot
 
 if TYPE_CHECKING:
     from replay.kinds.rebuild.context import RebuildContext

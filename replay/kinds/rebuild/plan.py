@@ -9,7 +9,7 @@ from backlog.config import StreamLimits
 from backlog.values import Gap
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.recovery.plan import Plan, PlanPart
-from spark_backfill.injection.ledger_topic import LedgerSnapshot
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.request import RebuildOutcome
 
 NAME: Final = "rebuild"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from backlog.clock import Deadline, format_time, utc_now
@@ -50,19 +49,24 @@ class Losses:
     warnings: list[str] = field(default_factory=list)
 
 
+def take_every(_: Gap) -> bool:
+    """No gap is left alone."""
+    return True
+
+
 def plan_rebuild(
     workspace: Workspace,
     stream: Stream,
     options: RebuildOptions,
     *,
     origin: Origin | None = None,
-    found_before: datetime | None = None,
+    wants: Callable[[Gap], bool] = take_every,
     say: Say = say_nothing,
 ) -> Recovery:
     """Plans and stages; Kafka and the source are only read.
 
     Args:
-        found_before: gaps that were found later are left alone.
+        wants: gaps for which it says no are left alone.
         say: hears what is being done, for people.
 
     Raises:
@@ -78,7 +82,7 @@ def plan_rebuild(
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
     say("looking at the topic")
-    losses = observe_losses(workspace, stream, options, found_before)
+    losses = observe_losses(workspace, stream, options, wants)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     directory = workspace.staging_of(recovery_id)
     try:
@@ -122,7 +126,7 @@ def observe_losses(
     workspace: Workspace,
     stream: Stream,
     options: RebuildOptions,
-    found_before: datetime | None = None,
+    wants: Callable[[Gap], bool] = take_every,
 ) -> Losses:
     """Looks at the stream now, and chooses the gaps; their ends are frozen here."""
     limit = Deadline(60.0)
@@ -130,7 +134,7 @@ def observe_losses(
     seen, status = look_at_stream(workspace, stream, limit)
     refuse_missing_group(workspace, stream, seen.sample)
     topic = describe_topic(properties, stream.topic, limit)
-    gaps, warnings = choose_gaps(workspace, stream, topic, options.gaps, found_before)
+    gaps, warnings = choose_gaps(workspace, stream, topic, options.gaps, wants)
     gaps, told = leave_out_put_back(workspace, stream, gaps, seen.sample.partitions)
     warnings = [*status["warnings"], *warnings, *told]
     groups = list_topic_groups(properties, stream.topic, limit)
@@ -154,7 +158,7 @@ def choose_gaps(
     stream: Stream,
     topic: TopicInfo,
     wanted: Sequence[str],
-    found_before: datetime | None = None,
+    wants: Callable[[Gap], bool] = take_every,
 ) -> tuple[tuple[Gap, ...], list[str]]:
     """The gaps to repair, and what is to be said about the others.
 
@@ -170,11 +174,7 @@ def choose_gaps(
         for recovery in ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
         for gap_id in ledger.recoveries.gap_ids(recovery.id)
     }
-    known = {
-        gap.id: gap
-        for gap in ledger.gaps.list(stream=stream.name)
-        if found_before is None or gap.detected_at < found_before
-    }
+    known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name) if wants(gap)}
     for gap_id in wanted:
         if gap_id not in known:
             raise UsageError(

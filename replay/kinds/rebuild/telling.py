@@ -127,11 +127,11 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
 
 def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     outcome = plan.outcome
-    facts = [Fact("proof", _say_proof(plan))]
+    facts = [Fact("proof", _say_proof(plan), decides=True)]
     if outcome.evidence:
         facts.append(Fact("evidence", outcome.evidence))
     if outcome.uncertain.count:
-        facts.append(Fact("uncertain", _say_uncertain(plan), "warn"))
+        facts.append(Fact("uncertain", _say_uncertain(plan), "warn", decides=True))
     facts += [
         Fact("differs", f"{item.identity}: {item.what} {item.detail}", "warn", shows_rows=True)
         for item in outcome.proof.differences[:_SHOWN_DIFFERENCES]
@@ -140,7 +140,7 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
         told = ", ".join(f"{format_count(n)} × {why}" for why, n in reasons.items())
         facts.append(Fact("quarantine", told, "warn"))
     facts.append(Fact("messages", f"{outcome.fidelity}, staged in {say_staged(plan)}"))
-    facts.append(Fact("put back", say_when(plan)))
+    facts.append(Fact("put back", say_when(plan), decides=True))
     return tuple(facts)
 
 

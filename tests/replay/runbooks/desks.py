@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backlog.manifest import hash_value
+from backlog.hashing import hash_value
 from backlog.values import Cause, Gap, Recovery, RecoveryState
 from replay.kinds.expand.plan import ExpandPlan
 from replay.kinds.rebuild.plan import RebuildPlan

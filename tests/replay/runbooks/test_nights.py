@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from backlog.clock import utc_now
 from backlog.config import Stream
 from backlog.errors import InvalidTransition, Refused
 from backlog.kafka.admin import TopicInfo
-from backlog.values import Cause, GapState, Recovery, RecoveryState
+from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.planning import choose_gaps
 from replay.recovery.brakes import OPERATOR, WINDOW
@@ -23,7 +24,7 @@ from replay.recovery.origins import name_origin
 from replay.recovery.plan import Origin
 from replay.recovery.workspace import Workspace
 from replay.runbooks import nights
-from replay.runbooks.nights import NightWork, Tonight, find_night_work
+from replay.runbooks.nights import Interval, NightWork, Tonight, find_night_work
 from tests.replay.makers import PAST, change_ledger
 from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 
@@ -42,9 +43,9 @@ class Night:
     asked: list[RebuildOptions] = field(default_factory=list)
     automatic: bool = False
 
-    def work(self, before: datetime | None = None) -> NightWork:
+    def work(self, before: datetime | None = None, **chosen: Any) -> NightWork:
         stream = self.desk.config.stream("orders")
-        return find_night_work(self.desk, stream, before or utc_now(), NIGHT)
+        return find_night_work(self.desk, stream, before or utc_now(), NIGHT, **chosen)
 
     def plan(
         self,
@@ -53,13 +54,13 @@ class Night:
         options: RebuildOptions,
         *,
         origin: Origin,
-        found_before: datetime,
+        wants: Callable[[Gap], bool],
         say: Say,
     ) -> Recovery:
         self.asked.append(options)
         if self.refusal is not None:
             raise self.refusal
-        gaps, _ = choose_gaps(desk, stream, TOPIC, (), found_before)
+        gaps, _ = choose_gaps(desk, stream, TOPIC, (), wants)
         plan = store(desk, "rebuild", *(gap.id for gap in gaps), origin=origin)
         return bring(desk, plan, S.APPROVED) if self.automatic else plan
 
@@ -231,3 +232,31 @@ def test_what_was_answered_while_planning_is_nothing_to_do(
 
     monkeypatch.setattr(nights, "plan_rebuild", answer)
     assert night.work().why == "nothing is lost"
+
+
+def test_a_night_of_the_past_takes_what_was_lost_in_it(night: Night) -> None:
+    """Whenever it was found; what was lost at other times is told, and left alone."""
+    begin = LONG_AGO + timedelta(days=1)
+    past = Interval(begin, begin + timedelta(days=1))
+    others = [
+        lose(night.desk, begin - timedelta(seconds=1), partition=0),
+        lose(night.desk, begin + timedelta(days=1), partition=1),
+    ]
+    nothing = night.work(LONG_AGO, lost_in=past)
+    assert (nothing.action, nothing.recovery, night.asked) == (Tonight.NOTHING, "", [])
+    assert nothing.why == f"no open gap was lost in this night ({past}); 2 at other times"
+    mine = lose(night.desk, begin, partition=2)
+    work = night.work(LONG_AGO, lost_in=past)
+    assert work.action is Tonight.ASK
+    assert night.desk.ledger.recoveries.gap_ids(work.recovery) == (mine.id,)
+    for gap in others:
+        assert night.desk.ledger.gaps.get(gap.id).state is GapState.OPEN
+
+
+@pytest.mark.parametrize("states", [(S.RUNNING,), (S.RUNNING, S.FAILED)])
+def test_what_is_a_persons_is_left_alone(night: Night, states: tuple[S, ...]) -> None:
+    recovery = store(night.desk, "rebuild", lose(night.desk).id)
+    bring(night.desk, recovery, S.APPROVED, *states, code="kafka")
+    held = night.work(hold=lambda one: f"{one.id} is a person's")
+    assert held == NightWork("orders", Tonight.NOTHING, recovery.id, f"{recovery.id} is a person's")
+    assert night.work(hold=lambda _: "").action is Tonight.RUN

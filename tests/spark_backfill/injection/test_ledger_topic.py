@@ -16,7 +16,6 @@ from backlog.manifest import read_chunk
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.injection import waves
 from spark_backfill.injection.ledger_topic import (
-    LedgerSnapshot,
     check_ledger,
     ensure_ledger_topic,
     find_foreign_chunks,
@@ -24,6 +23,7 @@ from spark_backfill.injection.ledger_topic import (
     read_visible,
     snapshot_ledger,
 )
+from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.injection.transactional import TransactionalWriter
 from tests.conftest import MakeTopic
 from tests.kafka_tools import delete_topic

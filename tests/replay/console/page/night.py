@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backlog.config import Config
+from backlog.hashing import hash_value
 from backlog.ledger import Ledger, open_ledger
-from backlog.manifest import hash_value
 from backlog.values import (
     Cause,
     Certainty,

@@ -1,0 +1,112 @@
+"""What the tasks of `nightly_backfill` do: one stream's night."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Any, cast
+
+from airflow.sdk import Context, get_current_context
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from backlog.clock import format_time, utc_now
+from backlog.config import Stream
+from backlog.numbers import format_moment
+from backlog.values import Recovery
+from backlogctl_airflow.acting import opened
+from backlogctl_airflow.activity import was_marked_failed
+from backlogctl_airflow.reasons import keep_reason, skipping
+from backlogctl_airflow.recovering import come_again, make_origin, work_on
+from replay.recovery.workspace import Workspace
+from replay.runbooks.carrying import is_at_end
+from replay.runbooks.nights import Interval, Tonight, find_night_work, read_action
+from replay.runbooks.working import find_task, hold_for_person
+
+LOG = logging.getLogger("backlogctl_airflow")
+
+
+def list_night_streams() -> list[str]:
+    """The streams that can be rebuilt: those that the run's conf names, or all."""
+    context = get_current_context()
+    with opened(context) as workspace:
+        named = context["params"].get("streams") or list(workspace.config.streams)
+        found = [workspace.config.stream(name) for name in dict.fromkeys(named)]
+        return [stream.name for stream in found if stream.source is not None]
+
+
+def plan_night(stream: str) -> dict[str, Any]:
+    """Tonight's work for one stream, in its own window."""
+    context = get_current_context()
+    cast("dict[str, Any]", context)["stream"] = stream
+    with opened(context) as workspace:
+        chosen = workspace.config.stream(stream)
+        before = _await_window(context, chosen)
+        work = find_night_work(
+            workspace,
+            chosen,
+            before,
+            make_origin(context),
+            LOG.info,
+            lost_in=_find_night(context),
+            hold=lambda recovery: _hold_marked(context, workspace, recovery),
+        )
+    LOG.info("%s: %s %s: %s", stream, work.action, work.recovery, work.why)
+    keep_reason(context, work.why)
+    return work.to_json()
+
+
+def put_back(work: dict[str, Any]) -> dict[str, Any]:
+    """Injects in waves until it is verified, or the window closes: the next night goes on."""
+    context = get_current_context()
+    cast("dict[str, Any]", context)["stream"] = work["stream"]
+    if read_action(work) is not Tonight.RUN:
+        raise skipping(context, f"{work['stream']}: {work['why']}")
+    with opened(context) as workspace:
+        recovery = workspace.ledger.recoveries.get(work["recovery"])
+        planned, now = workspace.plan_now(recovery).off_peak, utc_now()
+        window = None if planned is None else planned.open()
+        if window is not None and not window.contains(now) and not is_at_end(recovery):
+            _come_at(context, window.next_opening(now), f"{work['stream']}: window {window}")
+        carried = work_on(workspace, context, recovery.id)
+    if carried.waits_for_window:
+        LOG.info("%s: the window closed; the next night goes on", recovery.id)
+        keep_reason(context, "the window closed; the next night goes on")
+        return {"recovery": recovery.id, "state": str(carried.recovery.state)}
+    come_again(context, carried)
+    return {"recovery": recovery.id, **carried.document}
+
+
+def _await_window(context: Context, stream: Stream) -> datetime:
+    """Until when gaps were found that are this night's: its window's opening, which is waited for.
+
+    A run by hand is not the night: it plans at once, and everything that is known counts.
+    """
+    run, now = context["dag_run"], utc_now()
+    window = stream.off_peak.window() if stream.off_peak else None
+    if run.run_type != "scheduled" or window is None:
+        return context.get("data_interval_end") or now
+    if not window.contains(now):
+        _come_at(context, window.next_opening(now), f"{stream.name}: window {window}")
+    return window.last_opening(now)
+
+
+def _find_night(context: Context) -> Interval | None:
+    """The night of the past that a backfill is for."""
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if context["dag_run"].run_type != "backfill" or start is None or end is None:
+        return None
+    return Interval(start, end)
+
+
+def _hold_marked(context: Context, workspace: Workspace, recovery: Recovery) -> str:
+    """Why a recovery is a person's to go on with: its last task was marked failed."""
+    task_ = find_task(workspace, recovery)
+    if task_ is None or not was_marked_failed(context, task_):
+        return ""
+    return hold_for_person(workspace, recovery, task_)
+
+
+def _come_at(context: Context, opens: datetime, what: str) -> None:
+    LOG.info("%s opens at %s", what, format_time(opens))
+    keep_reason(context, f"{what} opens at {format_moment(opens)}")
+    raise AirflowRescheduleException(opens)
