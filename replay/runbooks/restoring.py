@@ -10,14 +10,14 @@ from backlog.errors import LeaseHeld, Refused
 from backlog.values import Recovery, RecoveryState
 from replay.recovery.brakes import OPERATOR
 from replay.recovery.cancelling import cancel_work
-from replay.recovery.origins import AIRFLOW, find_origin
+from replay.recovery.origins import find_origin
 from replay.recovery.states import UNFINISHED
 from replay.recovery.workspace import Workspace
 from replay.runbooks.carrying import is_at_end
+from replay.runbooks.working import BEGINNINGS, is_airflow
 
 # The drain of what was relayed is waited for: it exists in the temporary topic only.
 RESTORE_SECONDS = 3600.0
-_BEGINNINGS = ("running", "taken over")
 PAUSE_ASKED = "pause requested"
 _PAUSES = (PAUSE_ASKED, "paused")
 
@@ -63,12 +63,12 @@ def is_run_by_hand(workspace: Workspace, recovery: Recovery) -> bool:
     Or they approved it there, and nobody began it yet.
     """
     if recovery.state is RecoveryState.APPROVED:
-        return not _is_airflow(recovery.approved_identity)
+        return not is_airflow(recovery.approved_identity)
     paused = recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR
     if paused or recovery.requested == "pause":
-        return not _is_airflow(_find_actor(workspace, recovery.id, _PAUSES))
-    return is_worked_on(workspace, recovery) and not _is_airflow(
-        _find_actor(workspace, recovery.id, _BEGINNINGS)
+        return not is_airflow(_find_actor(workspace, recovery.id, _PAUSES))
+    return is_worked_on(workspace, recovery) and not is_airflow(
+        _find_actor(workspace, recovery.id, BEGINNINGS)
     )
 
 
@@ -77,17 +77,13 @@ def is_worked_on(workspace: Workspace, recovery: Recovery) -> bool:
     return workspace.ledger.leases.find_runner(recovery.id) is not None
 
 
-def _is_airflow(actor: str | None) -> bool:
-    return (actor or "").startswith(f"{AIRFLOW}:")
-
-
 def _find_actor(workspace: Workspace, recovery_id: str, actions: tuple[str, ...]) -> str:
     """Who did the last of these; of a pause, who asked for it: a runner only obeys."""
     actor, asked = "", ""
     for event in workspace.ledger.events.list(recovery_id):
         if event.action == PAUSE_ASKED:
             asked = event.actor
-        elif event.action in (*_BEGINNINGS, "request taken back"):
+        elif event.action in (*BEGINNINGS, "request taken back"):
             asked = ""
         if event.action in actions:
             actor = asked or event.actor

@@ -17,7 +17,7 @@ from replay.recovery.workspace import Workspace
 
 WORKS = "a task works on it"
 MARKED = "a person marked its task failed"
-_BEGINNINGS = ("running", "taken over")
+BEGINNINGS = ("running", "taken over")
 _HELD = (RecoveryState.RUNNING, RecoveryState.PAUSED)
 
 
@@ -55,9 +55,14 @@ def find_task(workspace: Workspace, recovery: Recovery) -> WorkTask | None:
     for event in workspace.ledger.events.list(recovery.id):
         if event.action == WORKS:
             found = WorkTask(**event.detail)
-        elif event.action in _BEGINNINGS and not event.actor.startswith(f"{AIRFLOW}:"):
+        elif event.action in BEGINNINGS and not is_airflow(event.actor):
             found = None
     return found
+
+
+def is_airflow(actor: str | None) -> bool:
+    """Whether a task did it, and not a person in the shell."""
+    return (actor or "").startswith(f"{AIRFLOW}:")
 
 
 def find_run(workspace: Workspace, recovery: Recovery) -> tuple[str, str] | None:
@@ -105,7 +110,7 @@ def _is_held(workspace: Workspace, recovery_id: str) -> bool:
     for event in workspace.ledger.events.list(recovery_id):
         if event.action == MARKED:
             held = True
-        elif event.action in _BEGINNINGS:
+        elif event.action in BEGINNINGS:
             held = False
     return held
 
