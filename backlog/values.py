@@ -54,6 +54,10 @@ class RecoveryState(StrEnum):
     FAILED = "failed"
 
 
+# A recovery in one of these is over.
+FINAL = frozenset({RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED})
+
+
 class ChunkState(StrEnum):
     """SQL copy of what the Kafka ledger says about a chunk."""
 

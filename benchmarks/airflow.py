@@ -37,6 +37,8 @@ _WITHIN = 600.0
 _AIRFLOW_ALONE = """
 import time; began = time.perf_counter()
 import airflow.sdk
+import airflow.providers.standard.decorators.python
+import airflow.providers.standard.operators.empty
 import airflow.providers.standard.operators.hitl
 import airflow.providers.standard.operators.trigger_dagrun
 print(time.perf_counter() - began)

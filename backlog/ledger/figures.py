@@ -12,12 +12,9 @@ from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Database
 from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
 from backlog.ledger.recovery_rows import read_recovery
-from backlog.values import Cause, GapState, RecoveryState
+from backlog.values import FINAL, Cause, GapState, RecoveryState
 
-_ENDS = tuple(
-    state.value
-    for state in (RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED)
-)
+_ENDS = tuple(sorted(FINAL))
 
 
 @dataclass(frozen=True, slots=True)

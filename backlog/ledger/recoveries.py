@@ -24,10 +24,9 @@ from backlog.ledger.recovery_rows import (
     refuse_transition,
     to_recovery,
 )
-from backlog.values import GapState, Recovery, RecoveryState
+from backlog.values import FINAL, GapState, Recovery, RecoveryState
 
 State = RecoveryState
-FINAL = frozenset({State.VERIFIED, State.REJECTED, State.CANCELLED})
 _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
     "pause": frozenset({State.RUNNING}),
     "cancel": frozenset({State.APPROVED, State.RUNNING, State.PAUSED, State.FAILED}),

@@ -10,10 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from backlog.ledger import Hold, Ledger
 from backlog.ledger.figures import RecoveryFigure
 from backlog.ledger.steps import has_stopped_consumers
-from backlog.values import RecoveryState
+from backlog.values import FINAL, RecoveryState
 from monitoring.metrics.catalogue import BY_NAME
-
-_ENDED = (RecoveryState.VERIFIED, RecoveryState.CANCELLED, RecoveryState.REJECTED)
 
 
 class Record:
@@ -57,7 +55,7 @@ class Record:
         if recovery.state is RecoveryState.RUNNING:
             until = recovery.lease_until
             yield "backlog_recovery_runner_alive", labels, int(until is not None and until > now)
-        if recovery.stops_consumers and recovery.state not in _ENDED:
+        if recovery.stops_consumers and recovery.state not in FINAL:
             steps = self._ledger.steps.list(recovery.id)
             yield "backlog_recovery_consumers_stopped", labels, int(has_stopped_consumers(steps))
         if recovery.has_gaps:
@@ -72,7 +70,7 @@ class Record:
         elif (down := self._ledger.burndown.latest(recovery.id)) is not None:
             yield "backlog_recovery_done_messages", labels, down.handled
             yield "backlog_relayed_messages", labels, down.relayed
-            if recovery.state not in _ENDED:
+            if recovery.state not in FINAL:
                 yield "backlog_temporary_topic_messages", labels, down.temporary_lag
             if total := down.handled + down.temporary_lag + down.source_lag:
                 yield "backlog_recovery_progress_ratio", labels, down.handled / total

@@ -114,8 +114,7 @@ def _watch(session: Session, workspace: Workspace, found: Recovery) -> Recovery:
     """Draws until it is at an end, or failed, or Ctrl-C."""
     from rich.live import Live
 
-    from backlog.ledger.recoveries import FINAL
-    from backlog.values import RecoveryState
+    from backlog.values import FINAL, RecoveryState
 
     with Live(console=session.out, auto_refresh=False) as live:
         try:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from rich.console import Console
 
 from backlog.clock import OffPeakWindow
 from backlog.config import Stream
-from backlog.ledger import Lease
 from backlog.values import Recovery
 from replay.recovery.identity import find_identity
 from replay.recovery.interrupts import Interrupts
 from replay.recovery.kind import PlanT
 from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from backlog.ledger import Lease
 
 STEP_STARTED, STEP_COMPLETED = "step started", "step completed"
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from backlog.config import Stream
 from backlog.config.base import explain
 from backlog.errors import Refused
-from backlog.ledger import Lease, Ledger
 from backlog.step import Step
 from backlog.values import Gap, Recovery, RecoveryState
 from monitoring.verdicts import Verdict
@@ -25,6 +24,7 @@ from replay.recovery.terms import choose_stricter
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from backlog.ledger import Lease, Ledger
     from replay.recovery.context import RunContext
     from replay.recovery.workspace import Workspace
     from replay.telling.account import Account, RecoveryRecord

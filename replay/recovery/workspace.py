@@ -8,14 +8,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from backlog.config import Config, Stream
-from backlog.ledger import Ledger, open_ledger
-from backlog.ledger.recoveries import FINAL
-from backlog.values import Recovery
+from backlog.values import FINAL, Recovery
 from replay.recovery.kind import Kind, Registry
 from replay.recovery.plan import Plan
+
+if TYPE_CHECKING:
+    from backlog.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,15 @@ class Workspace:
         Raises:
             LedgerError: it cannot be opened, or needs `backlogctl db upgrade`.
         """
+        from backlog.ledger import open_ledger
+
         return cls(config, open_ledger(config.ledger_url()), kinds)
 
     @classmethod
     def open_passing(cls, config: Config, kinds: Registry) -> Self:
         """With a ledger that is gone when the process ends."""
+        from backlog.ledger import open_ledger
+
         # A file, not memory: the ledger's connections are several.
         directory = tempfile.mkdtemp(prefix="backlogctl-")
         atexit.register(shutil.rmtree, directory, ignore_errors=True)

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 from backlog.hashing import hash_value
 from backlog.ledger.holds import Hold
-from backlog.ledger.recoveries import FINAL
-from backlog.values import Event, Recovery, Sample
+from backlog.values import FINAL, Event, Recovery, Sample
 from monitoring.lag import count_lag
 from replay.recovery.housekeeping import find_end
 from replay.recovery.workspace import Workspace

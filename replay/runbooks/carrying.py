@@ -10,8 +10,7 @@ from rich.console import Console
 
 from backlog.clock import utc_now
 from backlog.errors import LeaseHeld
-from backlog.ledger.recoveries import FINAL
-from backlog.values import Recovery
+from backlog.values import FINAL, Recovery
 from replay.recovery.brakes import OPERATOR, WINDOW, PausedBecause
 from replay.recovery.runner import Run
 from replay.recovery.workspace import Workspace

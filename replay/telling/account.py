@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from backlog.ledger import BurndownSample
-from backlog.ledger.chunks import ChunkRecord
-from backlog.ledger.holds import Hold
-from backlog.ledger.steps import StepRecord
 from backlog.values import Event, Gap, Recovery, Sample
+
+if TYPE_CHECKING:
+    from backlog.ledger import BurndownSample
+    from backlog.ledger.chunks import ChunkRecord
+    from backlog.ledger.holds import Hold
+    from backlog.ledger.steps import StepRecord
 
 
 @dataclass(frozen=True, slots=True)

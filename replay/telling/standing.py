@@ -14,13 +14,12 @@ from typing import Any
 from backlog.clock import format_time
 from backlog.errors import BacklogError
 from backlog.numbers import format_count, format_moment, format_plural
-from backlog.values import Recovery, RecoveryState
+from backlog.values import FINAL, Recovery, RecoveryState
 from replay.recovery.failing import STANDING
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import list_next_commands
 
 Document = Mapping[str, Any]
-_ENDED = (RecoveryState.VERIFIED, RecoveryState.CANCELLED, RecoveryState.REJECTED)
 
 
 class Reads(StrEnum):
@@ -102,7 +101,7 @@ class Standing:
     def is_settled(self) -> bool:
         """Whether it is over, and nothing of it is left to be told."""
         left = self.stopped or self.only_there or self.retention_held
-        return self.state in _ENDED and not left
+        return self.state in FINAL and not left
 
     def to_json(self) -> dict[str, Any]:
         """Fields are added, and none renamed."""

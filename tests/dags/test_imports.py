@@ -36,7 +36,9 @@ for file in sys.argv[1:]:
         "told": form.schema.get("description_md") if form else None,
         "stored": [bool(DagSerialization.to_dict(dag)) for dag in bag.dags.values()],
     }
-heavy = {"confluent_kafka", "numpy", "pandas", "psycopg", "pyarrow", "pyspark"} & set(sys.modules)
+# Airflow imports SQLAlchemy itself; our ledger is what would use it.
+heavy = {"backlog.ledger", "confluent_kafka", "numpy", "pandas", "psycopg", "pyarrow", "pyspark"}
+heavy &= set(sys.modules)
 print("FOUND" + json.dumps({"files": found, "heavy": sorted(heavy)}))
 """
 _STREAM = {"cluster": "main", "topic": "orders", "group": "g"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from backlog.config import Stream
 from backlog.errors import Refused
-from backlog.ledger import Lease, Ledger
 from backlog.numbers import format_plural, format_rate
 from backlog.step import Step
 from backlog.values import Gap, GapState, Recovery
@@ -24,6 +23,9 @@ from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
 from replay.telling.standing import Standing
 from replay.telling.value import Telling
+
+if TYPE_CHECKING:
+    from backlog.ledger import Lease, Ledger
 
 # More consumers are what helps: the group reads, and too slowly.
 _TOO_SLOW = (Verdict.LOSING, Verdict.WARN, Verdict.LAGGING)

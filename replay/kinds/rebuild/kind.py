@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from backlog.config import Stream
 from backlog.errors import Refused
-from backlog.ledger import Lease, Ledger
 from backlog.numbers import format_plural
 from backlog.step import Step
 from backlog.values import Gap, GapState, Recovery
@@ -25,6 +24,9 @@ from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
 from replay.telling.standing import PutBack, Readers, Reads, Standing, make_standing
 from replay.telling.value import Telling
+
+if TYPE_CHECKING:
+    from backlog.ledger import Lease, Ledger
 
 SURPLUS = "surplus"
 # Sends nothing twice, or nothing but the newest state of rows that are restated anyway.
