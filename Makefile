@@ -29,6 +29,10 @@ $(AIRFLOW): pyproject.toml uv.lock scripts/setup.sh
 demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
 	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)
 
+.PHONY: demo-secure
+demo-secure: $(SETUP) ## The same on a cluster with logins, TLS and narrow rights
+	@.venv/bin/backlogctl demo --secure --report build/demo-report.html $(ARGS)
+
 .PHONY: demo-expand
 demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
 	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)

@@ -21,7 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from backlog.clock import utc_now
 from replay.demo.rebuild import story
+from replay.demo.rebuild.configuration import render_configuration
+from replay.demo.rebuild.topic import make_topic
 from replay.demo.stage import SHORT_LIVED_JVM, Stage
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.spark.class_archive import find_archive
@@ -48,9 +51,10 @@ def measure(runs: int) -> list[dict[str, Any]]:
         shop = Path(scratch) / "shop"
         shop.mkdir()
         environment = {"SHOP_KAFKA": kafka.bootstrap}
-        story._lose_orders(
-            Stage(Console(quiet=True), shop, environment), shop, kafka.bootstrap, False
-        )
+        (shop / "backlog.yaml").write_text(render_configuration(utc_now()))
+        make_topic(kafka.client_properties)
+        stage = Stage(Console(quiet=True), shop, environment)
+        story._lose_orders(stage, shop, kafka.client_properties)
         return [_plan(shop, Path(scratch) / f"run-{run}", environment) for run in range(runs)]
 
 

@@ -30,6 +30,7 @@ from backlog.progress import Say
 from sandbox import watchdog
 from sandbox.jars import ensure_kafka_jars
 from sandbox.ports import HOST, free_port, listens
+from sandbox.secured import PROTOCOL, Security
 
 _UP_WITHIN = 120.0
 _DOWN_WITHIN = 20.0
@@ -110,12 +111,19 @@ class EmbeddedKafka:
     """Brokers that belong to this process: `with EmbeddedKafka.start(directory) as kafka: ...`."""
 
     def __init__(
-        self, data_dir: Path, brokers: int, properties: Mapping[str, str], heap: str, port: int
+        self,
+        data_dir: Path,
+        brokers: int,
+        properties: Mapping[str, str],
+        heap: str,
+        port: int,
+        security: Security | None,
     ) -> None:
         self._nodes = [_Node(n, data_dir / f"broker-{n}") for n in range(1, brokers + 1)]
         self._properties = properties
         self._heap = heap
         self._port = port
+        self.security = security
         self._java = find_java()
         self._classpath = ""
         self._detached = False
@@ -132,14 +140,18 @@ class EmbeddedKafka:
         port: int = 0,
         progress: Say | None = None,
         detached: bool = False,
+        secured: bool = False,
     ) -> Self:
         """Start brokers on free ports and wait until they answer.
 
         A directory that held a Kafka before is started again with its data. `port` asks for a
-        certain port of the first broker. A detached broker outlives this process.
+        certain port of the first broker. A detached broker outlives this process. A secured one has
+        `security`.
         """
         classpath = os.pathsep.join(str(jar) for jar in ensure_kafka_jars(progress))
-        self = cls(Path(data_dir).absolute(), brokers, dict(properties or {}), heap, port)
+        place = Path(data_dir).absolute()
+        security = Security.make(place / "security") if secured else None
+        self = cls(place, brokers, dict(properties or {}), heap, port, security)
         self._detached = detached
         self._classpath = classpath
         for attempt in range(_TRIES):
@@ -160,6 +172,12 @@ class EmbeddedKafka:
     @property
     def bootstrap(self) -> str:
         return ",".join(f"{HOST}:{node.port}" for node in self._nodes)
+
+    @property
+    def client_properties(self) -> dict[str, str]:
+        """Of a client that may do everything."""
+        own = {} if self.security is None else self.security.client_properties()
+        return {"bootstrap.servers": self.bootstrap, **own}
 
     @property
     def pid(self) -> int:
@@ -240,6 +258,8 @@ class EmbeddedKafka:
             role,
         ]
         command += ["-t", self._cluster_id(), "-c", str(node.settings)]
+        if self.security is not None:
+            command += self.security.format_arguments()
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode:
             raise EmbeddedError(
@@ -260,14 +280,15 @@ class EmbeddedKafka:
     def _settings(self, node: _Node) -> dict[str, str]:
         first = self._nodes[0]
         copies = min(3, len(self._nodes))
+        protocol = "PLAINTEXT" if self.security is None else PROTOCOL
         settings = {
             "node.id": str(node.number),
             "process.roles": "broker,controller" if node is first else "broker",
-            "listeners": f"PLAINTEXT://{HOST}:{node.port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port}",
+            "listeners": f"{protocol}://{HOST}:{node.port}",
+            "advertised.listeners": f"{protocol}://{HOST}:{node.port}",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": f"{HOST}:{first.controller_port}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
             "log.dirs": str(node.directory / "data"),
             "offsets.topic.replication.factor": str(copies),
             "share.coordinator.state.topic.min.isr": "1",
@@ -278,7 +299,8 @@ class EmbeddedKafka:
         if node is first:
             settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
             settings["advertised.listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
-        return {**settings, **DEFAULT_PROPERTIES, **self._properties}
+        secured = {} if self.security is None else self.security.broker_properties()
+        return {**settings, **DEFAULT_PROPERTIES, **secured, **self._properties}
 
     def _jvm(self, heap: str) -> list[str]:
         return [str(self._java), f"-Xmx{heap}", *_JVM_OPTIONS, "-cp", self._classpath]
@@ -322,6 +344,7 @@ class EmbeddedKafka:
         running = [node for node in self._nodes if node.alive()]
         client = AdminClient(
             {
+                **self.client_properties,
                 "bootstrap.servers": ",".join(f"{HOST}:{node.port}" for node in running),
                 "log_level": 0,
                 "reconnect.backoff.ms": 20,

@@ -10,7 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 
 from backlog.errors import BacklogError
@@ -21,6 +28,8 @@ CLIENT_LOG = logging.getLogger("backlog.kafka.client")
 CLIENT_LOG.addHandler(logging.NullHandler())
 
 Properties = Mapping[str, Any]
+# Of readers that assign, and never commit.
+READER_GROUP = "backlogctl-reader"
 
 COMMON: Mapping[str, Any] = {
     "client.id": "backlogctl",
@@ -61,6 +70,28 @@ class ConnectionReports:
         # "All brokers down" says less than the broker's own report that came before it.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
             self.last = error.str() or error.name()
+
+
+class GrouplessConsumer(Consumer):
+    """A consumer that only assigns, and needs no right on any group.
+
+    librdkafka wants a group.id all the same, and looks for that group's coordinator: where it may
+    not, it says so among the messages. Nothing here needs one.
+    """
+
+    def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message or error, but for the coordinator's."""
+        message = super().poll() if timeout is None else super().poll(timeout)
+        return None if message is None or _is_of_group(message) else message
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """As `poll`, for several."""
+        return [m for m in super().consume(num_messages, timeout) if not _is_of_group(m)]
+
+
+def _is_of_group(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 class Admin(AdminClient):
@@ -147,11 +178,11 @@ def make_consumer(
         ConfigurationError: librdkafka does not take a property.
     """
     merged = {**COMMON, **CONSUMER, **properties, **(overrides or {}), **_dotted(settings)}
-    # librdkafka wants a group.id even from a reader that assigns and never commits.
-    merged.setdefault("group.id", "backlogctl-reader")
+    made = Consumer if "group.id" in merged else GrouplessConsumer
+    merged.setdefault("group.id", READER_GROUP)
     merged.setdefault("error_cb", ConnectionReports())
     try:
-        return Consumer(merged, logger=CLIENT_LOG)
+        return made(merged, logger=CLIENT_LOG)
     except (KafkaException, TypeError, ValueError) as error:
         raise _refuse(error, properties, "make a consumer") from error
 

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
 
-
-class Send(Protocol):
-    """Sends a request to a broker, to any where none is named, and awaits the answer."""
-
-    async def __call__(self, request: Any, node: int | None = None) -> Any: ...
+from backlog.kafka.raw_client import RawClient
 
 
 class Coordinators:
-    """The coordinators of one client's groups.
+    """The coordinators of one client's groups."""
 
-    Args:
-        client: a `KafkaAdminClient`. send: through the same client.
-    """
-
-    def __init__(self, client: Any, send: Send) -> None:
-        self._manager = client._manager
-        self._send = send
+    def __init__(self, client: RawClient) -> None:
+        self._manager = client.admin._manager
+        self._send = client.send
         self._nodes: dict[str, int] = {}
 
     async def find(self, groups: Sequence[str]) -> tuple[Mapping[int, list[str]], int]:

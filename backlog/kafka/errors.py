@@ -26,6 +26,12 @@ class GroupMissing(KafkaFailure):
     code = "group_missing"
 
 
+class AccessDenied(KafkaFailure):
+    """The tool's principal may not do this."""
+
+    code = "access_denied"
+
+
 class GroupActive(Refused):
     """The group has members, so its offsets cannot be set from outside."""
 
@@ -194,10 +200,11 @@ def translate(
             hint="check `group` of the stream; it may have expired, or never committed",
         )
     if code in _DENIED:
-        return KafkaFailure(
+        return AccessDenied(
             f"could not {doing}: access denied ({text})",
             subject=subject,
-            hint="grant the tool's principal this operation",
+            hint="grant the tool's principal this operation; `backlogctl acl` prints what each job "
+            "needs",
         )
     if code in GROUP_ACTIVE_CODES:
         return GroupActive(

@@ -20,11 +20,14 @@ from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
 from backlog.kafka.calls import Connection, ask, connect, retry_transient, seconds_left, wait_for
 from backlog.kafka.clients import Admin
-from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing
+from backlog.kafka.errors import AccessDenied, GroupActive, GroupMissing, TopicMissing
 from backlog.kafka.topics import DEFAULT_SECONDS, read_topic_id
+from backlog.numbers import format_plural
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
+# Names in a sentence.
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,38 @@ class GroupState:
     def is_active(self) -> bool:
         """Whether the group has members or is about to have some."""
         return bool(self.members) or self.state not in ("empty", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReaders:
+    """Who reads a topic, as far as the tool may see.
+
+    Attributes:
+        known: by group, its committed offsets by partition; groups in alphabetical order.
+        hidden: groups whose commits may not be read.
+        sees_all: whether the brokers list every group to us.
+    """
+
+    known: Mapping[str, Mapping[int, int]]
+    hidden: tuple[str, ...] = ()
+    sees_all: bool = True
+
+    def list_others(self, group: str) -> tuple[str, ...]:
+        """The other groups that are known to read it."""
+        return tuple(name for name in self.known if name != group)
+
+    def say_unknown(self, group: str) -> str:
+        """Why there may be more readers than those that are known; "" where there are none."""
+        hidden = [name for name in self.hidden if name != group]
+        if not self.sees_all:
+            return "may not list all groups (`Describe` on the cluster is missing)"
+        if hidden:
+            shown = ", ".join(hidden[:_SHOWN]) + (", ..." if len(hidden) > _SHOWN else "")
+            return (
+                f"may not read what {format_plural(len(hidden), 'group')} committed ({shown}): "
+                "`Describe` on them is missing"
+            )
+        return ""
 
 
 def read_commits(
@@ -111,20 +146,22 @@ def committed_offsets(
     return {p: None if commit is None else commit.offset for p, commit in commits.items()}
 
 
-def list_topic_groups(
+def list_topic_readers(
     connection: Connection, topic: str, deadline: Deadline | None = None
-) -> dict[str, dict[int, int]]:
+) -> TopicReaders:
     """Every group with a committed offset on the topic, of either protocol, with its offsets.
 
-    A group that may not be read is an error, since "no other readers" would then be a guess.
+    Brokers list all groups only to those who may describe the cluster (Kafka's ListGroups), and
+    the commits of a group to those who may describe it.
 
-    Returns:
-        group -> partition -> committed offset; groups in alphabetical order.
+    Raises:
+        ClusterUnreachable, KafkaFailure: a group could not be read for another reason.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     doing = "list the groups that read it"
     names = sorted(group.group_id for group in _list_groups(admin, f"topic {topic}", doing, limit))
-    found: dict[str, dict[int, int]] = {}
+    known: dict[str, dict[int, int]] = {}
+    hidden: list[str] = []
     for first in range(0, len(names), GROUPS_AT_ONCE):
         futures: dict[str, Future[Any]] = {}
         for name in names[first : first + GROUPS_AT_ONCE]:
@@ -138,12 +175,25 @@ def list_topic_groups(
                 answer = wait_for(admin, future, subject, "read committed offsets", limit)
             except GroupMissing:
                 continue  # it went away since it was listed
+            except AccessDenied:
+                hidden.append(name)
+                continue
             ours = [item for item in answer.topic_partitions if item.topic == topic]
             commits = _check_commits(admin, ours, subject, "read committed offsets")
-            known = {p: commit.offset for p, commit in commits.items() if commit is not None}
-            if known:
-                found[name] = known
-    return found
+            offsets = {p: commit.offset for p, commit in commits.items() if commit is not None}
+            if offsets:
+                known[name] = offsets
+    return TopicReaders(known, tuple(hidden), sees_all=_may_list_all(admin, limit))
+
+
+def _may_list_all(admin: Admin, limit: Deadline) -> bool:
+    """Whether the principal may describe the cluster; brokers without an authorizer say so too."""
+    subject, doing = "the cluster", "ask what is allowed on it"
+    future = ask(
+        admin, admin.describe_cluster, subject, doing, limit, include_authorized_operations=True
+    )
+    allowed = wait_for(admin, future, subject, doing, limit).authorized_operations or ()
+    return any(operation.name in ("DESCRIBE", "ALL") for operation in allowed)
 
 
 def read_group_state(

@@ -6,36 +6,15 @@ a reason, never an error: a disk that cannot be seen must not stop an emergency 
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, find_addresses
+from backlog.kafka.raw_client import RawClient, translate_properties
 
-_SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
-_NAMES: Mapping[str, str] = {
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
-    "ssl.crl.location": "ssl_crlfile",
-    "client.id": "client_id",
-}
-_UNTRANSLATED = (
-    "ssl.ca.pem",
-    "ssl.certificate.pem",
-    "ssl.key.pem",
-    "ssl.keystore.location",
-    "ssl.cipher.suites",
-    "ssl.curves.list",
-    "ssl.sigalgs.list",
-)
 _SECRETS = ("sasl.password", "ssl.key.password", "sasl.username")
 _SAME_VOLUME = 1 << 20
 
@@ -78,12 +57,11 @@ def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None 
     limit = deadline or Deadline(15.0)
     translated, reason = translate_properties(properties)
     if translated is None:
-        return LogDirs(None, reason)
+        return LogDirs(None, f"the disks cannot be asked for {reason}")
     answer: list[LogDirs] = []
 
     def work() -> None:
-        with _silenced():
-            answer.append(_ask(translated, properties, topic, limit))
+        answer.append(_ask(translated, properties, topic, limit))
 
     # A thread, because not every wait of the client has a limit.
     thread = threading.Thread(target=work, name="backlog-log-dirs", daemon=True)
@@ -94,54 +72,14 @@ def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None 
     return LogDirs(None, f"{find_addresses(properties)} did not answer in {limit.seconds:g} s")
 
 
-def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None, str]:
-    """librdkafka's properties as kafka-python takes them; None and why where that cannot be."""
-    protocol = str(properties.get("security.protocol", "plaintext")).upper()
-    mechanism = str(properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "")
-    found: dict[str, Any] = {
-        "bootstrap_servers": [part.strip() for part in find_addresses(properties).split(",")],
-        "security_protocol": protocol,
-    }
-    if protocol.startswith("SASL"):
-        if mechanism.upper() not in _SASL:
-            return (
-                None,
-                f"the disks cannot be asked for with sasl.mechanism {mechanism or 'GSSAPI'}",
-            )
-        found["sasl_mechanism"] = mechanism.upper()
-    if protocol.endswith("SSL"):
-        for name in _UNTRANSLATED:
-            if properties.get(name):
-                return None, f"the disks cannot be asked for with {name}"
-        if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
-            return None, "the disks cannot be asked for without verification of the certificate"
-        algorithm = str(properties.get("ssl.endpoint.identification.algorithm", "https"))
-        found["ssl_check_hostname"] = algorithm.lower() != "none"
-    for name, theirs in _NAMES.items():
-        if properties.get(name) is not None:
-            found[theirs] = str(properties[name])
-    return found, ""
-
-
 def _ask(
     settings: Mapping[str, Any], properties: Properties, topic: str, limit: Deadline
 ) -> LogDirs:
-    from kafka import KafkaAdminClient
-
-    milliseconds = max(1, int(limit.remaining() * 1000))
-    # It connects in its constructor; one that fails there leaves a thread unless it is closed.
-    client = KafkaAdminClient.__new__(KafkaAdminClient)
-    client._closed = False
     try:
-        client.__init__(
-            **settings, bootstrap_timeout_ms=milliseconds, request_timeout_ms=milliseconds
-        )
-        return _to_log_dirs(client.describe_log_dirs([topic]), topic)
+        with RawClient(settings, limit) as client:
+            return _to_log_dirs(client.admin.describe_log_dirs([topic]), topic)
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
         return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")
-    finally:
-        with suppress(Exception):
-            client.close()
 
 
 def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:
@@ -191,33 +129,3 @@ def _describe(error: Exception, properties: Properties) -> str:
         if secret:
             text = text.replace(secret, "***")
     return text
-
-
-@dataclass
-class _Silence:
-    """Who asks now, and the level that the log had before the first of them."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    asking: int = 0
-    level: int = logging.NOTSET
-
-
-_SILENCE = _Silence()
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keeps kafka-python's log quiet: it repeats the errors, and prints properties."""
-    logger = logging.getLogger("kafka")
-    with _SILENCE.lock:
-        if not _SILENCE.asking:
-            _SILENCE.level = logger.level
-            logger.setLevel(logging.CRITICAL + 1)
-        _SILENCE.asking += 1
-    try:
-        yield
-    finally:
-        with _SILENCE.lock:
-            _SILENCE.asking -= 1
-            if not _SILENCE.asking:
-                logger.setLevel(_SILENCE.level)

@@ -10,37 +10,38 @@ import sys
 from pathlib import Path
 
 from backlog.clock import utc_now
+from backlog.kafka.clients import Properties
 from replay.demo.rebuild.order_service import handle_orders
 from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, read_table, write_table
 from replay.demo.rebuild.story import UNREAD
 from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
 
 
-def fall_behind(bootstrap: str, here: Path) -> None:
+def fall_behind(client: Properties, here: Path) -> None:
     """Publishes the old orders, and handles all but 1,000 of them."""
     orders = make_orders(utc_now())
-    make_topic(bootstrap)
+    make_topic(client)
     write_table(here / "shop.db", orders)
-    publish_orders(bootstrap, orders[:-YOUNG])
-    ends = read_ends(bootstrap)
+    publish_orders(client, orders[:-YOUNG])
+    ends = read_ends(client)
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
-    handled = handle_orders(bootstrap, here / "warehouse.db", stop_at=stop_at)
+    handled = handle_orders(client, here / "warehouse.db", stop_at=stop_at)
     print(f"{len(orders):,} orders, {handled:,} handled, {sum(UNREAD.values()):,} unread")
 
 
-def expire(bootstrap: str, here: Path) -> None:
+def expire(client: Properties, here: Path) -> None:
     """Publishes the young orders, and lets retention delete the old ones."""
-    ends = read_ends(bootstrap)
+    ends = read_ends(client)
     orders = sorted(read_table(here / "shop.db"), key=lambda order: order.order_id)
-    publish_orders(bootstrap, orders[-YOUNG:])
-    expire_old(bootstrap, ends)
+    publish_orders(client, orders[-YOUNG:])
+    expire_old(client, ends)
     print(f"{sum(UNREAD.values()):,} orders deleted unread")
 
 
 def main() -> None:
     """One step or the other."""
     step = expire if "--expire" in sys.argv[1:] else fall_behind
-    step(os.environ["SHOP_KAFKA"], Path(__file__).parent)
+    step({"bootstrap.servers": os.environ["SHOP_KAFKA"]}, Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ into arrays: of a large cluster they hold hundreds of thousands of offsets.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import (
@@ -18,17 +17,16 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
 from backlog.clock import Deadline
-from backlog.errors import BacklogError, ClusterUnreachable, ConfigurationError, KafkaFailure
+from backlog.errors import ConfigurationError
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
-from backlog.kafka.log_dirs import translate_properties
+from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
 
 Result = TypeVar("Result")
 
@@ -60,17 +58,15 @@ class BulkReader:
         translated, reason = translate_properties(properties)
         if translated is None:
             raise ConfigurationError(
-                f"all groups at once cannot be read: {reason.replace('disks', 'groups')}",
+                f"all groups at once cannot be read {reason}",
                 subject=f"cluster {find_addresses(properties)}",
                 hint="streams are watched all the same",
             )
         self._settings = translated
         self._addresses = find_addresses(properties)
         self._seconds = seconds
-        self._client: Any = None
+        self._client: RawClient | None = None
         self._coordinators: Coordinators
-        # It logs again what the errors report, once for each connection attempt.
-        logging.getLogger("kafka").setLevel(logging.CRITICAL + 1)
 
     def list_groups(self) -> list[ListedGroup]:
         """Every consumer group of every broker."""
@@ -122,89 +118,39 @@ class BulkReader:
         """Closes the client; the next verb makes another."""
         client, self._client = self._client, None
         if client is not None:
-            with suppress(Exception):
-                client.close()
+            client.close()
 
     def _call(self, doing: str, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         limit = Deadline(self._seconds)
-        done = threading.Event()
         try:
             if self._client is None:
-                self._client = self._connect(limit)
-                self._coordinators = Coordinators(self._client, self._send)
-            future = self._client._manager.call_soon(work)
-            future.add_both(lambda _: done.set())
-            if not done.wait(limit.remaining() + 1.0):
-                raise TimeoutError
-            if future.exception is not None:
-                raise future.exception
-            result: Result = future.value
-            return result
+                self._client = RawClient(self._settings, limit)
+                self._coordinators = Coordinators(self._client)
+            return self._client.run(work, limit)
         except Exception as error:
             # It may hold connections and coordinators of brokers that are gone.
-            threading.Thread(target=self.close, name="backlog-bulk-close", daemon=True).start()
-            self._client = None
-            raise self._translate(error, doing) from error
+            client, self._client = self._client, None
+            if client is not None:
+                threading.Thread(
+                    target=client.close, name="backlog-bulk-close", daemon=True
+                ).start()
+            raise translate_error(error, doing, f"cluster {self._addresses}") from error
 
-    def _connect(self, limit: Deadline) -> Any:
-        from kafka import KafkaAdminClient
-
-        milliseconds = max(1, int(limit.remaining() * 1000))
-        # It connects in its constructor; one that fails there leaves a thread unless it is closed.
-        client = KafkaAdminClient.__new__(KafkaAdminClient)
-        client._closed = False
-        try:
-            client.__init__(
-                **self._settings,
-                bootstrap_timeout_ms=milliseconds,
-                request_timeout_ms=milliseconds,
-                reconnect_backoff_max_ms=1000,
-            )
-        except BaseException:
-            with suppress(Exception):
-                client.close()
-            raise
-        return client
-
-    def _translate(self, error: Exception, doing: str) -> BacklogError:
-        from kafka.errors import (
-            BrokerResponseError,
-            KafkaConnectionError,
-            KafkaTimeoutError,
-            NodeNotReadyError,
-        )
-
-        subject = f"cluster {self._addresses}"
-        if isinstance(error, BacklogError):
-            return error
-        if isinstance(error, BrokerResponseError):
-            return KafkaFailure(
-                f"could not {doing}: {type(error).__name__}",
-                subject=subject,
-                hint="`Describe` on the cluster, the groups and the topics must be granted"
-                if "Authorization" in type(error).__name__
-                else "it is tried again at the next interval",
-                retryable=bool(error.retriable),
-            )
-        away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
-        if isinstance(error, away) or getattr(error, "retriable", False):
-            return ClusterUnreachable(
-                f"could not {doing}: no broker answered ({type(error).__name__})",
-                subject=subject,
-                hint="check that the brokers are up and that the address is right",
-            )
-        return KafkaFailure(f"could not {doing}: {type(error).__name__}", subject=subject)
+    @property
+    def _raw(self) -> RawClient:
+        assert self._client is not None
+        return self._client
 
     async def _send(self, request: Any, node: int | None = None) -> Any:
-        return await self._client._manager.send(request, node_id=node)
+        return await self._raw.send(request, node)
 
     async def _list_groups(self) -> list[ListedGroup]:
         from kafka.protocol.admin import ListGroupsRequest
 
         await self._send(_make_metadata_request([]))  # brokers come and go
         found: dict[str, ListedGroup] = {}
-        for broker in self._client._manager.cluster.brokers():
-            answer = await self._send(ListGroupsRequest(min_version=0), broker.node_id)
+        for node in self._raw.list_brokers():
+            answer = await self._send(ListGroupsRequest(min_version=0), node)
             _check(answer.error_code)
             for group in answer.groups:
                 kind = (getattr(group, "group_type", "") or "").lower()
@@ -237,7 +183,7 @@ class BulkReader:
     ) -> Exception | None:
         """Adds what a coordinator answers for its groups; the last thing that it refused."""
         failure: Exception | None = None
-        for name, request in self._client._list_group_offsets_requests(dict.fromkeys(names)):
+        for name, request in self._raw.admin._list_group_offsets_requests(dict.fromkeys(names)):
             try:
                 answer = await self._send(request, node)
             except (OSError, _get_kafka_error()) as error:

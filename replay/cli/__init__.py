@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from replay.cli import shared
+from replay.cli.acl import print_rights
 from replay.cli.approve import approve_recovery
 from replay.cli.broker import broker
 from replay.cli.cancel import cancel_recovery
@@ -90,6 +91,7 @@ app.command("pause", rich_help_panel=_RECOVER)(pause_recovery)
 app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
 app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
 app.command("report", rich_help_panel=_RECOVER)(report_recovery)
+app.command("acl", rich_help_panel=_HELP)(print_rights)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)
 app.add_typer(db, name="db", rich_help_panel=_HELP)

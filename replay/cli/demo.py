@@ -46,6 +46,14 @@ def run_demo(
             "looks into it.",
         ),
     ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="With `rebuild`: on a broker with logins over TLS and an authorizer, as a user "
+            "with exactly the rights of `backlogctl acl`.",
+        ),
+    ] = False,
 ) -> None:
     """Tell a story on a real Kafka that is gone afterwards (about a minute)."""
     if report is not None:
@@ -54,8 +62,9 @@ def run_demo(
         report.parent.mkdir(parents=True, exist_ok=True)
         check_writable(report)
     console = session.err if session.json else session.out
-    if consumed and story is not Story.REBUILD:
-        raise UsageError("goes with the story `rebuild` only", subject="--consumed")
+    if (consumed or secure) and story is not Story.REBUILD:
+        named = "--consumed" if consumed else "--secure"
+        raise UsageError("goes with the story `rebuild` only", subject=named)
     if story is Story.EXPAND:
         from replay.demo.expand.story import tell_story as tell_expansion
 
@@ -64,7 +73,7 @@ def run_demo(
     else:
         from replay.demo.rebuild.story import tell_story
 
-        audit = tell_story(console, report, consumed=consumed)
+        audit = tell_story(console, report, consumed=consumed, secure=secure)
         document, passed = audit.to_json(), audit.passed
     if session.json:
         session.write_document(document)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 from pydantic import ValidationError
 from rich.console import Console
 
-from backlog.config import Stream
+from backlog.config import Config, Stream
 from backlog.config.base import explain
 from backlog.errors import Refused
 from backlog.step import Step
@@ -24,6 +24,7 @@ from replay.recovery.terms import choose_stricter
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from backlog.kafka.rights import Right
     from backlog.ledger import Lease, Ledger
     from replay.recovery.context import RunContext
     from replay.recovery.workspace import Workspace
@@ -142,6 +143,18 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
             topic_id: that the topic has now.
         """
         return False
+
+    @abstractmethod
+    def list_rights(
+        self, config: Config, stream: Stream, recovery_id: str, plan: PlanT | None = None
+    ) -> tuple[Right, ...]:
+        """What the tool must be allowed on the cluster to plan and run it; for `backlogctl acl`,
+        and asked before every plan and run.
+
+        Args:
+            recovery_id: names of what it creates have it.
+            plan: where it is made already, only what it does is asked for.
+        """
 
     # Run
 

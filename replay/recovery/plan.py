@@ -87,8 +87,10 @@ class Plan(PlanPart):
     """What every kind's plan has. A kind's model gives `version`, `kind` and `options`.
 
     `configuration` is what of the stream's section the plan was computed from: where it changes,
-    the plan is stale. `off_peak` is the window that the work keeps to; None for at any time. It and
-    `approval` may be another one when the work is done: see `Kind.apply_terms`.
+    the plan is stale. `others_unknown` says why there may be more readers of the topic than
+    `other_groups`, "" where those are all. `off_peak` is the window that the work keeps to; None
+    for at any time. It and `approval` may be another one when the work is done: see
+    `Kind.apply_terms`.
     """
 
     version: int
@@ -100,6 +102,7 @@ class Plan(PlanPart):
     partition_count: int
     group: str
     other_groups: tuple[str, ...]
+    others_unknown: str = ""
     approval: Literal["named", "second_person", "auto"]
     off_peak: PlannedWindow | None = None
     configuration: Mapping[str, Any]

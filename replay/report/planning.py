@@ -51,7 +51,7 @@ def describe_plan(plan: Plan, told: Telling) -> dict[str, Any]:
         ],
         "terms": [{"name": name, "value": value} for name, value in terms],
         "partitions": list(told.document.get("partitions", ())),
-        "other_groups": list(told.other_groups),
+        "other_groups": told.say_others("none reads the topic"),
         "allowed": list(plan.allowed),
         "warnings": list(told.warnings),
     }

@@ -78,6 +78,7 @@ def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any
         **told.document,
         "warnings": list(told.warnings),
         "other_groups": list(told.other_groups),
+        "other_groups_unknown": told.others_unknown or None,
         "size": told.size,
         "planned_by": asdict(plan.planned_by),
         "planned_at": format_time(plan.planned_at),

@@ -38,8 +38,8 @@ def describe_body(recovery: Recovery, plan: Plan, told: Telling, page: str = "")
     lines = [("", reason) for reason in told.reasons]
     lines += [(action.verb, "; ".join(action.sentences)) for action in told.actions]
     lines += [(fact.name, fact.text) for fact in told.public_facts if fact.decides]
-    if told.other_groups:
-        lines.append(("other groups on the topic", ", ".join(told.other_groups)))
+    if others := told.say_others(""):
+        lines.append(("other groups on the topic", others))
     if plan.origin is not None and plan.origin.note:
         lines.append(("note", plan.origin.note))
     parts.append("\n".join(f"- {_draw_line(*line)}" for line in lines))

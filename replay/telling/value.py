@@ -112,6 +112,7 @@ class Telling:
         facts: how it goes: proof, speed, window, disk.
         actions: what is stopped, raised, created, given back.
         other_groups: that read the topic.
+        others_unknown: why there may be more of them; "" where there are none.
         warnings: what to know before the approval.
         size: messages that it is about, for a list; None where unknown.
         document: the kind's own fields of the JSON document, raw.
@@ -127,6 +128,7 @@ class Telling:
     facts: tuple[Fact, ...] = ()
     actions: tuple[Action, ...] = ()
     other_groups: tuple[str, ...] = ()
+    others_unknown: str = ""
     warnings: tuple[str, ...] = ()
     size: int | None = None
     document: Mapping[str, Any] = field(default_factory=dict)
@@ -142,8 +144,11 @@ class Telling:
         return tuple(fact for fact in self.facts if not fact.shows_rows)
 
     def say_others(self, nobody: str = "none") -> str:
-        """The other groups, comma-separated."""
-        return ", ".join(self.other_groups) or nobody
+        """The other groups, comma-separated; where there may be more, that it is unknown."""
+        known = ", ".join(self.other_groups)
+        if self.others_unknown:
+            return f"{known}; more are unknown" if known else "unknown"
+        return known or nobody
 
 
 def make_actions(named: Sequence[tuple[str, Sequence[str]]]) -> tuple[Action, ...]:

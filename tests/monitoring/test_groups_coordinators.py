@@ -14,6 +14,7 @@ from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedE
 
 from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.layouts import Offsets
+from backlog.kafka.raw_client import RawClient
 from monitoring.groups.bulk import BulkReader
 
 GROUP_AUTHORIZATION_FAILED, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING = 30, 15, 16, 14
@@ -68,8 +69,10 @@ class Reading:
             broker_version_data=Row(api_version=lambda _: brokers.version),
             send=brokers.send,
         )
-        self.reader._client = client
-        self.reader._coordinators = Coordinators(client, self.reader._send)
+        raw = RawClient.__new__(RawClient)
+        raw.admin = client
+        self.reader._client = raw
+        self.reader._coordinators = Coordinators(raw)
 
     def read(self, *groups: str) -> dict[str, dict[str, Offsets]]:
         return asyncio.run(self.reader._read_commits(groups))

@@ -12,6 +12,7 @@ import pytest
 from backlog.config import Config, Stream
 from backlog.errors import UsageError
 from backlog.kafka.admin import TopicInfo
+from backlog.kafka.groups import TopicReaders
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Chunk, ChunkState, Gap, GapState, RecoveryState
 from replay.kinds.rebuild import planning as plans
@@ -157,7 +158,7 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    losses = Losses(TOPIC, (gap,), {}, {}, (), ())
+    losses = Losses(TOPIC, (gap,), {}, {}, TopicReaders({}), ())
     monkeypatch.setattr(plans, "observe_losses", lambda *arguments: losses)
     monkeypatch.setattr(plans, "_compute_plan", compute)
     monkeypatch.setattr(plans, "read_manifest", lambda *arguments: Staged())
@@ -175,7 +176,7 @@ def test_fault_23_what_expires_while_planning_is_told_with_both_bounds(
 ) -> None:
     """The gap of partition 1 ends far below the log start: the group read on behind it."""
     gaps = (make_gap(10, 20), make_gap(10, 20, partition=1))
-    losses = Losses(TOPIC, gaps, {0: 20, 1: 70}, {}, (), ())
+    losses = Losses(TOPIC, gaps, {0: 20, 1: 70}, {}, TopicReaders({}), ())
     monkeypatch.setattr(type(workspace), "properties", lambda *_: {})
     monkeypatch.setattr(plans, "list_offsets", lambda *_, **__: {0: 35, 1: 70, 2: 90})
     told = plans._compare_log_starts(workspace, stream, losses)

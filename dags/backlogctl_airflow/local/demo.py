@@ -178,15 +178,16 @@ def write_configuration(place: Path, bootstrap: str) -> Path:
 
 def lose_orders(place: Path, bootstrap: str) -> None:
     """The service stops early, and the broker deletes what it had not read."""
-    make_topic(bootstrap)
+    client = {"bootstrap.servers": bootstrap}
+    make_topic(client)
     orders = make_orders(utc_now())
     write_table(place / "shop.db", orders)
-    publish_orders(bootstrap, orders[:-YOUNG])
-    ends = read_ends(bootstrap)
+    publish_orders(client, orders[:-YOUNG])
+    ends = read_ends(client)
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
-    handle_orders(bootstrap, place / "warehouse.db", stop_at=stop_at)
-    publish_orders(bootstrap, orders[-YOUNG:])
-    expire_old(bootstrap, ends)
+    handle_orders(client, place / "warehouse.db", stop_at=stop_at)
+    publish_orders(client, orders[-YOUNG:])
+    expire_old(client, ends)
 
 
 def start_consumers(config: Path) -> None:

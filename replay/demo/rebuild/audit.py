@@ -11,6 +11,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from backlog.kafka.clients import Properties
 from backlog.stamps import MESSAGE_ID, find_header
 from replay.demo.rebuild.shop import PARTITIONS, TOPIC, read_table
 
@@ -46,7 +47,7 @@ class Audit:
         )
 
 
-def audit_shop(bootstrap: str, source: Path, warehouse: Path) -> Audit:
+def audit_shop(client: Properties, source: Path, warehouse: Path) -> Audit:
     """Compares the source with a read_committed reader of the topic and the consumer's table."""
     orders = {order.order_id: order.value for order in read_table(source)}
     with closing(sqlite3.connect(warehouse)) as table:
@@ -55,7 +56,7 @@ def audit_shop(bootstrap: str, source: Path, warehouse: Path) -> Audit:
         )
     seen: Counter[str] = Counter()
     injected = different = 0
-    for key, value, was_injected in read_topic(bootstrap):
+    for key, value, was_injected in read_topic(client):
         seen[key] += 1
         injected += was_injected
         different += orders.get(key) != value
@@ -72,11 +73,11 @@ def audit_shop(bootstrap: str, source: Path, warehouse: Path) -> Audit:
     )
 
 
-def read_topic(bootstrap: str) -> list[tuple[str, bytes | None, bool]]:
+def read_topic(client: Properties) -> list[tuple[str, bytes | None, bool]]:
     """Key, value and whether we injected it, of every committed message in the topic."""
     reader = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **client,
             "group.id": "demo-audit",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

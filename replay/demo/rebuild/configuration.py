@@ -14,7 +14,7 @@ spark:
 
 clusters:
   main:
-    bootstrap.servers: ${env:SHOP_KAFKA}
+    bootstrap.servers: ${env:SHOP_KAFKA}@LOGIN@
 
 sources:
   shop: {url: "sqlite:///shop.db"}@WAREHOUSE@
@@ -42,16 +42,25 @@ streams:
 _EXAMPLE_HOURS = ("00:30", "06:00")
 _WAREHOUSE = """
   warehouse: {url: "sqlite:///warehouse.db"}"""
+_LOGIN = """
+    security.protocol: SASL_SSL
+    sasl.mechanism: SCRAM-SHA-512
+    sasl.username: backlogctl
+    sasl.password: ${env:SHOP_KAFKA_PASSWORD}
+    ssl.ca.location: ${env:SHOP_KAFKA_CA}"""
 _CONSUMED = """
       # The consumer's own table says exactly which orders it has handled.
       consumed: {database: warehouse, table: processed_orders, column: order_id}"""
 
 
-def render_configuration(now: datetime | None = None, *, consumed: bool = False) -> str:
+def render_configuration(
+    now: datetime | None = None, *, consumed: bool = False, secure: bool = False
+) -> str:
     """The file's text; with `now` its off-peak window lies around that moment.
 
     Args:
         consumed: names the service's own table of what it handled as evidence.
+        secure: logs in as a user of its own, over TLS.
     """
     start, end = _EXAMPLE_HOURS
     if now is not None:
@@ -60,4 +69,5 @@ def render_configuration(now: datetime | None = None, *, consumed: bool = False)
         end = f"{at + timedelta(hours=3):%H:00}"
     text = TEXT.replace("@FROM@", start).replace("@TO@", end)
     text = text.replace("@WAREHOUSE@", _WAREHOUSE if consumed else "")
+    text = text.replace("@LOGIN@", _LOGIN if secure else "")
     return text.replace("@CONSUMED@", _CONSUMED if consumed else "")

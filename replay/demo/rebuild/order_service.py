@@ -16,6 +16,7 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from backlog.kafka.clients import Properties
 from replay.demo.rebuild.shop import GROUP, TOPIC
 
 _TABLE = """
@@ -29,7 +30,7 @@ CREATE TABLE IF NOT EXISTS processed_orders (
 
 
 def handle_orders(
-    bootstrap: str, database: Path, *, stop_at: Mapping[int, int] | None = None
+    client: Properties, database: Path, *, stop_at: Mapping[int, int] | None = None
 ) -> int:
     """Handles orders until the end of each partition, or the offset given for it.
 
@@ -38,7 +39,7 @@ def handle_orders(
     """
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **client,
             "group.id": GROUP,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--database", required=True, type=Path)
     arguments = parser.parse_args()
-    handled = handle_orders(arguments.bootstrap, arguments.database)
+    handled = handle_orders({"bootstrap.servers": arguments.bootstrap}, arguments.database)
     sys.stdout.write(f"handled {handled:,} orders\n")
 
 

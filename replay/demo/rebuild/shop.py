@@ -15,6 +15,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from backlog.clock import format_time, read_time
+from backlog.kafka.clients import Properties
 
 TOPIC = "orders"
 GROUP = "order-service"
@@ -108,11 +109,11 @@ def read_table(database: Path) -> Iterator[Order]:
             yield Order(order_id, user_id, status, Decimal(amount), read_time(updated_at))
 
 
-def publish_orders(bootstrap: str, orders: Iterable[Order]) -> None:
+def publish_orders(client: Properties, orders: Iterable[Order]) -> None:
     """Publishes with keys, placed as Java's clients place them, at the time of the order."""
     producer = Producer(
         {
-            "bootstrap.servers": bootstrap,
+            **client,
             "partitioner": "murmur2_random",
             "enable.idempotence": True,
             "linger.ms": 20,

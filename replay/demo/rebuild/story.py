@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from backlog.clock import utc_now
+from backlog.kafka.clients import Properties
 from backlog.numbers import format_duration
 from replay.demo.rebuild.audit import Audit, audit_shop
 from replay.demo.rebuild.configuration import render_configuration
 from replay.demo.rebuild.order_service import handle_orders
+from replay.demo.rebuild.secured import grant_rights, make_login
 from replay.demo.rebuild.shop import (
     RETENTION,
     TOPIC,
@@ -39,12 +41,20 @@ from sandbox.embedded import EmbeddedKafka
 UNREAD = {0: 412, 1: 331, 2: 257}
 
 
-def tell_story(console: Console, report: Path | None = None, *, consumed: bool = False) -> Audit:
+def tell_story(
+    console: Console,
+    report: Path | None = None,
+    *,
+    consumed: bool = False,
+    secure: bool = False,
+) -> Audit:
     """Plays the whole story in a temporary directory that is gone at the end.
 
     Args:
         report: where the incident report is kept.
         consumed: the plan may look into the service's own table of what it handled.
+        secure: the broker wants a login over TLS and has an authorizer; backlogctl is a user with
+            no more rights than it needs.
 
     Raises:
         BacklogError: a part of it failed.
@@ -60,34 +70,40 @@ def tell_story(console: Console, report: Path | None = None, *, consumed: bool =
     with (
         ending_on_sigterm(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
-        EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
+        EmbeddedKafka.start(
+            Path(name) / "kafka", progress=tell_progress(console), secured=secure
+        ) as kafka,
     ):
         directory = Path(name)
-        stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
-        _lose_orders(stage, directory, kafka.bootstrap, consumed)
+        client = kafka.client_properties
+        stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap, **make_login(kafka)})
+        text = render_configuration(utc_now(), consumed=consumed, secure=secure)
+        (directory / "backlog.yaml").write_text(text)
+        make_topic(client)
+        if secure:
+            grant_rights(stage, directory, client)
+        _lose_orders(stage, directory, client)
         recovery_id = _recover(stage, directory, consumed)
-        audit = _close(stage, directory, kafka.bootstrap)
+        audit = _close(stage, directory, client)
         write_report(stage, recovery_id, report)
     _print_end(console, audit, time.monotonic() - started)
     return audit
 
 
-def _lose_orders(stage: Stage, directory: Path, bootstrap: str, consumed: bool) -> None:
+def _lose_orders(stage: Stage, directory: Path, client: Properties) -> None:
     stage.open_chapter("A shop with 10,000 orders")
-    make_topic(bootstrap)
     orders = make_orders(utc_now())
     old, young = orders[:-YOUNG], orders[-YOUNG:]
     write_table(directory / "shop.db", orders)
-    (directory / "backlog.yaml").write_text(render_configuration(utc_now(), consumed=consumed))
-    publish_orders(bootstrap, old)
-    ends = read_ends(bootstrap)
+    publish_orders(client, old)
+    ends = read_ends(client)
     stage.tell(
         f"{TOTAL:,} orders are rows of the table [bold]orders[/]; each is also a message, keyed by "
         f"its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} partitions."
     )
     stage.open_chapter("The consumer falls behind")
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
-    handled = handle_orders(bootstrap, directory / "warehouse.db", stop_at=stop_at)
+    handled = handle_orders(client, directory / "warehouse.db", stop_at=stop_at)
     stage.tell(
         f"The service handled {handled:,} orders, then it stopped. [bold]watch[/] runs beside it "
         "and looks each 30 seconds;\nhere [bold]status[/] does so once. Both note where the group "
@@ -95,8 +111,8 @@ def _lose_orders(stage: Stage, directory: Path, bootstrap: str, consumed: bool) 
     )
     stage.run("status")
     stage.open_chapter("The broker deletes what nobody has read")
-    publish_orders(bootstrap, young)
-    expire_old(bootstrap, ends)
+    publish_orders(client, young)
+    expire_old(client, ends)
     hours = format_duration(RETENTION.total_seconds())
     stage.tell(
         f"The topic keeps messages for {hours}: the broker has just deleted those older than "
@@ -132,11 +148,11 @@ def _recover(stage: Stage, directory: Path, consumed: bool) -> str:
     return recovery_id
 
 
-def _close(stage: Stage, directory: Path, bootstrap: str) -> Audit:
+def _close(stage: Stage, directory: Path, client: Properties) -> Audit:
     stage.open_chapter("The consumer goes on")
-    handled = handle_orders(bootstrap, directory / "warehouse.db")
+    handled = handle_orders(client, directory / "warehouse.db")
     stage.tell(f"The service is started again, and handles {handled:,} orders.")
-    audit = audit_shop(bootstrap, directory / "shop.db", directory / "warehouse.db")
+    audit = audit_shop(client, directory / "shop.db", directory / "warehouse.db")
     stage.open_chapter("Was every order handled, and none twice?")
     stage.tell(
         f"Source table {audit.total:,} rows · topic, read committed: {audit.in_topic:,} messages, "

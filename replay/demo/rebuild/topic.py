@@ -14,25 +14,24 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from backlog.errors import KafkaFailure
 from backlog.kafka.admin import create_topic, list_offsets
+from backlog.kafka.clients import Properties
 from replay.demo.rebuild.shop import PARTITIONS, RETENTION, TOPIC
 
 _EXPIRED_WITHIN = 30.0
 
 
-def make_topic(bootstrap: str) -> None:
+def make_topic(client: Properties) -> None:
     """Three partitions that keep everything for now; a segment holds an hour."""
     config = {"retention.ms": "-1", "segment.ms": "3600000"}
-    create_topic(
-        {"bootstrap.servers": bootstrap}, TOPIC, partitions=PARTITIONS, replication=1, config=config
-    )
+    create_topic(client, TOPIC, partitions=PARTITIONS, replication=1, config=config)
 
 
-def read_ends(bootstrap: str) -> dict[int, int]:
+def read_ends(client: Properties) -> dict[int, int]:
     """Where each partition ends."""
-    return list_offsets({"bootstrap.servers": bootstrap}, TOPIC, range(PARTITIONS), "latest")
+    return list_offsets(client, TOPIC, range(PARTITIONS), "latest")
 
 
-def expire_old(bootstrap: str, expected: dict[int, int]) -> None:
+def expire_old(client: Properties, expected: dict[int, int]) -> None:
     """Sets the retention, and waits until the broker has deleted up to the `expected` offsets.
 
     Raises:
@@ -41,13 +40,12 @@ def expire_old(bootstrap: str, expected: dict[int, int]) -> None:
     value = str(int(RETENTION.total_seconds() * 1000))
     entry = ConfigEntry("retention.ms", value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin = AdminClient({**client, "log_level": 0})
     admin.incremental_alter_configs([resource])[resource].result(30)
     end = time.monotonic() + _EXPIRED_WITHIN
     starts: dict[int, int] = {}
     while time.monotonic() < end:
-        properties = {"bootstrap.servers": bootstrap}
-        starts = list_offsets(properties, TOPIC, range(PARTITIONS), "earliest")
+        starts = list_offsets(client, TOPIC, range(PARTITIONS), "earliest")
         if starts == expected:
             return
         time.sleep(0.1)

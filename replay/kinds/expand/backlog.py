@@ -10,9 +10,9 @@ from typing import Any
 from backlog.clock import Deadline
 from backlog.config import Stream
 from backlog.errors import PlanStale, Refused, UsageError
-from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_groups
+from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_readers
 from backlog.kafka.clients import make_admin
-from backlog.kafka.groups import GroupState
+from backlog.kafka.groups import GroupState, TopicReaders
 from backlog.kafka.log_dirs import LogDirs, read_log_dirs
 from backlog.kafka.peek import Peeked, peek_at
 from backlog.numbers import format_plural
@@ -48,7 +48,7 @@ class Backlog:
     topic: TopicInfo
     sample: Sample
     group: GroupState
-    other_groups: tuple[str, ...]
+    readers: TopicReaders
     other_topics: tuple[str, ...]  # that the group reads too
     partitions: tuple[Behind, ...]
     lost: int | None
@@ -87,7 +87,7 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
             retryable=True,
         )
     _refuse_beyond_end(sample)
-    others = [n for n in list_topic_groups(properties, stream.topic, limit) if n != stream.group]
+    readers = list_topic_readers(properties, stream.topic, limit)
     topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
     group = describe_group_state(properties, stream.group, limit)
     timeline = read_history(workspace, stream)  # holds the new sample too
@@ -113,7 +113,7 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
         topic=topic,
         sample=sample,
         group=group,
-        other_groups=tuple(others),
+        readers=readers,
         other_topics=tuple(topics),
         partitions=dated,
         lost=status["lost"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from backlog.config import Stream
+from backlog.config import Config, Stream
 from backlog.errors import Refused
 from backlog.numbers import format_plural, format_rate
 from backlog.step import Step
@@ -25,6 +25,7 @@ from replay.telling.standing import Standing
 from replay.telling.value import Telling
 
 if TYPE_CHECKING:
+    from backlog.kafka.rights import Right
     from backlog.ledger import Lease, Ledger
 
 # More consumers are what helps: the group reads, and too slowly.
@@ -74,6 +75,14 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
     ) -> bool:
         """Where the group reads, and too slowly."""
         return stream.consumers is not None and bool(lag) and course in _TOO_SLOW
+
+    def list_rights(
+        self, config: Config, stream: Stream, recovery_id: str, plan: ExpandPlan | None = None
+    ) -> tuple[Right, ...]:
+        """A temporary topic is made and deleted, and offsets of two groups are committed."""
+        from replay.kinds.expand.rights import list_expanding
+
+        return list_expanding(config, stream, recovery_id, plan)
 
     @property
     def context(self) -> type[RunContext[ExpandPlan]]:

@@ -24,6 +24,7 @@ from fanout.layout import Layout, Load, plan_layout
 from fanout.retention import FOREVER, compute_expansion_hold
 from fanout.temporary import name_temporary_topic
 from replay.around.fleets import fleet_of
+from replay.around.rights import require_rights
 from replay.kinds.expand import trying
 from replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe
 from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
@@ -37,6 +38,7 @@ from replay.kinds.expand.plan import (
     SettingChange,
     TemporaryLayout,
 )
+from replay.kinds.expand.rights import list_expanding
 from replay.kinds.expand.sentences import (
     Facts,
     describe_created,
@@ -95,10 +97,14 @@ def plan_expand(
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
+    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
+    say("asking what the tool may do")
+    rights = list_expanding(workspace.config, stream, recovery_id, None)
+    told = require_rights(workspace, stream, rights)
     if options.rate is None:
         watch_pace(workspace, stream, say)
     backlog = observe(workspace, stream, options.start, say)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
+    backlog.warnings += told
     plan = compute_plan(workspace, stream, options, backlog, recovery_id, origin)
     if plan.disk.enough is False and ALLOW_DISK not in plan.allowed:
         raise Refused(
@@ -239,7 +245,8 @@ def compute_plan(
         raised=tuple(describe_raised(facts)),
         given_back=tuple(describe_given_back(facts)),
         max_lag_at_cutover=stream.expand.max_lag_at_cutover,
-        other_groups=backlog.other_groups,
+        other_groups=backlog.readers.list_others(stream.group),
+        others_unknown=backlog.readers.say_unknown(stream.group),
         other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
         transactional_prefix=config.kafka_ledger.transactional_prefix,

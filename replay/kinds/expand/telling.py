@@ -55,6 +55,7 @@ def tell_expansion(plan: ExpandPlan, recovery: Recovery) -> Telling:
             )
         ),
         other_groups=plan.other_groups,
+        others_unknown=plan.others_unknown,
         warnings=plan.warnings,
         size=plan.lag,
         document=_make_document(plan, verdict),

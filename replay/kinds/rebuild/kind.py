@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from backlog.config import Stream
+from backlog.config import Config, Stream
 from backlog.errors import Refused
 from backlog.numbers import format_plural
 from backlog.step import Step
@@ -26,6 +26,7 @@ from replay.telling.standing import PutBack, Readers, Reads, Standing, make_stan
 from replay.telling.value import Telling
 
 if TYPE_CHECKING:
+    from backlog.kafka.rights import Right
     from backlog.ledger import Lease, Ledger
 
 SURPLUS = "surplus"
@@ -96,10 +97,19 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
                 subject=subject,
                 hint=f"say `deliver: topic` in stream {plan.stream} if that is right",
             )
+        if plan.others_unknown and plan.deliver != "topic":
+            raise Refused(
+                f"whether other groups read topic {plan.topic}, and would get the messages again, "
+                f"is unknown: the tool {plan.others_unknown}",
+                subject=subject,
+                hint=f"grant that (`backlogctl acl rebuild {plan.stream}` prints what is needed) "
+                f"and plan again, or say `deliver: topic` in stream {plan.stream} if other readers "
+                "may get them",
+            )
 
     def is_automatic(self, plan: RebuildPlan) -> bool:
         """An exact or covering one that nobody else gets."""
-        alone = not plan.other_groups or plan.deliver == "topic"
+        alone = not (plan.other_groups or plan.others_unknown) or plan.deliver == "topic"
         return plan.outcome.verdict in HARMLESS and alone
 
     def suggest(
@@ -111,6 +121,14 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
         lost = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
         known = any(not say_why_not(gap, stream, topic_id) for gap in lost)
         return stream.source is not None and known
+
+    def list_rights(
+        self, config: Config, stream: Stream, recovery_id: str, plan: RebuildPlan | None = None
+    ) -> tuple[Right, ...]:
+        """The topic and the Kafka ledger are written in transactions."""
+        from replay.kinds.rebuild.rights import list_rebuilding
+
+        return list_rebuilding(config, stream, plan)
 
     @property
     def context(self) -> type[RunContext[RebuildPlan]]:

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import Stream
 from backlog.errors import BacklogError, Refused, UsageError
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_groups
+from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
+from backlog.kafka.groups import TopicReaders
 from backlog.manifest import read_manifest
 from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState, Sample
 from replay.around.observation import look_at_stream, read_history
+from replay.around.rights import require_rights
 from replay.kinds.rebuild import injection
 from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
 from replay.kinds.rebuild.put_back import leave_out_put_back
+from replay.kinds.rebuild.rights import list_rebuilding
 from replay.recovery.approval import approve_automatically
 from replay.recovery.guards import check_denied, refuse_active, refuse_missing_group, store_plan
 from replay.recovery.housekeeping import clear_staging
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 # What of a stream's section decides which messages are made, and where they go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "isolation", "partitioner", "source")
+NOT_WITHOUT_DELIVER = "; it will not run unless the stream says `deliver: topic`"
 _REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
 
 
@@ -44,7 +48,7 @@ class Losses:
     gaps: tuple[Gap, ...]
     starts: Mapping[int, int]
     ends: Mapping[int, int]
-    other_groups: tuple[str, ...]
+    readers: TopicReaders
     history: tuple[Sample, ...]
     warnings: list[str] = field(default_factory=list)
 
@@ -81,8 +85,11 @@ def plan_rebuild(
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
+    say("asking what the tool may do")
+    told = require_rights(workspace, stream, list_rebuilding(workspace.config, stream, None))
     say("looking at the topic")
     losses = observe_losses(workspace, stream, options, wants)
+    losses.warnings += told
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     directory = workspace.staging_of(recovery_id)
     try:
@@ -137,12 +144,17 @@ def observe_losses(
     gaps, warnings = choose_gaps(workspace, stream, topic, options.gaps, wants)
     gaps, told = leave_out_put_back(workspace, stream, gaps, seen.sample.partitions)
     warnings = [*status["warnings"], *warnings, *told]
-    groups = list_topic_groups(properties, stream.topic, limit)
-    others = tuple(name for name in groups if name != stream.group)
+    readers = list_topic_readers(properties, stream.topic, limit)
+    others, unknown = readers.list_others(stream.group), readers.say_unknown(stream.group)
+    if unknown:
+        warnings.append(
+            f"whether other groups read this topic is unknown: the tool {unknown}"
+            + ("" if stream.deliver == "topic" else NOT_WITHOUT_DELIVER)
+        )
     if others and stream.deliver != "topic":
         warnings.append(
             f"other groups read this topic and would get the messages again: "
-            f"{', '.join(others)}; it will not run unless the stream says `deliver: topic`"
+            f"{', '.join(others)}" + NOT_WITHOUT_DELIVER
         )
     elif others:
         warnings.append(f"other groups will get the messages again: {', '.join(others)}")
@@ -150,7 +162,7 @@ def observe_losses(
     history = read_history(workspace, stream)
     gaps = tighten_times(gaps, history)
     starts = {part.partition: part.low for part in seen.sample.partitions}
-    return Losses(topic, gaps, starts, ends, others, history, warnings)
+    return Losses(topic, gaps, starts, ends, readers, history, warnings)
 
 
 def choose_gaps(
@@ -307,7 +319,8 @@ def _compute_plan(
         ledger_topic=ledger_topic,
         transactional_prefix=config.kafka_ledger.transactional_prefix,
         topic_end_offsets=losses.ends,
-        other_groups=losses.other_groups,
+        other_groups=losses.readers.list_others(stream.group),
+        others_unknown=losses.readers.say_unknown(stream.group),
         deliver=stream.deliver,
         configuration=fingerprint_stream(stream),
         approval=stream.approval,

@@ -55,6 +55,7 @@ def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
             ),
         ),
         other_groups=plan.other_groups,
+        others_unknown=plan.others_unknown,
         warnings=plan.warnings,
         size=rebuilt,
         document=_make_document(plan),

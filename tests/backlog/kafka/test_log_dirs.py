@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from backlog.clock import Deadline
-from backlog.kafka.log_dirs import _silenced, _to_log_dirs, read_log_dirs, translate_properties
+from backlog.kafka.log_dirs import _to_log_dirs, read_log_dirs
+from backlog.kafka.raw_client import _silenced, translate_properties
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, wait_until
 

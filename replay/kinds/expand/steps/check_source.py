@@ -7,11 +7,12 @@ from backlog.errors import Refused
 from backlog.kafka.admin import read_topic_id
 from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
-from fanout.permissions import require_permissions
+from replay.around.rights import require_rights
 from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.groups import delete_left_groups
 from replay.kinds.expand.planning import fingerprint_for
 from replay.kinds.expand.recheck import require_fitting
+from replay.kinds.expand.rights import list_expanding
 from replay.recovery.approval import check_runnable
 from replay.recovery.guards import check_configuration, check_denied
 
@@ -36,11 +37,12 @@ class CheckSource(Step[ExpandContext]):
             f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
         )
         context.check_topic()
-        require_permissions(
-            context.admin,
-            topic=context.recovery.topic,
-            group=context.recovery.group,
-            hold=bool(context.plan.hold.changes),
+        require_rights(
+            context.workspace,
+            context.stream,
+            list_expanding(
+                context.workspace.config, context.stream, context.recovery.id, context.plan
+            ),
         )
         if context.temporary is None:
             _refuse_existing(context)

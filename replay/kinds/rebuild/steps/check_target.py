@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.errors import PlanStale
-from backlog.kafka.admin import describe_topic, list_topic_groups
+from backlog.errors import PlanStale, Refused
+from backlog.kafka.admin import describe_topic, list_topic_readers
 from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
+from replay.around.rights import require_rights
 from replay.kinds.rebuild.context import RebuildContext
 from replay.kinds.rebuild.injection import open_ledger_topic
 from replay.kinds.rebuild.planning import fingerprint_stream
+from replay.kinds.rebuild.rights import list_rebuilding
 from replay.recovery.approval import check_runnable
 from replay.recovery.guards import check_configuration, check_denied
 
@@ -33,6 +35,9 @@ class CheckTarget(Step[RebuildContext]):
         check_denied(context.workspace, stream)
         hint = _AGAIN.format(id=context.recovery.id)
         check_configuration(plan, fingerprint_stream(stream), hint)
+        require_rights(
+            context.workspace, stream, list_rebuilding(context.workspace.config, stream, plan)
+        )
         subject = f"topic {stream.topic}"
         properties = context.workspace.properties(stream)
         try:
@@ -52,13 +57,21 @@ class CheckTarget(Step[RebuildContext]):
                 subject=subject,
                 hint=hint,
             )
-        groups = list_topic_groups(properties, stream.topic, Deadline(30))
-        new = [name for name in groups if name not in (stream.group, *plan.other_groups)]
+        readers = list_topic_readers(properties, stream.topic, Deadline(30))
+        new = [name for name in readers.list_others(stream.group) if name not in plan.other_groups]
         if new and plan.deliver != "topic":
             raise PlanStale(
                 f"groups began to read it since the plan was made: {', '.join(new)}",
                 subject=subject,
                 hint=hint,
+            )
+        unknown = readers.say_unknown(stream.group)
+        if unknown and not plan.others_unknown and plan.deliver != "topic":
+            raise Refused(
+                f"whether groups began to read it since the plan was made is unknown: {unknown}",
+                subject=subject,
+                hint=f"grant that again (`backlogctl acl rebuild {stream.name}` prints what is "
+                f"needed), then `backlogctl run {context.recovery.id}`",
             )
 
     def start(self, context: RebuildContext) -> None:

@@ -1,0 +1,198 @@
+"""Requests that confluent-kafka cannot make, through kafka-python's admin client.
+
+Its properties have other names, and not every login can be translated. Of its parts that it does
+not promise, the ones used are here and in `coordinators`; a test says which version they hold for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlog.kafka.clients import Properties, find_addresses
+
+Result = TypeVar("Result")
+
+_SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+_NAMES: Mapping[str, str] = {
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+    "ssl.crl.location": "ssl_crlfile",
+    "client.id": "client_id",
+}
+_UNTRANSLATED = (
+    "ssl.ca.pem",
+    "ssl.certificate.pem",
+    "ssl.key.pem",
+    "ssl.keystore.location",
+    "ssl.cipher.suites",
+    "ssl.curves.list",
+    "ssl.sigalgs.list",
+)
+
+
+def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None, str]:
+    """librdkafka's properties as kafka-python takes them; None, and what of them it cannot take."""
+    protocol = str(properties.get("security.protocol", "plaintext")).upper()
+    mechanism = str(properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "")
+    found: dict[str, Any] = {
+        "bootstrap_servers": [part.strip() for part in find_addresses(properties).split(",")],
+        "security_protocol": protocol,
+    }
+    if protocol.startswith("SASL"):
+        if mechanism.upper() not in _SASL:
+            return None, f"with sasl.mechanism {mechanism or 'GSSAPI'}"
+        found["sasl_mechanism"] = mechanism.upper()
+    if protocol.endswith("SSL"):
+        for name in _UNTRANSLATED:
+            if properties.get(name):
+                return None, f"with {name}"
+        if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
+            return None, "without verification of the certificate"
+        algorithm = str(properties.get("ssl.endpoint.identification.algorithm", "https"))
+        found["ssl_check_hostname"] = algorithm.lower() != "none"
+    for name, theirs in _NAMES.items():
+        if properties.get(name) is not None:
+            found[theirs] = str(properties[name])
+    return found, ""
+
+
+class RawClient:
+    """One client; not thread-safe. `admin` is kafka-python's own."""
+
+    def __init__(self, settings: Mapping[str, Any], limit: Deadline) -> None:
+        """Connects.
+
+        Args:
+            settings: of `translate_properties`.
+
+        Raises:
+            Exception: kafka-python's own; see `translate_error`.
+        """
+        from kafka import KafkaAdminClient
+
+        milliseconds = max(1, int(limit.remaining() * 1000))
+        # It connects in its constructor; one that fails there leaves a thread unless it is closed.
+        self.admin = KafkaAdminClient.__new__(KafkaAdminClient)
+        self.admin._closed = False
+        self._open = ExitStack()
+        self._open.enter_context(_silenced())
+        self._open.callback(self._close_admin)
+        try:
+            self.admin.__init__(
+                **settings,
+                bootstrap_timeout_ms=milliseconds,
+                request_timeout_ms=milliseconds,
+                reconnect_backoff_max_ms=1000,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    async def send(self, request: Any, node: int | None = None) -> Any:
+        """Sends a request to a broker, to any where none is named, and awaits the answer."""
+        return await self.admin._manager.send(request, node_id=node)
+
+    def list_brokers(self) -> list[int]:
+        """Node ids, as far as the newest metadata goes."""
+        return [broker.node_id for broker in self.admin._manager.cluster.brokers()]
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Result]], limit: Deadline) -> Result:
+        """Runs a coroutine that sends requests.
+
+        Raises:
+            TimeoutError: it was not through in time; close the client then.
+        """
+        done = threading.Event()
+        future = self.admin._manager.call_soon(work)
+        future.add_both(lambda _: done.set())
+        if not done.wait(limit.remaining() + 1.0):
+            raise TimeoutError
+        if future.exception is not None:
+            raise future.exception
+        result: Result = future.value
+        return result
+
+    def close(self) -> None:
+        """Closes it, and its connections."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_admin(self) -> None:
+        with suppress(Exception):
+            self.admin.close()
+
+
+def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
+    """kafka-python's errors become ours."""
+    from kafka.errors import (
+        BrokerResponseError,
+        KafkaConnectionError,
+        KafkaTimeoutError,
+        NodeNotReadyError,
+    )
+
+    if isinstance(error, BacklogError):
+        return error
+    if isinstance(error, BrokerResponseError):
+        return KafkaFailure(
+            f"could not {doing}: {type(error).__name__}",
+            subject=subject,
+            hint="`Describe` on the cluster, the groups and the topics must be granted"
+            if "Authorization" in type(error).__name__
+            else "try again",
+            retryable=bool(error.retriable),
+        )
+    away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
+    if isinstance(error, away) or getattr(error, "retriable", False):
+        return ClusterUnreachable(
+            f"could not {doing}: no broker answered ({type(error).__name__})",
+            subject=subject,
+            hint="check that the brokers are up and that the address is right",
+        )
+    return KafkaFailure(f"could not {doing}: {type(error).__name__}", subject=subject)
+
+
+@dataclass
+class _Silence:
+    """Who asks now, and the level that the log had before the first of them."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asking: int = 0
+    level: int = logging.NOTSET
+
+
+_SILENCE = _Silence()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps kafka-python's log quiet: it repeats the errors, and prints properties."""
+    logger = logging.getLogger("kafka")
+    with _SILENCE.lock:
+        if not _SILENCE.asking:
+            _SILENCE.level = logger.level
+            logger.setLevel(logging.CRITICAL + 1)
+        _SILENCE.asking += 1
+    try:
+        yield
+    finally:
+        with _SILENCE.lock:
+            _SILENCE.asking -= 1
+            if not _SILENCE.asking:
+                logger.setLevel(_SILENCE.level)
