@@ -4,7 +4,7 @@ A line is written before the offset is committed. A file `ORDER_LOG.<role>` hold
 for the consumers of that role; it is looked at all the time, and 0 handles nothing. Where there is
 a file `ORDER_LOG.autocommit` the client commits by itself, every 5 s. A file `ORDER_LOG.<role>.wrong`
 is what is wrong with the consumers of that role: variables, as JSON, that they put in the place of
-those they were given; `CRASH` is what they say before they end.
+those they were given; LOGIN are more properties, as JSON; `CRASH` is what they say before they end.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def main() -> None:
         {
             **({"group.protocol": "consumer"} if modern else timeouts),
             "bootstrap.servers": os.environ["BACKLOG_BOOTSTRAP_SERVERS"],
+            **json.loads(os.environ.get("LOGIN", "{}")),
             "group.id": os.environ["BACKLOG_GROUP"],
             "client.id": f"order-service-{os.environ['BACKLOG_ROLE']}",
             "auto.offset.reset": "earliest",

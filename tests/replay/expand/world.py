@@ -72,11 +72,13 @@ class World:
     produced: Counter[str] = field(default_factory=Counter)
     told: io.StringIO = field(default_factory=io.StringIO)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    login: dict[str, str] = field(default_factory=dict)
+    tool_login: dict[str, str] = field(default_factory=dict)
 
     @property
     def properties(self) -> dict[str, str]:
-        """Client properties."""
-        return {"bootstrap.servers": self.bootstrap}
+        """Client properties; those of the tool have its own login."""
+        return {"bootstrap.servers": self.bootstrap, **self.login}
 
     @property
     def log(self) -> Path:
@@ -89,7 +91,7 @@ class World:
             "launcher": "process",
             "command": [sys.executable, str(CONSUMER)],
             "replicas": REPLICAS,
-            "environment": {"ORDER_LOG": str(self.log)},
+            "environment": {"ORDER_LOG": str(self.log), "LOGIN": json.dumps(self.login)},
             "stop_within": self.stop_within,
         }
         section = {
@@ -103,7 +105,7 @@ class World:
             "ledger": "sqlite:///ledger.db",
             "staging": {"dir": "./staging"},
             "kafka_ledger": {"transactional_prefix": self.topic},
-            "clusters": {"main": self.properties},
+            "clusters": {"main": {**self.properties, **self.tool_login}},
             "streams": {self.stream: section},
         }
         (self.directory / "backlog.yaml").write_text(json.dumps(document, indent=1))

@@ -1,0 +1,173 @@
+"""What the tool must be allowed, on a real authorizer (faults 77, 85)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backlog.config import Config, load_config
+from backlog.errors import Refused
+from backlog.kafka.admin import create_topic, list_topic_readers, read_metadata
+from backlog.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
+from replay.around.rights import list_jobs, list_rights, require_rights
+from replay.kinds import KINDS
+from replay.opening import open_workspace
+from tests.java_tools import run_line, write_script
+from tests.kafka_tools import publish, set_offsets_raw, wait_until
+from tests.replay.calling import call_main
+from tests.secured import PASSWORD, SecuredKafka, start_secured
+
+_IMPLY = {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}
+GROUP = "order-service"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker with a topic and a group that has read a part of it."""
+    with start_secured(tmp_path_factory.mktemp("secured")) as found:
+        create_topic(found.properties, "orders", partitions=1)
+        publish(found.properties, "orders", {0: 5})
+        set_offsets_raw(found.properties, GROUP, "orders", {0: 2})
+        yield found
+
+
+def write_config(
+    directory: Path, secured: SecuredKafka, user: str, patch: pytest.MonkeyPatch
+) -> Config:
+    patch.setenv("TOOL_PASSWORD", PASSWORD)
+    document = {
+        "ledger": "sqlite:///ledger.db",
+        "clusters": {"main": secured.login(user, "${env:TOOL_PASSWORD}")},
+        "sources": {"shop": {"url": "sqlite:///shop.db"}},
+        "streams": {
+            "orders": {
+                "cluster": "main",
+                "topic": "orders",
+                "group": GROUP,
+                "consumers": {"launcher": "manual", "replicas": 1},
+                "source": {
+                    "database": "shop",
+                    "table": "orders",
+                    "primary_key": ["order_id"],
+                    "time_column": "updated_at",
+                    "message": {"key": "order_id", "value": {"json": ["order_id"]}},
+                    "identity": {"row": "order_id", "message": "key"},
+                },
+            }
+        },
+    }
+    (directory / "backlog.yaml").write_text(json.dumps(document))
+    return load_config(directory / "backlog.yaml")
+
+
+@pytest.mark.parametrize("job", list_jobs(KINDS))
+def test_fault_77_each_right_that_is_missing_is_found_beforehand(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    """For each of the job's rights a user who has all others."""
+    config = write_config(tmp_path, secured, "anyone", monkeypatch)
+    rights = list_rights(KINDS, job, config, config.stream("orders"))
+    assert read_rights(secured.add_user(f"{job}-all", rights), rights).missing == ()
+    for number, right in enumerate(rights):
+        others = [other for other in rights if other != right]
+        found = read_rights(secured.add_user(f"{job}-{number}", others), rights)
+        assert found.unknown == ()
+        assert found.missing == (() if is_implied(right, others) else (right,))
+
+
+def is_implied(right: Right, others: list[Right]) -> bool:
+    """Kafka lets who may read, write, delete or alter describe too."""
+    if right.operation is Operation.DESCRIBE_CONFIGS:
+        implying = {Operation.ALTER_CONFIGS}
+    else:
+        implying = _IMPLY if right.operation is Operation.DESCRIBE else set()
+    place = (right.resource, right.name)
+    same = {o.operation for o in others if (o.resource, o.name) == place}
+    return bool(same & implying)
+
+
+@pytest.mark.parametrize("kind", KINDS.names())
+def test_fault_77_a_plan_refuses_before_it_touches_anything(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    config = write_config(tmp_path, secured, f"{kind}-blind", monkeypatch)
+    rights = list_rights(KINDS, kind, config, config.stream("orders"))
+    missing = [right for right in rights if right.resource is Resource.TRANSACTIONAL_ID]
+    secured.add_user(f"{kind}-blind", [right for right in rights if right not in missing])
+    before = read_metadata(secured.properties).topics
+    code, out, _ = call_main(("plan", kind, "orders", "--json"), tmp_path, {})
+    assert code == 5
+    error = json.loads(out)["error"]
+    assert error["code"] == "refused"
+    assert f"{missing[1]}" in error["message"]
+    (line,) = make_acl_lines(missing, f"User:{kind}-blind", secured.properties["bootstrap.servers"])
+    assert error["hint"].splitlines() == [
+        "nothing was changed; who administers the cluster grants them with",
+        f"  {line}",
+    ]
+    assert read_metadata(secured.properties).topics.keys() == before.keys()
+    assert open_workspace(config).ledger.recoveries.list() == ()
+
+
+def test_the_lines_work_as_they_are_printed(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Kafka's own tool."""
+    write_config(tmp_path, secured, "by-lines", monkeypatch)
+    secured.add_user("by-lines", [])
+    code, out, _ = call_main(("acl", "see", "orders", "--json"), tmp_path, {})
+    assert code == 0
+    document = json.loads(out)
+    assert document["principal"] == "User:by-lines"
+    (tmp_path / "admin.properties").write_text(secured.write_java_properties())
+    write_script(tmp_path / "kafka-acls.sh", "AclCommand")
+    for line in document["commands"]:
+        run_line(line, tmp_path)
+    config = load_config(tmp_path / "backlog.yaml")
+    rights = list_rights(KINDS, "see", config, config.stream("orders"))
+    properties = config.clusters["main"].client_properties()
+    wait_until(lambda: not read_rights(properties, rights).missing, what="the rules hold")
+    assert call_main(("status", "--json"), tmp_path, {})[0] == 0
+
+
+def test_fault_85_readers_that_may_not_be_seen_are_unknown(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, secured, "half-blind", monkeypatch)
+    rights = list_rights(KINDS, "rebuild", config, config.stream("orders"))
+    properties = secured.add_user("half-blind", rights)
+    seen = list_topic_readers(properties, "orders")
+    assert list(seen.known) == [GROUP]
+    assert seen.say_unknown(GROUP) == ""
+    create_topic(secured.properties, "payments", partitions=1)
+    set_offsets_raw(secured.properties, "somebody-else", "payments", {0: 0})
+    # What it reads may not be seen: it may be this topic.
+    hidden = list_topic_readers(properties, "orders")
+    assert hidden.hidden == ("somebody-else",)
+    assert "somebody-else" in hidden.say_unknown(GROUP)
+    narrow = [right for right in rights if right.resource is not Resource.CLUSTER]
+    blind = list_topic_readers(secured.add_user("blind", narrow), "orders")
+    assert "may not list all groups" in blind.say_unknown(GROUP)
+    workspace = open_workspace(config)
+    assert require_rights(workspace, config.stream("orders"), rights) == []
+
+
+def test_a_login_that_cannot_be_asked_for_is_said(tmp_path: Path, secured: SecuredKafka) -> None:
+    right = Right(Resource.TOPIC, "orders", Operation.READ, "read")
+    properties = {**secured.properties, "sasl.mechanism": "OAUTHBEARER"}
+    found = read_rights(properties, [right])
+    assert found.unknown == (right,)
+    assert "OAUTHBEARER" in found.reason
+
+
+def test_who_may_do_nothing_is_refused_by_name(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, secured, "nobody", monkeypatch)
+    secured.add_user("nobody", [])
+    rights = list_rights(KINDS, "expand", config, config.stream("orders"))
+    with pytest.raises(Refused, match="DESCRIBE on the cluster"):
+        require_rights(open_workspace(config), config.stream("orders"), rights)
