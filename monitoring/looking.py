@@ -25,6 +25,7 @@ from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
 from monitoring.status import UNLIMITED, GroupStatus, Retention
 from monitoring.stopped import tell_stopped
+from monitoring.unseen import Unseen, make_unseen
 
 PEEK_SECONDS = 5.0
 
@@ -65,9 +66,11 @@ def look_at_stream(
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
     seen = observe_stream(ledger, stream, connection, limit, marks=marks)
-    return StreamLook(
-        seen, assess_now(ledger, stream, properties, watch, seen.sample, limit, connection)
+    status = assess_now(
+        *(ledger, stream, properties, watch, seen.sample, limit, connection),
+        unmarked=seen.unmarked,
     )
+    return StreamLook(seen, status)
 
 
 def assess_now(
@@ -80,6 +83,8 @@ def assess_now(
     admin: Admin,
     history: Sequence[Sample] | None = None,
     empty_tails: dict[int, tuple[int, int]] | None = None,
+    *,
+    unmarked: BacklogError | None = None,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers know.
 
@@ -87,6 +92,7 @@ def assess_now(
         history: the stream's samples; None reads the ledger.
         empty_tails: by partition, the last range that was read and held no data; those that are
             found are added.
+        unmarked: why the sample's commits could not be bookmarked.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
@@ -94,7 +100,10 @@ def assess_now(
     if history is None:
         history = read_timeline(ledger, stream)
     gaps = ledger.gaps.list(stream=stream.name)
-    around = _describe_stream(stream, _read_retention(admin, stream.topic, limit))
+    unseen: list[Unseen] = []
+    if unmarked is not None:
+        unseen.append(Unseen("bookmarks", unmarked))
+    around = _describe_stream(stream, _read_retention(admin, stream.topic, limit, unseen))
     tails: frozenset[int] = frozenset()
     with suppress(BacklogError):  # without it a reader one control record behind shows as lag
         within = Deadline(limit.remaining(PEEK_SECONDS))
@@ -115,13 +124,13 @@ def assess_now(
         gaps,
         replace(
             around,
-            oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit),
-            sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit),
+            oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit, unseen),
+            sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit, unseen),
         ),
         window=watch.window,
         horizon=watch.horizon,
     )
-    return tell_stopped(ledger, status)
+    return tell_stopped(ledger, replace(status, unseen=tuple(unseen)))
 
 
 def judge_stored(
@@ -161,13 +170,14 @@ def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
     )
 
 
-def _read_retention(admin: Admin, topic: str, limit: Deadline) -> Retention:
-    """Unlimited where the settings may not be read: the rest of the status needs none."""
+def _read_retention(admin: Admin, topic: str, limit: Deadline, unseen: list[Unseen]) -> Retention:
+    """None of either kind where the settings may not be read, which is said."""
     try:
         config = describe_topic(admin, topic, limit).config
     except KafkaFailure as error:
         if error.retryable or isinstance(error, TopicMissing):
             raise
+        unseen.append(Unseen("retention", error))
         return UNLIMITED
     return Retention(read_retention(config), read_size_limit(config))
 
@@ -189,18 +199,21 @@ def _read_oldest(
     starts: Mapping[int, int],
     retention: Retention,
     limit: Deadline,
+    unseen: list[Unseen],
 ) -> dict[int, datetime]:
     """The oldest unread messages' own times, which retention goes by; where they can be read."""
     if retention.time is None or not starts:
         return {}
-    with suppress(BacklogError):
+    try:
         found = peek_at(properties, topic, starts, 1, Deadline(limit.remaining(PEEK_SECONDS)))
         return {
             number: messages[0].at
             for number, messages in found.items()
             if messages and messages[0].at is not None
         }
-    return {}
+    except BacklogError as error:
+        unseen.append(Unseen("oldest", error))
+        return {}
 
 
 def _read_sizes(
@@ -209,9 +222,12 @@ def _read_sizes(
     starts: Mapping[int, int],
     retention: Retention,
     limit: Deadline,
+    unseen: list[Unseen],
 ) -> dict[int, int]:
     if retention.bytes is None or not starts:
         return {}
     log_dirs = read_log_dirs(properties, topic, Deadline(limit.remaining(PEEK_SECONDS)))
+    if log_dirs.brokers is None:
+        unseen.append(make_unseen("disks", log_dirs.reason, f"topic {topic}"))
     sizes = {number: log_dirs.partition_bytes(number) for number in starts}
     return {number: size for number, size in sizes.items() if size is not None}

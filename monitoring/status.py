@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from backlog.clock import format_time
+from monitoring.unseen import Unseen
 from monitoring.verdicts import Verdict
 
 LossBy = Literal["time", "size"]
@@ -80,6 +81,7 @@ class GroupStatus:
         sentence: the verdict in words: what, how bad, how long.
         course: the worst of the partitions' courses: the verdict without what is lost already.
         next_commands: what to type next, the best first.
+        unseen: what could not be read of it: the figures that need it are unknown, not zero.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
     """
 
@@ -105,9 +107,17 @@ class GroupStatus:
     retention: Retention = UNLIMITED
     course: Verdict = Verdict.OK
     next_commands: tuple[str, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+
+    @property
+    def loss_is_unknown(self) -> bool:
+        """Whether "no loss in sight" would be a guess."""
+        blind = any(one.what in ("retention", "disks") for one in self.unseen)
+        return blind and self.seconds_to_loss is None
 
     def to_json(self) -> dict[str, Any]:
-        skipped = {"taken_at", "partitions", "retention", "verdict", "course", "next_commands"}
+        skipped = {"taken_at", "partitions", "retention", "verdict", "course"}
+        skipped |= {"next_commands", "unseen"}
         values: Mapping[str, Any] = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -119,6 +129,7 @@ class GroupStatus:
             "verdict": str(self.verdict),
             "course": str(self.course),
             "next_commands": list(self.next_commands),
+            "unseen": [one.to_json() for one in self.unseen],
             "taken_at": format_time(self.taken_at),
             "retention_seconds": None if time is None else time.total_seconds(),
             "retention_bytes": self.retention.bytes,

@@ -23,6 +23,7 @@ from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus, PartitionStatus
+from monitoring.unseen import WHATS
 
 LOG = logging.getLogger("backlog.monitoring")
 
@@ -234,10 +235,10 @@ class _StreamWatcher:
         name, limit = stream.name, Deadline(self._seconds)
         properties = self._config.clusters[stream.cluster].client_properties()
         seen = self._observe(stream, limit)
-        self._outages.note(f"bookmarks of stream {name}", seen.unmarked)
         if self._on_observation is not None:
             self._on_observation(seen)
         if self._on_status is None:
+            self._outages.note(f"bookmarks of stream {name}", seen.unmarked)
             return
         history = self.timelines.extend(stream, seen.sample)
         tails = self._tails.setdefault(name, {})
@@ -248,7 +249,11 @@ class _StreamWatcher:
             *(self._ledger, stream, properties, judging, sample, limit, self._connect(stream)),
             history,
             tails,
+            unmarked=seen.unmarked,
         )
+        blind = {one.what: one.error for one in status.unseen}
+        for what in WHATS:
+            self._outages.note(f"{what} of stream {name}", blind.get(what))
         self._pasts[name] = replace(seen.marks, empty_tails=dict(tails))
         self._note_retention(stream, status)
         self._on_status(status)

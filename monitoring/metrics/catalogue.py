@@ -50,6 +50,12 @@ OURS: tuple[Metric, ...] = (
         "back, and hides no consumer that stops meanwhile.",
     ),
     Metric(
+        "backlog_unseen",
+        (*_PLACE, "what"),
+        "1 where something of a stream may not, or cannot, be read: `retention`, `oldest` unread "
+        "message, `disks`, `bookmarks`; what needs it is unknown, and absent here.",
+    ),
+    Metric(
         "backlog_lag_messages",
         (*_PLACE, "partition"),
         "Unread offsets that still exist; what retention removed is not in it.",

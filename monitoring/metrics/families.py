@@ -130,6 +130,8 @@ def _write_ours(out: _Writer, status: GroupStatus) -> None:
     out.add("backlog_seconds_to_drain", place, status.seconds_to_drain)
     out.add("backlog_expected_loss_messages", place, status.expected_loss)
     out.add("backlog_lost_messages", place, status.lost)
+    for one in status.unseen:
+        out.add("backlog_unseen", f'{place},what="{one.what}"', 1)
     for part in status.partitions:
         labels = f'{place},partition="{part.partition}"'
         out.add("backlog_lag_messages", labels, part.lag)

@@ -56,6 +56,7 @@ def look_at_stream(
         entry["page"] = f"{url.rstrip('/')}/streams/{quote(stream.name)}"
     gaps = ledger.gaps.list(stream=stream.name)
     entry["warnings"] = [
+        *map(str, look.status.unseen),
         *describe_findings(look.observation, gaps),
         *map(str, list_passed_over(read_history(workspace, stream), gaps)),
     ]

@@ -11,6 +11,7 @@ from backlog.errors import ClusterUnreachable, KafkaFailure
 from backlog.kafka import peek
 from monitoring import looking
 from monitoring.status import UNLIMITED
+from monitoring.unseen import Unseen
 
 
 def test_without_the_right_to_read_settings_the_rest_is_told(
@@ -20,14 +21,17 @@ def test_without_the_right_to_read_settings_the_rest_is_told(
         raise KafkaFailure("not authorized to read its settings", subject="topic orders")
 
     monkeypatch.setattr(looking, "describe_topic", refuse)
-    assert looking._read_retention(None, "orders", Deadline(1.0)) is UNLIMITED  # type: ignore[arg-type]
+    unseen: list[Unseen] = []
+    found = looking._read_retention(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
+    assert found is UNLIMITED
+    assert [one.what for one in unseen] == ["retention"]
 
     def leave(*_: Any) -> None:
         raise ClusterUnreachable("no broker answered", subject="cluster", retryable=True)
 
     monkeypatch.setattr(looking, "describe_topic", leave)
     with pytest.raises(ClusterUnreachable):
-        looking._read_retention(None, "orders", Deadline(1.0))  # type: ignore[arg-type]
+        looking._read_retention(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
 
 
 def test_a_timestamp_that_is_none_is_not_known() -> None:

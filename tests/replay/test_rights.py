@@ -15,6 +15,7 @@ from backlog.kafka.rights import Operation, Resource, Right, make_acl_lines, rea
 from replay.around.rights import list_jobs, list_rights, require_rights
 from replay.kinds import KINDS
 from replay.opening import open_workspace
+from scripts.permissions_reference import PAGE, render_page
 from tests.java_tools import run_line, write_script
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
 from tests.replay.calling import call_main
@@ -171,3 +172,8 @@ def test_who_may_do_nothing_is_refused_by_name(
     rights = list_rights(KINDS, "expand", config, config.stream("orders"))
     with pytest.raises(Refused, match="DESCRIBE on the cluster"):
         require_rights(open_workspace(config), config.stream("orders"), rights)
+
+
+def test_the_page_lists_what_the_code_asks_for() -> None:
+    page = PAGE.read_text()
+    assert render_page(page) == page, "run: python -m scripts.permissions_reference"

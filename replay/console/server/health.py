@@ -70,6 +70,8 @@ class Doctor:
     def check_readiness(self) -> Health:
         """Whether all was looked at, one cluster's samples at least are young, the ledger answers.
 
+        `degraded` is ready: what is served is fresh, and something of it cannot be read.
+
         A cluster is as old as the older of its streams (the newest of them) and its groups. One of
         several that is away does not take the others' figures from anybody: it is named, and
         `backlog_sample_age_seconds` tells its age.
@@ -100,9 +102,15 @@ class Doctor:
             reasons.append(f"the newest samples are {youngest:.0f} s old, more than {limit:.0f} s")
         if not self.ledger.answers():
             reasons.append("the ledger does not answer")
+        unseen = {
+            name: [str(one) for one in status.unseen]
+            for name, status in sorted(seen.streams.items())
+            if status.unseen
+        }
         body = {
-            "status": "not ready" if reasons else "ok",
+            "status": "not ready" if reasons else "degraded" if unseen or seen.failing else "ok",
             "reasons": reasons,
+            "unseen": unseen,
             "age_seconds": {n: None if a is None else round(a, 1) for n, a in ages.items()},
             "failing": [" ".join(filter(None, key)) for key in sorted(seen.failing)],
         }

@@ -1,0 +1,74 @@
+"""The table of docs/permissions.md, made from the code: `python -m scripts.permissions_reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from backlog.config import Config
+from backlog.kafka.rights import Resource, Right
+from replay.around.rights import AIRFLOW, list_jobs, list_rights
+from replay.kinds import KINDS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/permissions.md"
+_BEGIN, _END = "<!-- made by `python -m scripts.permissions_reference` -->", "<!-- end -->"
+_CONFIG = """
+ledger: "sqlite:///ledger.db"
+clusters: {main: {bootstrap.servers: "kafka:9092"}}
+streams: {orders: {cluster: main, topic: orders, group: order-service}}
+"""
+
+
+def render_table() -> str:
+    """One row for each resource and operation, one column for each job."""
+    config = Config.from_text(_CONFIG)
+    stream = config.stream("orders")
+    jobs = [job for job in list_jobs(KINDS) if job != AIRFLOW]
+    needed = {job: list_rights(KINDS, job, config, stream) for job in jobs}
+    every = list(dict.fromkeys(right for rights in needed.values() for right in rights))
+    lines = [
+        f"| on | operation | to | {' | '.join(jobs)} |",
+        f"|---|---|---|{':-:|' * len(jobs)}",
+    ]
+    for place in dict.fromkeys(map(_name, every)):
+        for right in _merge(one for one in every if _name(one) == place):
+            marks = [
+                "✓" if any(_is_same(right, one) for one in needed[job]) else "" for job in jobs
+            ]
+            word = right.operation.name
+            lines.append(f"| {place} | {word} | {right.purpose} | {' | '.join(marks)} |")
+    return "\n".join(lines) + "\n"
+
+
+def render_page(page: str) -> str:
+    """The page with the table as it is now."""
+    head, _, rest = page.partition(_BEGIN)
+    tail = rest.partition(_END)[2]
+    return f"{head}{_BEGIN}\n\n{render_table()}\n{_END}{tail}"
+
+
+def _merge(rights: Iterable[Right]) -> list[Right]:
+    found: dict[object, Right] = {}
+    for right in rights:
+        found.setdefault(right.operation, right)
+    return list(found.values())
+
+
+def _is_same(one: Right, other: Right) -> bool:
+    return (_name(one), one.operation) == (_name(other), other.operation)
+
+
+def _name(right: Right) -> str:
+    if right.resource is Resource.CLUSTER:
+        return "the cluster"
+    word = {"transactional-id": "transactional ids"}.get(right.resource, right.resource.value)
+    return f"{word} `{right.name}{'*' if right.prefixed else ''}`"
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(render_page(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
