@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from backlog.clock import Deadline
-from backlog.errors import PlanStale, Refused
+from backlog.errors import ClusterUnreachable, KafkaFailure, PlanStale, Refused
 from backlog.kafka.admin import (
     alter_topic_config,
     connect,
@@ -109,8 +109,17 @@ def raise_retention(
             if not error.retryable or limit.expired:
                 raise
     # 4. Kafka.
-    _raise_lower(admin, hold, limit)
-    return hold
+    try:
+        _raise_lower(admin, hold, limit)
+    except KafkaFailure as error:
+        # Refused for good: nothing is held. What may be in force stays, to be given back.
+        if not error.retryable and not isinstance(error, ClusterUnreachable):
+            if hold.id not in seen:
+                ledger.holds.release(hold.id)
+            error.message += "; nothing was raised"
+        raise
+    ledger.holds.note_in_force(hold.id, in_force=True)
+    return ledger.holds.get(hold.id)
 
 
 def give_back(

@@ -19,6 +19,7 @@ from backlog.kafka.peek import peek_at
 from backlog.ledger import Ledger
 from backlog.values import Sample
 from monitoring.assessing import StreamContext, assess_stream, list_behind
+from monitoring.held import note_holds
 from monitoring.lag import find_end, read_retention, read_size_limit, read_tails
 from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
@@ -103,7 +104,10 @@ def assess_now(
     unseen: list[Unseen] = []
     if unmarked is not None:
         unseen.append(Unseen("bookmarks", unmarked))
-    around = _describe_stream(stream, _read_retention(admin, stream.topic, limit, unseen))
+    config = _read_settings(admin, stream.topic, limit, unseen)
+    if config is not None:
+        note_holds(ledger, sample, config)
+    around = _describe_stream(stream, _find_retention(config))
     tails: frozenset[int] = frozenset()
     with suppress(BacklogError):  # without it a reader one control record behind shows as lag
         within = Deadline(limit.remaining(PEEK_SECONDS))
@@ -170,14 +174,21 @@ def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
     )
 
 
-def _read_retention(admin: Admin, topic: str, limit: Deadline, unseen: list[Unseen]) -> Retention:
-    """None of either kind where the settings may not be read, which is said."""
+def _read_settings(
+    admin: Admin, topic: str, limit: Deadline, unseen: list[Unseen]
+) -> Mapping[str, str] | None:
+    """The topic's settings in force; None where they may not be read, which is said."""
     try:
-        config = describe_topic(admin, topic, limit).config
+        return describe_topic(admin, topic, limit).config
     except KafkaFailure as error:
         if error.retryable or isinstance(error, TopicMissing):
             raise
         unseen.append(Unseen("retention", error))
+        return None
+
+
+def _find_retention(config: Mapping[str, str] | None) -> Retention:
+    if config is None:
         return UNLIMITED
     return Retention(read_retention(config), read_size_limit(config))
 

@@ -1,4 +1,4 @@
-"""The table of docs/permissions.md, made from the code: `python -m scripts.permissions_reference`."""
+"""The table of docs/permissions.md: `python -m scripts.permissions_reference` writes it anew."""
 
 from __future__ import annotations
 

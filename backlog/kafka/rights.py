@@ -60,6 +60,7 @@ class Right:
     Attributes:
         purpose: what it is needed for, to follow "to".
         asked: of a prefix, the name that is asked about.
+        needed: whether the work fails without it; else something stays unknown, and is said.
     """
 
     resource: Resource
@@ -68,6 +69,7 @@ class Right:
     purpose: str
     prefixed: bool = False
     asked: str = ""
+    needed: bool = True
 
     @property
     def subject(self) -> str:

@@ -29,7 +29,8 @@ class Hold:
 
     `holder` is "operator" or a recovery's id. `old` has None where the topic itself did not set
     the value. `earlier` are the values that the topic may still have of a raise before `raised`.
-    Without `until` only its holder gives it back.
+    Without `until` only its holder gives it back. `in_force` says whether the broker had what was
+    raised when somebody last looked; None: nobody has.
     """
 
     id: str
@@ -45,6 +46,15 @@ class Hold:
     created_at: datetime
     released_at: datetime | None
     actor: str
+    in_force: bool | None = None
+
+    @property
+    def state(self) -> str:
+        """What people are told of it."""
+        if self.released_at is not None:
+            return "released"
+        words = {True: "in force", False: "not in force", None: "unknown"}
+        return words[self.in_force]
 
 
 class Holds:
@@ -160,6 +170,11 @@ class Holds:
                 .values(released_at=self._database.now(connection))
             )
             return _read(connection, hold_id)
+
+    def note_in_force(self, hold_id: str, in_force: bool) -> None:
+        """What the broker was seen to have."""
+        with self._database.write() as connection:
+            connection.execute(update(holds).where(holds.c.id == hold_id).values(in_force=in_force))
 
     def release_shared(self, hold_id: str) -> bool:
         """Marks a hold released where others hold the topic too, in one transaction.

@@ -262,6 +262,7 @@ holds = Table(
     Column("created_at", UtcTime, nullable=False),
     Column("released_at", UtcTime),
     Column("actor", Text, nullable=False),
+    Column("in_force", Boolean),
     Index(
         "backlog_holds_one_per_holder",
         "cluster",

@@ -138,6 +138,11 @@ OURS: tuple[Metric, ...] = (
         "How long a topic's retention has been raised by a hold.",
     ),
     Metric(
+        "backlog_hold_not_in_force",
+        ("cluster", "topic", "stream", "holder"),
+        "1 where the broker does not have what a hold raised: somebody changed it.",
+    ),
+    Metric(
         "backlog_retention_overdue_seconds",
         ("cluster", "topic", "stream", "holder"),
         "How long ago a hold should have been given back; 0 before that.",

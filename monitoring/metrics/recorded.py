@@ -87,6 +87,9 @@ def _describe_holds(
     # A topic that was recreated may be held twice by one holder: the older one tells.
     found = {(hold.cluster, hold.topic, hold.stream, hold.holder): hold for hold in reversed(holds)}
     for labels, hold in found.items():
+        if hold.in_force is False:
+            yield "backlog_hold_not_in_force", labels, 1.0
+            continue
         held = max(0.0, (now - hold.created_at).total_seconds())
         yield "backlog_retention_held_seconds", labels, held
         late = 0.0 if hold.until is None else (now - hold.until).total_seconds()
@@ -108,6 +111,7 @@ _NAMES = (
     "backlog_quarantined_messages",
     "backlog_retention_held_seconds",
     "backlog_retention_overdue_seconds",
+    "backlog_hold_not_in_force",
 )
 
 

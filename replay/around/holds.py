@@ -24,6 +24,7 @@ from fanout.retention import (
     raise_retention,
 )
 from replay.around.observation import read_history
+from replay.around.rights import list_raising, require_rights
 from replay.recovery.identity import find_identity
 from replay.recovery.workspace import Workspace
 
@@ -55,6 +56,7 @@ def hold_stream(
     """
     limit = Deadline(HOLD_SECONDS)
     properties = workspace.properties(stream)
+    told = require_rights(workspace, stream, list_raising(stream))
     admin = connect(properties)
     topic = describe_topic(admin, stream.topic, limit)
     ledger = workspace.ledger
@@ -83,7 +85,7 @@ def hold_stream(
         actor=str(find_identity()),
         deadline=limit,
     )
-    return Held(hold, disk, _warn_about_disk(disk))
+    return Held(hold, disk, (*told, *_warn_about_disk(disk)))
 
 
 def release_stream(workspace: Workspace, stream: Stream) -> tuple[tuple[Hold, ...], list[str]]:
@@ -137,6 +139,7 @@ def describe_hold(hold: Hold) -> dict[str, Any]:
         "created_at": format_time(hold.created_at),
         "released_at": None if hold.released_at is None else format_time(hold.released_at),
         "actor": hold.actor,
+        "in_force": hold.in_force,
     }
 
 

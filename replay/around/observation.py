@@ -57,6 +57,11 @@ def look_at_stream(
     gaps = ledger.gaps.list(stream=stream.name)
     entry["warnings"] = [
         *map(str, look.status.unseen),
+        *(
+            f"hold {hold.id} is not in force: the broker keeps less than it was raised to"
+            for hold in ledger.holds.list(stream=stream.name)
+            if hold.in_force is False
+        ),
         *describe_findings(look.observation, gaps),
         *map(str, list_passed_over(read_history(workspace, stream), gaps)),
     ]

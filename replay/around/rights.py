@@ -35,7 +35,9 @@ def list_seeing(stream: Stream) -> tuple[Right, ...]:
     topic, group = stream.topic, stream.group
     return (
         Right(
-            Resource.CLUSTER, CLUSTER_NAME, Operation.DESCRIBE, "list all groups and read the disks"
+            *(Resource.CLUSTER, CLUSTER_NAME, Operation.DESCRIBE),
+            "list all groups and read the disks",
+            needed=False,
         ),
         Right(Resource.TOPIC, topic, Operation.DESCRIBE, "read its offsets"),
         Right(Resource.TOPIC, topic, Operation.DESCRIBE_CONFIGS, "read its retention"),
@@ -44,13 +46,19 @@ def list_seeing(stream: Stream) -> tuple[Right, ...]:
     )
 
 
-def list_holding(stream: Stream) -> tuple[Right, ...]:
-    """To raise a topic's retention, and give it back."""
+def list_raising(stream: Stream) -> tuple[Right, ...]:
+    """To raise a topic's retention and give it back, and nothing else."""
     topic = stream.topic
     return (
-        *list_seeing(stream),
+        Right(Resource.TOPIC, topic, Operation.DESCRIBE, "read its offsets"),
+        Right(Resource.TOPIC, topic, Operation.DESCRIBE_CONFIGS, "read its retention"),
         Right(Resource.TOPIC, topic, Operation.ALTER_CONFIGS, "raise its retention"),
     )
+
+
+def list_holding(stream: Stream) -> tuple[Right, ...]:
+    """To hold a stream, knowing how long, and whether the disks bear it."""
+    return tuple(dict.fromkeys((*list_seeing(stream), *list_raising(stream))))
 
 
 def list_jobs(kinds: Registry) -> tuple[str, ...]:
@@ -84,22 +92,25 @@ def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]
     """
     properties = workspace.properties(stream)
     found = read_rights(properties, rights, Deadline(_SECONDS))
-    if found.missing:
+    if needed := [right for right in found.missing if right.needed]:
         principal = find_principal(properties)
         lines = make_acl_lines(found.missing, principal, find_addresses(properties))
         raise Refused(
-            f"the tool misses {format_plural(len(found.missing), 'right')}: "
-            f"{describe_rights(found.missing)}",
+            f"the tool misses {format_plural(len(needed), 'right')}: {describe_rights(needed)}",
             subject=f"stream {stream.name}",
             hint="nothing was changed; who administers the cluster grants them with\n  "
             + "\n  ".join(lines),
         )
+    warnings = [
+        f"the tool may not {right} (to {right.purpose}): what needs that stays unknown"
+        for right in found.missing
+    ]
     if found.unknown:
-        return [
+        warnings += [
             f"whether the tool may do all that is needed is unknown: {found.reason}; a right that "
             "is missing shows only when it is used"
         ]
-    return []
+    return warnings
 
 
 def describe_rights(rights: Iterable[Right]) -> str:

@@ -118,6 +118,8 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
     for hold in holds:
         if hold["released_at"]:
             until = "released"
+        elif hold["in_force"] is False:
+            until = "not in force"
         elif hold["until"]:
             until = f"{hold['until'][:16].replace('T', ' ')}Z"
         else:
@@ -156,5 +158,10 @@ def _describe_ends(holds: Iterable[Mapping[str, Any]]) -> list[str]:
         "watch` gives it back then, else the next `status` or `hold`; "
         f"`backlogctl hold {hold['stream']} --release` does at once."
         for hold in holds
-        if hold["until"] and not hold["released_at"]
+        if hold["until"] and not hold["released_at"] and hold["in_force"] is not False
+    ] + [
+        f"{hold['stream']} is not held: the broker does not have what hold {hold['id']} raised "
+        f"(somebody changed it); `backlogctl hold {hold['stream']} --for 6h` raises it again"
+        for hold in holds
+        if not hold["released_at"] and hold["in_force"] is False
     ]

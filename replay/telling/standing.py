@@ -161,6 +161,7 @@ def make_standing(
         only_there=only_there,
         retention_held=tuple(
             f"{name} of topic {hold.topic}"
+            + (" (not in force: somebody changed it)" if hold.in_force is False else "")
             for hold in ledger.holds.list(holder=recovery.id)
             for name in sorted(hold.raised)
         ),

@@ -22,8 +22,9 @@ def test_without_the_right_to_read_settings_the_rest_is_told(
 
     monkeypatch.setattr(looking, "describe_topic", refuse)
     unseen: list[Unseen] = []
-    found = looking._read_retention(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
-    assert found is UNLIMITED
+    found = looking._read_settings(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
+    assert found is None
+    assert looking._find_retention(found) is UNLIMITED
     assert [one.what for one in unseen] == ["retention"]
 
     def leave(*_: Any) -> None:
@@ -31,7 +32,7 @@ def test_without_the_right_to_read_settings_the_rest_is_told(
 
     monkeypatch.setattr(looking, "describe_topic", leave)
     with pytest.raises(ClusterUnreachable):
-        looking._read_retention(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
+        looking._read_settings(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
 
 
 def test_a_timestamp_that_is_none_is_not_known() -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from backlog.config import Config, load_config
 from backlog.errors import Refused
-from backlog.kafka.admin import create_topic, list_topic_readers, read_metadata
+from backlog.kafka.admin import (
+    alter_topic_config,
+    create_topic,
+    list_topic_readers,
+    read_metadata,
+)
+from backlog.kafka.errors import AccessDenied
 from backlog.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
+from replay.around import holds
+from replay.around.holds import hold_stream
 from replay.around.rights import list_jobs, list_rights, require_rights
 from replay.kinds import KINDS
 from replay.opening import open_workspace
@@ -170,10 +179,51 @@ def test_who_may_do_nothing_is_refused_by_name(
     config = write_config(tmp_path, secured, "nobody", monkeypatch)
     secured.add_user("nobody", [])
     rights = list_rights(KINDS, "expand", config, config.stream("orders"))
-    with pytest.raises(Refused, match="DESCRIBE on the cluster"):
+    with pytest.raises(Refused, match="DESCRIBE on topic orders"):
         require_rights(open_workspace(config), config.stream("orders"), rights)
 
 
 def test_the_page_lists_what_the_code_asks_for() -> None:
     page = PAGE.read_text()
     assert render_page(page) == page, "run: python -m scripts.permissions_reference"
+
+
+def test_fault_85_without_the_cluster_work_goes_on_and_says_what_is_unknown(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, secured, "no-cluster", monkeypatch)
+    rights = list_rights(KINDS, "rebuild", config, config.stream("orders"))
+    secured.add_user("no-cluster", [one for one in rights if one.resource is not Resource.CLUSTER])
+    (told,) = require_rights(open_workspace(config), config.stream("orders"), rights)
+    assert "DESCRIBE on the cluster" in told
+
+
+def test_fault_80_a_hold_that_is_refused_or_undone_is_not_in_force(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before, refused by the broker all the same, and undone by somebody later."""
+    alter_topic_config(secured.properties, "orders", {"retention.ms": "3600000"})
+    config = write_config(tmp_path, secured, "holder", monkeypatch)
+    stream = config.stream("orders")
+    rights = list_rights(KINDS, "hold", config, stream)
+    secured.add_user("holder", [r for r in rights if r.operation is not Operation.ALTER_CONFIGS])
+    workspace = open_workspace(config)
+    with pytest.raises(Refused, match="ALTER_CONFIGS on topic orders"):
+        hold_stream(workspace, stream, timedelta(hours=6))
+    with monkeypatch.context() as patch:
+        patch.setattr(holds, "require_rights", lambda *_: [])
+        with pytest.raises(AccessDenied, match="nothing was raised"):
+            hold_stream(workspace, stream, timedelta(hours=6))
+    assert workspace.ledger.holds.list() == ()
+    secured.add_user("holder", rights)
+    hold = hold_stream(workspace, stream, timedelta(hours=6)).hold
+    assert hold is not None
+    assert hold.in_force is True
+    alter_topic_config(secured.properties, "orders", {"retention.ms": "3600000"})
+    code, out, _ = call_main(("status", "--json"), tmp_path, {})
+    assert code == 0
+    (entry,) = json.loads(out)["streams"]
+    assert any(hold.id in text and "not in force" in text for text in entry["warnings"])
+    shown = json.loads(call_main(("hold", "--json"), tmp_path, {})[1])["holds"]
+    assert [one["in_force"] for one in shown] == [False]
+    assert "not held" in call_main(("hold",), tmp_path, {})[1]
