@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -40,14 +41,19 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a group; `topics` are those it is assigned partitions of. `instance` is its
+    """A member of a group; `partitions` are those it is assigned, by topic. `instance` is its
     `group.instance.id`: a static member, which stays until its session ends (KIP-345); else ""."""
 
     client_id: str
     host: str
     member_id: str
-    topics: frozenset[str] = frozenset()
+    partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     instance: str = ""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Those it is assigned partitions of."""
+        return frozenset(self.partitions)
 
     def __str__(self) -> str:
         return f"{self.client_id} at {self.host}"
@@ -236,7 +242,7 @@ def describe_group_state(
             str(member.client_id),
             str(member.host).lstrip("/"),
             str(member.member_id),
-            frozenset(place.topic for place in member.assignment.topic_partitions),
+            _by_topic(member.assignment.topic_partitions),
             member.group_instance_id or "",
         )
         for member in answer.members
@@ -328,6 +334,13 @@ def delete_group(connection: Connection, group: str, deadline: Deadline | None =
             wait_for(admin, futures[group], subject, doing, limit)
 
     retry_transient(admin, limit, call)
+
+
+def _by_topic(places: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for place in places:
+        found[place.topic].append(place.partition)
+    return {topic: tuple(sorted(numbers)) for topic, numbers in found.items()}
 
 
 def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:

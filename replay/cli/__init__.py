@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -61,15 +61,29 @@ app = typer.Typer(
     "fast, and rebuild exactly the messages that were lost, once.",
     epilog=_EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"backlogctl {version('backlogctl')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _note_shared_options(
-    config: shared.ConfigOption = None, as_json: shared.JsonOption = False
+    config: shared.ConfigOption = None,
+    as_json: shared.JsonOption = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
 ) -> None:
     shared.SESSION.note(config, as_json)
 

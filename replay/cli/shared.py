@@ -42,6 +42,10 @@ JsonOption = Annotated[
 ]
 
 
+# Of every JSON document. Fields are added without a new one; one that goes or changes needs it.
+SCHEMA_VERSION = 1
+
+
 class Session:
     """One call of the command: how it was called, and its two outputs.
 
@@ -94,6 +98,7 @@ class Session:
 
     def write_document(self, document: Mapping[str, Any]) -> None:
         """Writes the one JSON document."""
+        document = {"schema_version": SCHEMA_VERSION, **document}
         text = json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n"
         data = text.encode()
         fd = 1 if self._document_fd is None else self._document_fd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,12 @@ Topic = Annotated[
 def show_status(
     session: Session,
     streams: Annotated[list[str] | None, typer.Argument(help="All without a name.")] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Exit 0 where nobody is needed, else 1: for scripts and schedulers."
+        ),
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every interval.")] = False,
     bootstrap: Bootstrap = None,
     cluster: Cluster = None,
@@ -57,6 +64,8 @@ def show_status(
     if not watch:
         document = collect_status(workspace, chosen)
         session.emit(document, lambda console: console.print(draw_status(document)))
+        if check and any(needs_somebody(entry) for entry in document["streams"]):
+            raise typer.Exit(1)
         _fail_if_unseen(document)
         return
     interval = workspace.config.watch.interval.total_seconds()
@@ -72,6 +81,7 @@ def show_status(
 def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any]:
     """The document of `status`; a stream that cannot be seen has an `error`, the others show."""
     from backlog.errors import BacklogError
+    from replay.around.members import describe_trouble
     from replay.around.observation import look_at_stream
     from replay.telling.standing import list_open_standings
 
@@ -80,6 +90,8 @@ def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any
         standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
         try:
             entry = look_at_stream(workspace, stream)[1]
+            if len(streams) == 1:
+                entry |= describe_trouble(workspace, stream, entry)
         except BacklogError as error:
             if len(streams) == 1:
                 error.standing = next(iter(standings), None)
@@ -127,6 +139,16 @@ def open_for_looking(
             hint="check its name, or name the topic with --topic",
         )
     return open_workspace(config.for_group(name, group, found), passing=True)
+
+
+# With these a group does its work: it keeps up, or has been watched for too short a time.
+_QUIET = ("ok", "lagging")
+
+
+def needs_somebody(entry: Mapping[str, Any]) -> bool:
+    """Whether `status --check` says so: a verdict, a stream that cannot be seen, or a recovery
+    that waits for a person."""
+    return entry["verdict"] not in _QUIET or "error" in entry or bool(entry["standings"])
 
 
 def _describe_unseen(stream: Stream, error: BacklogError) -> dict[str, Any]:

@@ -118,13 +118,49 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     blocks: list[RenderableType] = [head]
     if stream.get("sentence"):
         blocks.append(Text(str(stream["sentence"]), style="bold"))
-    blocks += [_draw_lags(stream["partitions"]), *draw_warnings(stream.get("warnings", ()))]
+    blocks.append(_draw_lags(stream["partitions"]))
+    blocks += draw_members(stream.get("members"))
+    blocks += draw_warnings(stream.get("warnings", ()))
+    blocks += [Text(f"→ {way}") for way in stream.get("ways", ())]
     blocks += _draw_standings(stream)
     for command in stream.get("next_commands", ()):
         blocks.append(_draw_next(str(command)))
     if stream.get("page"):
         blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
     return [*blocks, Text()]
+
+
+def draw_members(group: Document | None) -> list[RenderableType]:
+    """Who is in the group; nothing where that was not asked."""
+    if group is None:
+        return []
+    if group["error"]:
+        return [Text(f"members: unknown: {group['error']['message']}", style="magenta")]
+    if not group["members"]:
+        return [Text("members: none", style="dim")]
+    table = make_table("member", "=host", "partitions", "=last commit")
+    for one in group["members"]:
+        others = f" and {', '.join(one['other_topics'])}" if one["other_topics"] else ""
+        add_row(
+            table,
+            one["client_id"] + (f" (static {one['instance']})" if one["instance"] else ""),
+            one["host"],
+            (", ".join(map(str, one["partitions"])) or "none") + others,
+            "not seen" if one["last_commit"] is None else format_moment(one["last_commit"]),
+        )
+    lines: list[RenderableType] = [table]
+    if group["unassigned"]:
+        told = ", ".join(map(str, group["unassigned"]))
+        lines.append(Text(f"! nobody is assigned partition {told}", style="yellow"))
+    if group["rebalancing_samples"]:
+        lines.append(
+            Text(
+                f"! {group['rebalancing_samples']} of the {group['samples']} samples of the window "
+                "saw the group rebalance",
+                style="yellow",
+            )
+        )
+    return lines
 
 
 def _draw_standings(stream: Document) -> list[RenderableType]:

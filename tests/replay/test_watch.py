@@ -82,7 +82,12 @@ def test_fault_28_watch_tells_when_an_outage_begins_and_ends(
     looks = observe(monkeypatch, [True, True, True, False, False, True])
     assert main(["watch", "--rounds", "4", "--json"]) == 0
     said = capfd.readouterr()
-    assert json.loads(said.out) == {"rounds": 4, "looks": 6, "new_gaps": 0}
+    assert json.loads(said.out) == {
+        "schema_version": 1,
+        "rounds": 4,
+        "looks": 6,
+        "new_gaps": 0,
+    }
     assert len(looks) == 3 + 1 + 1 + 3
     assert said.err.count("no broker answered") == 1
     assert said.err.count("cluster main: answers again") == 1

@@ -98,7 +98,6 @@ def plan_expand(
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    say("asking what the tool may do")
     rights = list_expanding(workspace.config, stream, recovery_id, None)
     told = require_rights(workspace, stream, rights)
     if options.rate is None:

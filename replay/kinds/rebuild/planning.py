@@ -85,7 +85,6 @@ def plan_rebuild(
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
-    say("asking what the tool may do")
     told = require_rights(workspace, stream, list_rebuilding(workspace.config, stream, None))
     say("looking at the topic")
     losses = observe_losses(workspace, stream, options, wants)
