@@ -318,6 +318,8 @@ def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
         anchored["streams"] = {
             name: _anchor_consumers(stream, base_dir) for name, stream in streams.items()
         }
+    if isinstance(watch := anchored.get("watch"), Mapping):
+        anchored["watch"] = _anchor_watch(watch, base_dir)
     for section, names in (("sources", {"url"}), ("clusters", FILE_PROPERTIES)):
         entries = anchored.get(section)
         if isinstance(entries, Mapping):
@@ -325,6 +327,23 @@ def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
                 name: _anchor_entry(entry, names, base_dir) for name, entry in entries.items()
             }
     return anchored
+
+
+def _anchor_watch(watch: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
+    anchored = _anchor_files(watch, ("token_file",), base_dir)
+    if isinstance(tls := anchored.get("tls"), Mapping):
+        anchored["tls"] = _anchor_files(tls, ("certificate", "key"), base_dir)
+    return anchored
+
+
+def _anchor_files(
+    section: Mapping[str, Any], names: Sequence[str], base_dir: Path
+) -> dict[str, Any]:
+    found = dict(section)
+    for name in names:
+        if isinstance(file := found.get(name), str):
+            found[name] = base_dir / Path(file).expanduser()
+    return found
 
 
 def _anchor_consumers(stream: Any, base_dir: Path) -> Any:

@@ -155,6 +155,13 @@ class WatchedGroups(Section):
     )
 
 
+class Tls(Section):
+    """Files for https; both are PEM."""
+
+    certificate: Path = Field(description="The certificate, with those that sign it.")
+    key: Path = Field(description="Its private key, without a password.")
+
+
 class Watch(Section):
     """How `backlogctl watch` samples, and what it serves."""
 
@@ -174,7 +181,19 @@ class Watch(Section):
     listen: Text = Field(
         default="127.0.0.1:9321",
         description="Address and port of /metrics, /healthz, /readyz and the page; port 0 takes a "
-        "free one. There is no login: what can reach it can read it.",
+        "free one. Without `token_file` there is no login: what can reach it can read it.",
+    )
+    token_file: Path | None = Field(
+        default=None,
+        description="A file with a token that every request must have, but /healthz and /readyz: "
+        "as `Authorization: Bearer TOKEN` (Prometheus: `authorization.credentials_file`), or as "
+        "the password of a browser, with any user name.",
+    )
+    tls: Tls | None = Field(default=None, description="Serves https with these files.")
+    hosts: tuple[Text, ...] = Field(
+        default=(),
+        description="Names by which it may be asked, besides addresses, names without a dot and "
+        "the host of `url`. Others are refused: a web page could point its own name here.",
     )
     url: Text | None = Field(
         default=None,

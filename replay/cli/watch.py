@@ -153,6 +153,12 @@ def watch_streams(
             subject = "--listen" if listen else "watch.listen"
             exporter = stack.enter_context(open_exporter(workspace, address, subject, say_outage))
             session.say(f"serving {exporter.url}/ and {exporter.url}/metrics")
+            if exporter.is_open and config.watch.token_file is None:
+                session.say(
+                    "! whoever reaches this address can read it: there is no token "
+                    "(`watch.token_file`)",
+                    "yellow",
+                )
         session.say(
             f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
             "Ctrl-C ends it"

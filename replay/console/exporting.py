@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from starlette.types import ASGIApp
+
 from backlog.clock import utc_now
 from backlog.config import Config, mask_secrets
 from backlog.errors import BacklogError
@@ -20,6 +22,7 @@ from monitoring.observing import measure_skew
 from monitoring.sampler import StreamLike
 from monitoring.watcher import OnOutage
 from replay.console.page.app import make_page
+from replay.console.server.access import HostGuard, TokenGuard, find_hosts
 from replay.console.server.app import make_app
 from replay.console.server.health import Doctor
 from replay.console.server.listening import Server, bind_address
@@ -32,6 +35,7 @@ class Exporter:
 
     board: Board
     url: str
+    is_open: bool = False  # listens beyond this machine
 
     def note(self, stream: StreamLike, error: BacklogError) -> None:
         """A look at a stream failed."""
@@ -73,7 +77,13 @@ def open_exporter(
         clock=lambda: utc_now() + skew,
     )
     with ExitStack() as stack:
-        server = stack.enter_context(Server(make_app(scrape, doctor, page), bound))
+        watch = config.watch
+        app: ASGIApp = make_app(scrape, doctor, page)
+        if watch.token_file is not None:
+            app = TokenGuard(app, watch.token_file)
+        app = HostGuard(app, find_hosts(watch.url, watch.hosts))
+        tls = None if watch.tls is None else (watch.tls.certificate, watch.tls.key)
+        server = stack.enter_context(Server(app, bound, tls))
         for sampler in _make_samplers(config, board, scrape, on_outage):
             threads.append(sampler.thread)
             stack.enter_context(sampler)
@@ -81,7 +91,7 @@ def open_exporter(
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:
             stack.callback(sampler.stop)
-        yield Exporter(board, server.url)
+        yield Exporter(board, server.url, is_open=server.is_open)
 
 
 def _make_samplers(

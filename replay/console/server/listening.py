@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import os
 import socket
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 from backlog.errors import UsageError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
 
 _STOP_SECONDS = 3.0
+_BACKLOG = 64  # connections that wait to be accepted
 LOG = logging.getLogger("backlog.console.server")
 
 
@@ -66,10 +70,21 @@ def bind_address(text: str, subject: str) -> socket.socket:
 class Server:
     """Serves an app on a bound socket while the `with` block runs."""
 
-    def __init__(self, app: FastAPI, bound: socket.socket) -> None:
+    def __init__(
+        self, app: ASGIApp, bound: socket.socket, tls: tuple[Path, Path] | None = None
+    ) -> None:
+        """Args: tls: certificate and key.
+
+        Raises:
+            UsageError: the certificate or the key cannot be used.
+        """
         import uvicorn
 
+        from replay.console.server.connections import BoundedProtocol, silence_repetitions
+
+        silence_repetitions()
         self._socket = bound
+        self._scheme = "http" if tls is None else "https"
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -78,7 +93,19 @@ class Server:
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=1,
+            http=BoundedProtocol,
+            backlog=_BACKLOG,
+            ssl_certfile=None if tls is None else tls[0],
+            ssl_keyfile=None if tls is None else tls[1],
         )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise UsageError(
+                f"the certificate or its key cannot be used: {error.strerror or error}",
+                subject="watch.tls",
+                hint="both are PEM files, the key without a password",
+            ) from error
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="backlog-server", daemon=True)
 
@@ -88,7 +115,14 @@ class Server:
         host, port, *_ = self._socket.getsockname()
         if host in ("0.0.0.0", "::"):  # noqa: S104
             host = "127.0.0.1"
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        shown = f"[{host}]" if ":" in host else host
+        return f"{self._scheme}://{shown}:{port}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others than this machine can reach it."""
+        host = self._socket.getsockname()[0]
+        return not ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
     @property
     def thread(self) -> threading.Thread:
