@@ -21,7 +21,7 @@ from monitoring.forecasts import (
     forecast_loss,
 )
 from monitoring.lag import TAIL_AT_MOST
-from monitoring.status import UNLIMITED, LossBy, PartitionStatus, Retention
+from monitoring.status import KEEPS_UP_SECONDS, UNLIMITED, LossBy, PartitionStatus, Retention
 from monitoring.verdicts import Verdict
 
 # A trend needs this many samples, reaching back over this share of the window.
@@ -232,13 +232,34 @@ def _skip_empty(point: Point, tail: tuple[int, int] | None) -> Point:
 
 
 def _estimate_drain(points: Sequence[Point], lag: int | None) -> float | None:
+    """How long at the window's rates of reading and writing; None without progress, and for a
+    small lag that stays, which is no backlog.
+
+    Never from the lag itself: retention lowers that too.
+    """
     if not lag:
         return None if lag is None else 0.0
-    known = [(p.seconds, at) for p in points if (at := p.lag) is not None]
-    if len({seconds for seconds, _ in known}) < 2:
+    known = [point for point in points if point.lag is not None]
+    if len({point.seconds for point in known}) < 2:
         return None
-    slope = linear_regression(*zip(*known, strict=True)).slope
-    return lag / -slope if slope < 0 else None
+    seconds = [point.seconds for point in known]
+    written = [point.end - known[0].end for point in known]
+    gained = [read - more for read, more in zip(_add_up_read(known), written, strict=True)]
+    gain = linear_regression(seconds, gained).slope
+    if gain <= 0 or lag <= KEEPS_UP_SECONDS * linear_regression(seconds, written).slope:
+        return None
+    return lag / gain
+
+
+def _add_up_read(points: Sequence[Point]) -> list[int]:
+    """Offsets that were read since the first point; a commit that skips what expired reads none of
+    that."""
+    total, sums = 0, [0]
+    for before, after in pairwise(points):
+        begin, end = before.committed or 0, after.committed or 0
+        total += max(0, end - max(begin, min(after.low, end)))
+        sums.append(total)
+    return sums
 
 
 def _measure_age(view: PartitionView, now: Point, lag: int | None) -> float | None:

@@ -17,19 +17,22 @@ def describe_verdict(
     seconds_to_drain: float | None,
     consumers_to_win: int | None,
     window: float,
+    keeps_up: bool = False,
 ) -> str:
     """`orders/2: 1.2 M behind, drained in 3 h 10 min, retention reaches it in 1 h 40 min at the
     earliest: about 570,000 will be lost; 9 consumers would win`.
 
     Args:
         name: of the stream, or the topic. worst: the partition that made the verdict.
-        lag, lost, seconds_to_drain: of all partitions. window: seconds that trends are judged over.
+        lag, lost, seconds_to_drain, keeps_up: of all partitions. window: seconds that trends are
+            judged over.
     """
     place = name if worst is None or verdict is Verdict.OK else f"{name}/{worst.partition}"
     if worst is None or verdict is Verdict.OK:
         if not lag:
             return f"{place}: nothing unread" if lag == 0 else f"{place}: nothing known"
-        return f"{place}: {format_count(lag)} behind{_describe_drain(seconds_to_drain)}"
+        drained = ", keeping up" if keeps_up else _describe_drain(seconds_to_drain)
+        return f"{place}: {format_count(lag)} behind{drained}"
     behind = _describe_lag(worst)
     loss = _describe_loss(worst, consumers_to_win)
     over = format_duration(window)

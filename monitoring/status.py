@@ -12,6 +12,8 @@ from monitoring.unseen import Unseen
 from monitoring.verdicts import Verdict
 
 LossBy = Literal["time", "size"]
+# A lag that is written and read again in so many seconds is the rhythm of commits and fetches.
+KEEPS_UP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class PartitionStatus:
         lost: offsets in gaps that are not verified or waived, and what expired since.
         course: the verdict without what is lost already: that stays until it is put back, and must
             not hide a consumer that stops meanwhile.
-        seconds_to_drain: from the slope of the lag over the window; None where it does not shrink.
+        seconds_to_drain: at the window's rates of reading and writing; None without progress, and
+            for a small lag that stays: the group keeps up.
         seconds_to_loss: until retention passes the group, at the earliest, if it goes on as in the
             window; None where none is in sight.
         loss_by: which retention comes first.
@@ -65,6 +68,16 @@ class PartitionStatus:
     needed_per_second: float | None = None
     consumed_per_second: float | None = None
     produced_per_second: float | None = None
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether what is unread is only what is read again within seconds."""
+        rate = min(self.consumed_per_second or 0.0, self.produced_per_second or 0.0)
+        return (
+            bool(self.lag)
+            and self.seconds_to_drain is None
+            and ((self.lag or 0) <= KEEPS_UP_SECONDS * rate)
+        )
 
     def to_json(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

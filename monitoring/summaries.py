@@ -78,6 +78,7 @@ def summarize_group(
             seconds_to_drain=drain,
             consumers_to_win=winners,
             window=window,
+            keeps_up=all(part.keeps_up for part in parts if part.lag),
         ),
         consumers_to_win=winners,
         retention=retention,
@@ -135,7 +136,7 @@ def _find_drain(parts: Sequence[PartitionStatus], lag: int | None) -> float | No
     """When the last partition that matters is drained; None where one of them never is."""
     if not lag:
         return None if lag is None else 0.0
-    large = [part for part in parts if (part.lag or 0) >= SMALL_SHARE * lag]
+    large = [part for part in parts if (part.lag or 0) >= SMALL_SHARE * lag and not part.keeps_up]
     drains = [part.seconds_to_drain for part in large]
     known = [drain for drain in drains if drain is not None]
     return max(known) if known and len(known) == len(drains) else None

@@ -27,6 +27,7 @@ from backlog.numbers import format_plural
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
+_READ_COMMITS = "read committed offsets"
 # Names in a sentence.
 _SHOWN = 3
 
@@ -171,25 +172,40 @@ def list_topic_readers(
     for first in range(0, len(names), GROUPS_AT_ONCE):
         futures: dict[str, Future[Any]] = {}
         for name in names[first : first + GROUPS_AT_ONCE]:
-            request = [ConsumerGroupTopicPartitions(name)]
-            futures.update(
-                admin.list_consumer_group_offsets(request, request_timeout=seconds_left(limit))
-            )
+            futures[name] = _ask_offsets(admin, name, limit)
         for name, future in futures.items():
-            subject = f"group {name}"
             try:
-                answer = wait_for(admin, future, subject, "read committed offsets", limit)
+                answer = _take_offsets(admin, name, future, limit)
             except GroupMissing:
                 continue  # it went away since it was listed
             except AccessDenied:
                 hidden.append(name)
                 continue
             ours = [item for item in answer.topic_partitions if item.topic == topic]
-            commits = _check_commits(admin, ours, subject, "read committed offsets")
+            commits = _check_commits(admin, ours, f"group {name}", _READ_COMMITS)
             offsets = {p: commit.offset for p, commit in commits.items() if commit is not None}
             if offsets:
                 known[name] = offsets
     return TopicReaders(known, tuple(hidden), sees_all=_may_list_all(admin, limit))
+
+
+def _ask_offsets(admin: Admin, group: str, limit: Deadline) -> Future[Any]:
+    request = [ConsumerGroupTopicPartitions(group)]
+    verb = admin.list_consumer_group_offsets
+    futures = ask(admin, verb, f"group {group}", _READ_COMMITS, limit, request)
+    future: Future[Any] = futures[group]
+    return future
+
+
+def _take_offsets(admin: Admin, group: str, future: Future[Any], limit: Deadline) -> Any:
+    """The answer; a coordinator that loads or moves is asked again."""
+    asked = [future]
+
+    def call() -> Any:
+        one = asked.pop() if asked else _ask_offsets(admin, group, limit)
+        return wait_for(admin, one, f"group {group}", _READ_COMMITS, limit)
+
+    return retry_transient(admin, limit, call)
 
 
 def _may_list_all(admin: Admin, limit: Deadline) -> bool:

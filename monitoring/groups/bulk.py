@@ -25,6 +25,7 @@ from backlog.clock import Deadline
 from backlog.errors import ConfigurationError
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
+from backlog.kafka.group_types import list_groups, name_type
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
 
@@ -145,18 +146,11 @@ class BulkReader:
         return await self._raw.send(request, node)
 
     async def _list_groups(self) -> list[ListedGroup]:
-        from kafka.protocol.admin import ListGroupsRequest
-
-        await self._send(_make_metadata_request([]))  # brokers come and go
         found: dict[str, ListedGroup] = {}
-        for node in self._raw.list_brokers():
-            answer = await self._send(ListGroupsRequest(min_version=0), node)
-            _check(answer.error_code)
-            for group in answer.groups:
-                kind = (getattr(group, "group_type", "") or "").lower()
-                if kind in _TYPES and group.protocol_type in ("", "consumer"):
-                    state = (getattr(group, "group_state", "") or "").lower()
-                    found[group.group_id] = ListedGroup(group.group_id, state)
+        for group in await list_groups(self._raw):
+            if name_type(group) in _TYPES and group.protocol_type in ("", "consumer"):
+                state = (getattr(group, "group_state", "") or "").lower()
+                found[group.group_id] = ListedGroup(group.group_id, state)
         return [found[name] for name in sorted(found)]
 
     async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
@@ -297,11 +291,6 @@ def _get_kafka_error() -> type[Exception]:
 
     kind: type[Exception] = KafkaError
     return kind
-
-
-def _check(code: int) -> None:
-    if error := _make_error(code):
-        raise error
 
 
 def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:

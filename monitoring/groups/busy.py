@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from backlog.kafka.layouts import Offsets
 from monitoring.judging import COVERED, TREND_POINTS
 from monitoring.lag import TAIL_AT_MOST
-from monitoring.status import PartitionStatus
+from monitoring.status import KEEPS_UP_SECONDS, PartitionStatus
 from monitoring.verdicts import Verdict
 
 Figures = NDArray[np.float64]
@@ -73,6 +73,7 @@ def judge_busy(series: PartitionSeries, terms: JudgingTerms) -> dict[int, Partit
     if not len(chosen):
         return {}
     lag, commits, high = lag[:, chosen], commits[:, chosen], series.high[since:, chosen]
+    lows, ends = series.low[since:, chosen], series.end[since:, chosen]
     # Too few samples for a trend, and it never was at the end.
     early = ~_is_small(lag) if not covered else np.zeros(len(chosen), np.bool_)
     verdicts = [Verdict.LAGGING if is_early else Verdict.OK for is_early in early.tolist()]
@@ -89,7 +90,7 @@ def judge_busy(series: PartitionSeries, terms: JudgingTerms) -> dict[int, Partit
         lag[-1].tolist(),
         dates.lag_seconds[chosen].tolist(),
         verdicts,
-        _list_known(_estimate_drains(times, lag)),
+        _list_known(_estimate_drains(times, lag[-1], _add_up_read(lows, commits), ends)),
         repeat(None) if retained is None else retained.tolist(),
         _list_known(_measure_consumed(times, lag, commits)),
         repeat(None) if produced is None else produced.tolist(),
@@ -199,14 +200,26 @@ def _measure_consumed(times: Figures, lag: Offsets, commits: Offsets) -> Figures
     return np.where(seconds > 0, moved / np.where(seconds > 0, seconds, 1.0), np.nan)
 
 
-def _estimate_drains(times: Figures, lag: Offsets) -> Figures:
-    """From the slope of the lag; NaN where it does not shrink."""
+def _add_up_read(lows: Offsets, commits: Offsets) -> Offsets:
+    """Offsets that were read since the first row; none of what a commit skips as expired."""
+    begin = np.maximum(commits[:-1], np.minimum(lows[1:], commits[1:]))
+    sums: Offsets = np.zeros_like(commits)
+    np.cumsum(np.maximum(0, commits[1:] - begin), axis=0, out=sums[1:])
+    return sums
+
+
+def _estimate_drains(times: Figures, lag: Offsets, read: Offsets, ends: Offsets) -> Figures:
+    """At the rates of reading and writing; NaN without progress, and for a small lag that stays."""
     away = times - times.mean()
     over = float((away**2).sum())
+    if over <= 0:
+        return np.full(len(lag), np.nan)
+    written = ends - ends[0]
     # Whole numbers first: an even lag must not seem to fall by a rounding error.
-    slope = (away[:, None] * (lag - lag[0])).sum(axis=0) / over if over > 0 else np.zeros(1)
-    falls = slope < -1e-12 * np.maximum(1, lag.max(axis=0))
-    return np.where(falls, lag[-1] / np.where(falls, -slope, 1.0), np.nan)
+    gain = (away[:, None] * (read - written)).sum(axis=0) / over
+    rate = (away[:, None] * written).sum(axis=0) / over
+    drains = (gain > 1e-12 * np.maximum(1, read[-1])) & (lag > KEEPS_UP_SECONDS * rate)
+    return np.where(drains, lag / np.where(drains, gain, 1.0), np.nan)
 
 
 def _list_known(values: Figures) -> list[float | None]:

@@ -68,7 +68,8 @@ OURS: tuple[Metric, ...] = (
     Metric(
         "backlog_seconds_to_drain",
         _PLACE,
-        "Until nothing is unread, from the slope of the lag; absent while it does not shrink.",
+        "Until nothing is unread, at the rates of reading and writing over the window; absent "
+        "without progress, and for a small lag that stays.",
     ),
     Metric(
         "backlog_seconds_to_loss",

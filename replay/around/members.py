@@ -8,8 +8,9 @@ from typing import Any
 
 from backlog.clock import Deadline, format_time
 from backlog.config import Stream
-from backlog.errors import BacklogError
+from backlog.errors import BacklogError, Refused
 from backlog.kafka.admin import describe_group_state
+from backlog.kafka.group_types import read_group_type, say_why_not
 from backlog.numbers import format_moment
 from backlog.values import Sample
 from monitoring.verdicts import Verdict
@@ -39,7 +40,12 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
         "error": None,
     }
     try:
-        group = describe_group_state(workspace.properties(stream), stream.group, Deadline(_SECONDS))
+        properties, limit = workspace.properties(stream), Deadline(_SECONDS)
+        kind = read_group_type(properties, stream.group, limit)
+        document["type"] = kind or None
+        if why := say_why_not(kind):
+            raise Refused(why, subject=f"group {stream.group}")
+        group = describe_group_state(properties, stream.group, limit)
     except BacklogError as error:
         return {**document, "error": error.to_json()}
     assigned: set[int] = set()
@@ -61,7 +67,7 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
     if samples and group.members:
         every = {part.partition for part in samples[-1].partitions}
         document["unassigned"] = sorted(every - assigned)
-    return {**document, "state": group.state, "type": group.type or None}
+    return {**document, "state": group.state, "type": kind or group.type or None}
 
 
 def describe_trouble(

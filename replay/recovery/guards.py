@@ -8,6 +8,7 @@ from typing import Any
 
 from backlog.config import Stream
 from backlog.errors import InvalidTransition, PlanStale, Refused
+from backlog.kafka.group_types import SHARE, read_group_type, say_why_not
 from backlog.values import Recovery, RecoveryState, Sample
 from monitoring.marks import is_missing
 from replay.recovery.identity import find_identity
@@ -40,6 +41,19 @@ def refuse_active(workspace: Workspace, stream: Stream) -> None:
                 subject=f"stream {stream.name}",
                 hint=f"finish it with `backlogctl run {other.id}`, or cancel it",
             )
+
+
+def refuse_group_type(workspace: Workspace, stream: Stream) -> None:
+    """Refuses groups that have no offsets to go by, or more than offsets."""
+    kind = read_group_type(workspace.properties(stream), stream.group)
+    if why := say_why_not(kind):
+        raise Refused(
+            f"it cannot be recovered: {why}",
+            subject=f"group {stream.group}",
+            hint="`kafka-share-groups.sh --describe` tells its lag"
+            if kind == SHARE
+            else "use the tools of Kafka Streams (`kafka-streams-application-reset.sh`)",
+        )
 
 
 def refuse_missing_group(workspace: Workspace, stream: Stream, sample: Sample) -> None:

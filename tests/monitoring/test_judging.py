@@ -297,3 +297,52 @@ def test_verdicts_are_ordered_from_good_to_bad() -> None:
     assert find_worst([]) is Verdict.OK
     assert find_worst([Verdict.WARN, Verdict.LOST, Verdict.LOSING]) is Verdict.LOST
     assert find_worst([Verdict.LAGGING, Verdict.OK]) is Verdict.LAGGING
+
+
+def test_what_retention_deletes_is_not_drained() -> None:
+    """The lag falls, and nobody reads."""
+    points = [
+        Point(-600.0 + 60 * n, low=1000 * n, committed=0, end=20_000, high=20_000)
+        for n in range(11)
+    ]
+    status = judge_partition(PartitionView(0, points, members=True))
+    assert status.lag == 10_000
+    assert status.seconds_to_drain is None
+
+
+def test_a_commit_that_skips_what_expired_reads_none_of_it() -> None:
+    """The log start overtakes the group, which is set to it each time."""
+    points = [
+        Point(-600.0 + 60 * n, low=1000 * n, committed=1000 * n, end=20_000, high=20_000)
+        for n in range(11)
+    ]
+    assert judge_partition(PartitionView(0, points, members=True)).seconds_to_drain is None
+
+
+def test_a_small_lag_that_stays_is_keeping_up() -> None:
+    """40 behind at 10 a second is the rhythm of commits, whichever way it wavers."""
+    lags = [47, 44, 46, 43, 45, 42, 44, 41, 43, 40, 40]
+    points = [
+        Point(
+            -600.0 + 60 * n,
+            low=0,
+            committed=600 * (n + 1) - lag,
+            end=600 * (n + 1),
+            high=600 * (n + 1),
+        )
+        for n, lag in enumerate(lags)
+    ]
+    status = judge_partition(PartitionView(0, points, members=True))
+    assert (status.lag, status.verdict) == (40, Verdict.OK)
+    assert status.seconds_to_drain is None
+
+
+def test_a_backlog_is_drained_at_the_rates_of_reading_and_writing() -> None:
+    points = [
+        Point(
+            -600.0 + 60 * n, low=0, committed=1800 * n, end=50_000 + 600 * n, high=50_000 + 600 * n
+        )
+        for n in range(11)
+    ]
+    status = judge_partition(PartitionView(0, points, members=True))
+    assert status.seconds_to_drain == pytest.approx((56_000 - 18_000) / 20)

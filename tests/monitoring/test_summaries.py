@@ -75,6 +75,18 @@ def test_what_goes_on_comes_before_what_is_lost() -> None:
 def test_one_partition_that_never_drains_leaves_no_time_for_all() -> None:
     stuck = replace(PART, verdict=Verdict.STALL, course=Verdict.STALL)
     assert summarize(LOSING, replace(stuck, partition=1)).seconds_to_drain is None
+    # Nor do the few of a partition that keeps up.
+    keeps_up = replace(
+        PART,
+        partition=1,
+        seconds_to_drain=None,
+        lag=90_000,
+        consumed_per_second=9000.0,
+        produced_per_second=9000.0,
+    )
+    assert summarize(LOSING, keeps_up).seconds_to_drain == 11_400.0
+    fine = replace(keeps_up, verdict=Verdict.OK, course=Verdict.OK)
+    assert summarize(fine).sentence == "orders: 90,000 behind, keeping up"
     # A few messages that come and go do not decide.
     small = replace(stuck, partition=1, lag=7)
     assert summarize(LOSING, small).seconds_to_drain == 11_400.0

@@ -55,7 +55,7 @@ from replay.kinds.expand.warnings import (
     warn_about_stream,
 )
 from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import check_denied, refuse_active, store_plan
+from replay.recovery.guards import check_denied, refuse_active, refuse_group_type, store_plan
 from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
 from replay.recovery.kind import Say, say_nothing
@@ -97,6 +97,7 @@ def plan_expand(
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
+    refuse_group_type(workspace, stream)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     rights = list_expanding(workspace.config, stream, recovery_id, None)
     told = require_rights(workspace, stream, rights)

@@ -24,7 +24,13 @@ from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
 from replay.kinds.rebuild.put_back import leave_out_put_back
 from replay.kinds.rebuild.rights import list_rebuilding
 from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import check_denied, refuse_active, refuse_missing_group, store_plan
+from replay.recovery.guards import (
+    check_denied,
+    refuse_active,
+    refuse_group_type,
+    refuse_missing_group,
+    store_plan,
+)
 from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
 from replay.recovery.kind import Say, say_nothing
@@ -85,6 +91,7 @@ def plan_rebuild(
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
+    refuse_group_type(workspace, stream)
     told = require_rights(workspace, stream, list_rebuilding(workspace.config, stream, None))
     say("looking at the topic")
     losses = observe_losses(workspace, stream, options, wants)
