@@ -372,7 +372,8 @@ def _insert_gap(
     connection: Connection, gap: Gap, start: int | None, end: int | None, now: datetime
 ) -> Gap:
     row: dict[str, Any] = {
-        "id": take_id(connection, "g", gap.detected_at),
+        # By the time of recording: ids are in that order, whenever a loss was seen.
+        "id": take_id(connection, "g", now),
         "stream": gap.stream,
         "cluster": gap.cluster,
         "topic": gap.topic,

@@ -38,8 +38,8 @@ def describe_body(recovery: Recovery, plan: Plan, told: Telling, page: str = "")
     lines = [("", reason) for reason in told.reasons]
     lines += [(action.verb, "; ".join(action.sentences)) for action in told.actions]
     lines += [(fact.name, fact.text) for fact in told.public_facts if fact.decides]
-    if others := told.say_others(""):
-        lines.append(("other groups on the topic", others))
+    if told.other_groups or told.others_unknown:
+        lines.append(("other groups on the topic", told.say_others()))
     if plan.origin is not None and plan.origin.note:
         lines.append(("note", plan.origin.note))
     parts.append("\n".join(f"- {_draw_line(*line)}" for line in lines))

@@ -159,6 +159,8 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
         raise KeyboardInterrupt
 
     losses = Losses(TOPIC, (gap,), {}, {}, TopicReaders({}), ())
+    monkeypatch.setattr(plans, "refuse_group_type", lambda *arguments: None)
+    monkeypatch.setattr(plans, "require_rights", lambda *arguments: [])
     monkeypatch.setattr(plans, "observe_losses", lambda *arguments: losses)
     monkeypatch.setattr(plans, "_compute_plan", compute)
     monkeypatch.setattr(plans, "read_manifest", lambda *arguments: Staged())
