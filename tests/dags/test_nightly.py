@@ -23,8 +23,8 @@ from tests.replay.shop import DONE, LOST, count_by_partition
 
 NIGHT = "nightly_backfill"
 RECOVER = "recover_backlog"
-# Shorter than the injection takes, and enough for Airflow and Spark to start.
-START_WITHIN = timedelta(seconds=40)
+# Shorter than the injection takes, and enough for Airflow and Spark to start: more at each try.
+START_WITHIN = tuple(timedelta(seconds=seconds) for seconds in (40, 45, 50, 55))
 # Of the plan before it, by a Spark that runs.
 PLAN_WITHIN = timedelta(seconds=12)
 CLOSED_FOR = timedelta(seconds=20)
@@ -181,15 +181,15 @@ def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
     A plan freezes its window: where a busy machine was too slow to start within it, another one is
     planned.
     """
-    for _ in range(4):
-        closes = datetime.now(ZoneInfo(MINUTE_ZONE)) + PLAN_WITHIN + START_WITHIN
+    for start_within in START_WITHIN:
+        closes = datetime.now(ZoneInfo(MINUTE_ZONE)) + PLAN_WITHIN + start_within
         reopens = closes + CLOSED_FOR
         window = {"from": f"{reopens:%T}", "to": f"{closes:%T}", "timezone": MINUTE_ZONE}
         slots.change_stream(shop.stream, off_peak=window)
         planned = plan(shop)
         assert planned.state is RecoveryState.APPROVED
         # Not so early that it is done before.
-        time.sleep(max(0.0, (closes - START_WITHIN - datetime.now(closes.tzinfo)).total_seconds()))
+        time.sleep(max(0.0, (closes - start_within - datetime.now(closes.tzinfo)).total_seconds()))
         run = airflow.trigger(NIGHT, {"streams": [shop.stream]})
         if begins(airflow, run, shop):
             return Crossing(run, planned)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from backlog.clock import utc_now
-from backlog.errors import LedgerError
+from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.ledger.burndown import BurndownSample
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
@@ -24,6 +24,7 @@ from monitoring.metrics.reference import render_reference
 from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.status import GroupStatus, PartitionStatus
 from monitoring.summaries import summarize_group
+from monitoring.unseen import Unseen
 from monitoring.verdicts import Verdict
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
@@ -202,7 +203,8 @@ def test_nothing_is_never_minus_nothing(ledger: Ledger) -> None:
 
 def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
     board = Board()
-    board.put_stream(make_status(stream="orders"))
+    blind = Unseen("retention", KafkaFailure("access denied", subject="topic orders"))
+    board.put_stream(replace(make_status(stream="orders"), unseen=(blind,)))
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
     board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
     record_all(ledger)
@@ -267,8 +269,9 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
     ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)
     ledger.leases.acquire(rebuild.id, owner or Owner.current(), timedelta(hours=1))
     ledger.recoveries.advance(rebuild.id, RecoveryState.RUNNING, "me")
-    for topic, until in (("orders", utc_now() - timedelta(hours=2)), ("bills", None)):
-        ledger.holds.begin(
+    topics = (("orders", utc_now() - timedelta(hours=2)), ("bills", None), ("undone", None))
+    for topic, until in topics:
+        hold = ledger.holds.begin(
             stream=topic,
             cluster="main",
             topic=topic,
@@ -279,6 +282,7 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
             until=until,
             actor="me",
         )
+        ledger.holds.note_in_force(hold.id, in_force=topic != "undone")
     return {"rebuild": rebuild.id, "expand": expand.id}
 
 

@@ -136,6 +136,7 @@ def test_a_rebuild_keeps_what_it_says(desk: Workspace) -> None:
     ]
     added = ("evidence", "uncertain", "displacement", "slots", "counts.outside", "partitions")
     assert differ(stored, plan.dump()) == {
+        "others_unknown",
         "outcome.proof.rate",
         "outcome.seconds",
         *(f"outcome.{name}" for name in added),
@@ -151,7 +152,12 @@ def test_an_expansion_keeps_what_it_says(desk: Workspace) -> None:
     assert (plan.partitions[2].committed, plan.partitions[2].oldest_unread_at) == (None, None)
     assert plan.hold.changes["retention.ms"].to == "-1"
     assert plan.off_peak is None
-    assert differ(stored, plan.dump()) == {"off_peak", "options.try_one", "tried"}
+    assert differ(stored, plan.dump()) == {
+        "off_peak",
+        "options.try_one",
+        "others_unknown",
+        "tried",
+    }
 
 
 def differ(before: Any, after: Any, at: str = "") -> set[str]:

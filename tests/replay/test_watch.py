@@ -97,7 +97,7 @@ def test_watch_serves_what_it_saw(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     observe(monkeypatch, [True])
-    nothing_near = SimpleNamespace(partitions=())
+    nothing_near = SimpleNamespace(partitions=(), unseen=())
     monkeypatch.setattr(watcher, "assess_now", lambda *_, **__: nothing_near)
     stored = (make_observation("orders").sample,)
     monkeypatch.setattr(watcher, "read_timeline", lambda *_: stored)
