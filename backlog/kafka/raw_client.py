@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from backlog.kafka.clients import Properties, find_addresses
 
 Result = TypeVar("Result")
 
+_PAUSE = 0.2
 _SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
 _NAMES: Mapping[str, str] = {
     "sasl.username": "sasl_plain_username",
@@ -108,11 +110,24 @@ class RawClient:
         return [broker.node_id for broker in self.admin._manager.cluster.brokers()]
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]], limit: Deadline) -> Result:
-        """Runs a coroutine that sends requests.
+        """Runs a coroutine that sends requests; what a broker refuses only for now is tried again.
 
         Raises:
+            BrokerResponseError: a broker refused, or still does at the end of the limit.
             TimeoutError: it was not through in time; close the client then.
         """
+        from kafka.errors import BrokerResponseError
+
+        while True:
+            try:
+                return self._run_once(work, limit)
+            except BrokerResponseError as error:
+                # Such as a coordinator that is loading after a start of its broker.
+                if not error.retriable or limit.remaining() <= _PAUSE:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _run_once(self, work: Callable[[], Coroutine[Any, Any, Result]], limit: Deadline) -> Result:
         done = threading.Event()
         future = self.admin._manager.call_soon(work)
         future.add_both(lambda _: done.set())

@@ -9,7 +9,6 @@ DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS).
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,9 +98,6 @@ _BINDING_TYPES = {
     Resource.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
 }
 _SECONDS = 30.0
-_PAUSE = 0.2
-_COORDINATOR_LOADING, _COORDINATOR_AWAY, _NOT_COORDINATOR = 14, 15, 16
-_TRANSIENT = (_COORDINATOR_LOADING, _COORDINATOR_AWAY, _NOT_COORDINATOR)
 _TOPIC_DENIED, _GROUP_DENIED, _ID_DENIED = 29, 30, 53
 _NO_PRODUCER = 2**63 - 1
 # By resource and name: the operations allowed; None where the broker does not tell.
@@ -212,11 +208,13 @@ def _ask_all(client: RawClient, rights: Sequence[Right], limit: Deadline) -> _Al
     if topics := names[Resource.TOPIC]:
         for name, found in client.run(lambda: _ask_topics(client, topics), limit).items():
             allowed[Resource.TOPIC, name] = found
+    coordinators = Coordinators(client)
     for name in names[Resource.GROUP]:
-        allowed[Resource.GROUP, name] = _ask_group(client, name, limit)
+        ask = partial(_ask_group, client, coordinators, name)
+        allowed[Resource.GROUP, name] = client.run(ask, limit)
     for name in names[Resource.TRANSACTIONAL_ID]:
-        ask = partial(_ask_transactional_id, client, name)
-        allowed[Resource.TRANSACTIONAL_ID, name] = client.run(ask, limit)
+        ask_id = partial(_ask_transactional_id, client, name)
+        allowed[Resource.TRANSACTIONAL_ID, name] = client.run(ask_id, limit)
     return allowed
 
 
@@ -246,21 +244,10 @@ async def _ask_topics(
     }
 
 
-def _ask_group(client: RawClient, name: str, limit: Deadline) -> Collection[Operation] | None:
-    coordinators = Coordinators(client)
-    while True:
-        code, found = client.run(lambda: _describe_group(client, coordinators, name), limit)
-        if code not in _TRANSIENT or limit.expired:
-            return () if code == _GROUP_DENIED else found
-        # The broker makes the topic of commits when it is asked for the first time.
-        coordinators.forget([name])
-        time.sleep(limit.remaining(_PAUSE))
-
-
-async def _describe_group(
+async def _ask_group(
     client: RawClient, coordinators: Coordinators, name: str
-) -> tuple[int, Collection[Operation] | None]:
-    """An error code, and what is allowed where there is none."""
+) -> Collection[Operation] | None:
+    from kafka.errors import for_code
     from kafka.protocol.admin import DescribeGroupsRequest
 
     nodes, code = await coordinators.find([name])
@@ -270,8 +257,14 @@ async def _describe_group(
             groups=[name], include_authorized_operations=True, min_version=3, max_version=5
         )
         (answer,) = (await client.send(request, node)).groups
-        return answer.error_code, None if answer.error_code else _take(answer)
-    return code, None
+        code = answer.error_code
+        if not code:
+            return _take(answer)
+    if code == _GROUP_DENIED:
+        return ()
+    coordinators.forget([name])
+    # The broker makes the topic of commits when it is asked for the first time: asked again.
+    raise for_code(code)()
 
 
 async def _ask_transactional_id(client: RawClient, name: str) -> Collection[Operation]:

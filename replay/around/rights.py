@@ -98,8 +98,8 @@ def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]
         raise Refused(
             f"the tool misses {format_plural(len(needed), 'right')}: {describe_rights(needed)}",
             subject=f"stream {stream.name}",
-            hint="nothing was changed; who administers the cluster grants them with\n  "
-            + "\n  ".join(lines),
+            # A run may have begun earlier: what it changed then stands in `standing`.
+            hint="who administers the cluster grants them with\n  " + "\n  ".join(lines),
         )
     warnings = [
         f"the tool may not {right} (to {right.purpose}): what needs that stays unknown"

@@ -69,8 +69,8 @@ KINDS = (
     Kind("night-asked", 1, {"approval": "named"}, zone=NIGHT_ZONE),
     Kind("night-broken", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
     Kind("night-later", 1, {"approval": "auto"}, zone=NIGHT_ZONE, opens=8),
-    # Of 45 seconds: its window closes in the middle.
-    Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 2}}, zone=MINUTE_ZONE),
+    # Of 90 seconds: its window closes in the middle, however soon it began.
+    Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 1}}, zone=MINUTE_ZONE),
     Kind("planned", 2, {"approval": "named", "auto_plan": True}),
     Kind("gone", 1, {"cluster": "gone"}, source=False),
     Kind("expand", 10, {"approval": "named"}, source=False, consumers=True),

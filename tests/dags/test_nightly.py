@@ -23,8 +23,8 @@ from tests.replay.shop import DONE, LOST, count_by_partition
 
 NIGHT = "nightly_backfill"
 RECOVER = "recover_backlog"
-# Shorter than the injection takes, and enough for Airflow and Spark to start: more at each try.
-START_WITHIN = tuple(timedelta(seconds=seconds) for seconds in (40, 45, 50, 55))
+# Shorter than the injection takes, and enough for Airflow and Spark to start on a busy machine.
+START_WITHIN = tuple(timedelta(seconds=seconds) for seconds in (60, 75))
 # Of the plan before it, by a Spark that runs.
 PLAN_WITHIN = timedelta(seconds=12)
 CLOSED_FOR = timedelta(seconds=20)

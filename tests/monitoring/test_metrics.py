@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from backlog.clock import utc_now
 from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
-from backlog.ledger.burndown import BurndownSample
-from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
+from backlog.values import GapState, RecoveryState
 from monitoring.board import Board, ClusterPass, TopicPartitionState
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
@@ -28,6 +27,7 @@ from monitoring.unseen import Unseen
 from monitoring.verdicts import Verdict
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
+from tests.monitoring.recorded import record_all
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALL: tuple[Family, ...] = ("kafka_exporter", "kafka_lag_exporter")
@@ -232,58 +232,6 @@ def test_any_label_value_reads_back(value: str) -> None:
         (family,) = text_string_to_metric_families(text)
         assert family.samples[0].labels == {"label": value}
     assert text.count("\n") == 1
-
-
-def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
-    """Gaps, a rebuild with a runner, an expansion, and holds; returns ids."""
-    gap = Gap(
-        id="",
-        stream="orders",
-        cluster="main",
-        topic="orders",
-        group="service",
-        topic_id="id",
-        partition=0,
-        start=10,
-        end=40,
-        cause=Cause.EXPIRED,
-        certainty=Certainty.EXACT,
-        state=GapState.OPEN,
-        first_time=None,
-        last_time=None,
-        detected_at=utc_now(),
-    )
-    kept = ledger.gaps.record(gap)
-    ledger.gaps.record(replace(gap, partition=1, start=0, end=5))
-    plan = {"outcome": {"counts": {"rebuilt": 40, "quarantined": 3}}}
-    rebuild = ledger.recoveries.create(
-        "rebuild", "orders", "main", "orders", "service", plan, "h", [kept.id], "me",
-        stops_consumers=False, holds_when_failed=False,
-    )  # fmt: skip
-    expand = ledger.recoveries.create(
-        "expand", "bills", "main", "bills", "biller", {}, "h", [], "me",
-        stops_consumers=True, holds_when_failed=True,
-    )  # fmt: skip
-    ledger.burndown.add(BurndownSample(expand.id, utc_now(), "relay", 50, 10, 60, 40, 3))
-    later = utc_now() + timedelta(hours=1)
-    ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)
-    ledger.leases.acquire(rebuild.id, owner or Owner.current(), timedelta(hours=1))
-    ledger.recoveries.advance(rebuild.id, RecoveryState.RUNNING, "me")
-    topics = (("orders", utc_now() - timedelta(hours=2)), ("bills", None), ("undone", None))
-    for topic, until in topics:
-        hold = ledger.holds.begin(
-            stream=topic,
-            cluster="main",
-            topic=topic,
-            topic_id="id",
-            holder="operator",
-            old={"retention.ms": None},
-            raised={"retention.ms": "-1"},
-            until=until,
-            actor="me",
-        )
-        ledger.holds.note_in_force(hold.id, in_force=topic != "undone")
-    return {"rebuild": rebuild.id, "expand": expand.id}
 
 
 def test_the_ledgers_figures(ledger: Ledger) -> None:

@@ -394,7 +394,6 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
     )
     assert all(own_kafka.bootstrap in line for line in away[::2])
     assert set(away[1::2]) == {"cluster main: answers again"}
-    # A coordinator that is young may not answer for its groups at once.
     rest = [line for line in said if line not in away]
     assert set(rest[1::2]) <= {"stream orders: answers again"}
     assert len(rest) % 2 == 0

@@ -24,12 +24,7 @@ from rich.console import Console
 from backlog import crashpoints
 from backlog.clock import utc_now
 from backlog.config import load_config
-from backlog.kafka.admin import (
-    committed_offsets,
-    describe_group_state,
-    list_offsets,
-    set_group_offsets,
-)
+from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_producer
 from backlog.values import Recovery
 from fanout.launchers import Launcher, ProcessLauncher, Role
@@ -137,13 +132,15 @@ class World:
     def find_rest(self) -> int:
         """What the original group has not read."""
         numbers = range(PARTITIONS)
-        done = committed_offsets(self.properties, self.group, self.topic, numbers)
-        ends = list_offsets(self.properties, self.topic, numbers, "latest")
+        done = verbs.committed_offsets(self.properties, self.group, self.topic, numbers)
+        ends = verbs.list_offsets(self.properties, self.topic, numbers, "latest")
         return sum(ends[number] - (done[number] or 0) for number in numbers)
 
     def find_members(self) -> set[str]:
         """Client ids in the original group."""
-        return {m.client_id for m in describe_group_state(self.properties, self.group).members}
+        return {
+            m.client_id for m in verbs.describe_group_state(self.properties, self.group).members
+        }
 
     def list_copied(self) -> set[tuple[str, int]]:
         """What the temporary topic held before it was deleted."""
@@ -242,8 +239,8 @@ class World:
         """As `kafka-consumer-groups --reset-offsets` does it, once the group is empty."""
         numbers = range(PARTITIONS)
         wait_until(lambda: not self.find_members(), what="the group is empty")
-        wanted = list_offsets(self.properties, self.topic, numbers, spec)
-        set_group_offsets(self.properties, self.group, self.topic, wanted)
+        wanted = verbs.list_offsets(self.properties, self.topic, numbers, spec)
+        verbs.set_group_offsets(self.properties, self.group, self.topic, wanted)
         return wanted
 
     # The recovery.

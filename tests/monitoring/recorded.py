@@ -1,0 +1,63 @@
+"""A ledger with one of each: gaps, a rebuild with a runner, an expansion, and holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from backlog.clock import utc_now
+from backlog.ledger import Ledger, Owner
+from backlog.ledger.burndown import BurndownSample
+from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
+
+
+def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
+    """Gaps, a rebuild with a runner, an expansion, and holds; returns ids."""
+    gap = Gap(
+        id="",
+        stream="orders",
+        cluster="main",
+        topic="orders",
+        group="service",
+        topic_id="id",
+        partition=0,
+        start=10,
+        end=40,
+        cause=Cause.EXPIRED,
+        certainty=Certainty.EXACT,
+        state=GapState.OPEN,
+        first_time=None,
+        last_time=None,
+        detected_at=utc_now(),
+    )
+    kept = ledger.gaps.record(gap)
+    ledger.gaps.record(replace(gap, partition=1, start=0, end=5))
+    plan = {"outcome": {"counts": {"rebuilt": 40, "quarantined": 3}}}
+    rebuild = ledger.recoveries.create(
+        "rebuild", "orders", "main", "orders", "service", plan, "h", [kept.id], "me",
+        stops_consumers=False, holds_when_failed=False,
+    )  # fmt: skip
+    expand = ledger.recoveries.create(
+        "expand", "bills", "main", "bills", "biller", {}, "h", [], "me",
+        stops_consumers=True, holds_when_failed=True,
+    )  # fmt: skip
+    ledger.burndown.add(BurndownSample(expand.id, utc_now(), "relay", 50, 10, 60, 40, 3))
+    later = utc_now() + timedelta(hours=1)
+    ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)
+    ledger.leases.acquire(rebuild.id, owner or Owner.current(), timedelta(hours=1))
+    ledger.recoveries.advance(rebuild.id, RecoveryState.RUNNING, "me")
+    topics = (("orders", utc_now() - timedelta(hours=2)), ("bills", None), ("undone", None))
+    for topic, until in topics:
+        hold = ledger.holds.begin(
+            stream=topic,
+            cluster="main",
+            topic=topic,
+            topic_id="id",
+            holder="operator",
+            old={"retention.ms": None},
+            raised={"retention.ms": "-1"},
+            until=until,
+            actor="me",
+        )
+        ledger.holds.note_in_force(hold.id, in_force=topic != "undone")
+    return {"rebuild": rebuild.id, "expand": expand.id}
