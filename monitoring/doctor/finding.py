@@ -47,13 +47,23 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.check in CATALOGUE, self.check
 
+    @property
+    def why(self) -> str:
+        """Why it matters."""
+        return CATALOGUE[self.check].why
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether it loses messages or stops a recovery."""
+        return self.level in (Level.LOSES, Level.STOPS)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "check": self.check,
             "level": str(self.level),
             "subject": self.subject,
             "found": self.found,
-            "why": CATALOGUE[self.check].why,
+            "why": self.why,
             "mend": self.mend,
             "commands": list(self.commands),
             "page": f"docs/doctor.md#{self.check}",
@@ -93,7 +103,7 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def choose_exit_code(findings: Iterable[Finding]) -> int:
     """0 well, 1 something loses messages or stops a recovery, 2 cannot tell."""
-    levels = {one.level for one in findings}
-    if levels & {Level.LOSES, Level.STOPS}:
+    found = list(findings)
+    if any(one.needs_somebody for one in found):
         return 1
-    return 2 if Level.UNKNOWN in levels else 0
+    return 2 if any(one.level is Level.UNKNOWN for one in found) else 0

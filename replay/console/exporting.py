@@ -21,6 +21,7 @@ from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.observing import measure_skew
 from monitoring.sampler import StreamLike
 from monitoring.watcher import OnOutage
+from replay.console.checkups import Checkups
 from replay.console.page.app import make_page
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts
 from replay.console.server.app import make_app
@@ -88,6 +89,8 @@ def open_exporter(
             threads.append(sampler.thread)
             stack.enter_context(sampler)
             samplers.append(sampler)
+        checkups = stack.enter_context(Checkups(workspace, board))
+        threads.append(checkups.thread)
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:
             stack.callback(sampler.stop)
