@@ -123,16 +123,13 @@ def read_brokers(admin: Admin, limit: Deadline) -> Brokers:
     subject, doing = "the cluster", "read the brokers' settings"
     future = ask(admin, admin.describe_cluster, subject, "list the brokers", limit)
     nodes = wait_for(admin, future, subject, "list the brokers", limit).nodes
-    resources = [ConfigResource(ResourceType.BROKER, str(node.id)) for node in nodes]
-    futures = ask(admin, admin.describe_configs, subject, doing, limit, resources)
-    settings = {
-        int(resource.name): {
-            name: entry.value
-            for name, entry in wait_for(admin, one, subject, doing, limit).items()
-            if entry.value is not None
-        }
-        for resource, one in futures.items()
-    }
+    settings: dict[int, dict[str, str]] = {}
+    for node in nodes:
+        # Each broker tells its own: librdkafka takes one of them in a request.
+        resource = ConfigResource(ResourceType.BROKER, str(node.id))
+        futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
+        entries = wait_for(admin, futures[resource], subject, doing, limit)
+        settings[node.id] = {n: e.value for n, e in entries.items() if e.value is not None}
     return Brokers({node.id: node.rack or "" for node in nodes}, settings)
 
 

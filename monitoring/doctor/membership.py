@@ -67,7 +67,7 @@ def judge_members(
     if not state.members or state.state != "stable":
         return
     subject, count = f"group {group}", len(topic.partitions)
-    work = {one: sum(map(len, one.partitions.values())) for one in state.members}
+    work = sorted(sum(map(len, one.partitions.values())) for one in state.members)
     ours = {number for one in state.members for number in one.partitions.get(topic.name, ())}
     if missing := sorted(set(topic.partitions) - ours):
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
@@ -79,15 +79,14 @@ def judge_members(
             "check that every member subscribes to the topic; consumers that assign partitions "
             "themselves must name all of them",
         )
-    idle = [one for one, number in work.items() if not number]
-    if idle:
+    if idle := work.count(0):
         yield Finding(
             *("idle-members", Level.WARNS, subject),
-            f"{len(idle)} of {format_plural(len(state.members), 'member')} have no partition: "
+            f"{idle} of {format_plural(len(state.members), 'member')} have no partition: "
             f"{topic.name} has {count}",
             f"{count} consumers are enough; more for a time is what `plan expand` is for",
         )
-    counts = sorted(number for number in work.values() if number)
+    counts = work[idle:]
     # One more than another is what cannot be shared evenly.
     if counts and counts[-1] > counts[0] + 1 and counts[-1] >= 2 * counts[0]:
         yield Finding(

@@ -67,7 +67,7 @@ def judge_segments(
     if rate and size:
         spans.append(size / rate)
     span = min(spans)
-    if span * 1000 > keep / 2:
+    if span * 1000 > keep:
         yield Finding(
             *("segments", Level.WARNS, topic.subject),
             f"a segment holds up to {format_duration(span)} and retention is "

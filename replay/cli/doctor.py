@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replay.cli.shared import Session, mask_document, verb
+from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking
 
 if TYPE_CHECKING:
     from replay.around.doctor.examining import Examination
@@ -27,6 +28,10 @@ def examine(
             metavar="FILE",
         ),
     ] = None,
+    bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
+    group: Group = None,
+    topic: Topic = None,
 ) -> None:
     """Show what would lose messages or stop a recovery, worst first. Changes nothing.
 
@@ -39,8 +44,11 @@ def examine(
     if client is not None:
         found.append(_examine_client(client))
     # A file can be judged without a cluster.
-    if client is None or streams:
-        found += _examine_streams(session, streams or [])
+    if client is None or streams or bootstrap or cluster:
+        workspace, unopened = _open(
+            session, lambda: open_for_looking(session, bootstrap, cluster, group, topic)
+        )
+        found += _examine_streams(session, workspace, streams or [], unopened)
     document = mask_document(describe_examinations(found))
     session.emit(document, lambda console: print_examinations(console, document))
     if document["result"]:
@@ -56,11 +64,12 @@ def _examine_client(path: Path) -> Examination:
     return Examination("client", str(path), sort_findings(judge_client(read_client_file(path))))
 
 
-def _examine_streams(session: Session, names: Sequence[str]) -> list[Examination]:
+def _examine_streams(
+    session: Session, workspace: Workspace, names: Sequence[str], unopened: Examination | None
+) -> list[Examination]:
     from replay.around.doctor.examining import examine_stream, examine_tool
     from replay.around.observation import choose_streams
 
-    workspace, unopened = _open(session)
     chosen = choose_streams(workspace.config, names)
     found = [examine_tool(workspace, chosen)] if unopened is None else [unopened]
     for stream in chosen:
@@ -69,19 +78,21 @@ def _examine_streams(session: Session, names: Sequence[str]) -> list[Examination
     return found
 
 
-def _open(session: Session) -> tuple[Workspace, Examination | None]:
+def _open(
+    session: Session, open_workspace: Callable[[], Workspace]
+) -> tuple[Workspace, Examination | None]:
     """Where the ledger cannot be opened, that is a finding, and the rest is judged without it."""
     from backlog.errors import LedgerError
     from monitoring.doctor.finding import Finding, Level
     from replay.around.doctor.examining import Examination
-    from replay.opening import open_workspace
+    from replay.opening import open_workspace as open_passing
 
     try:
-        return session.open_workspace(), None
+        return open_workspace(), None
     except LedgerError as error:
         finding = Finding(
             *("ledger", Level.STOPS, error.subject or "the ledger", error.message),
             error.hint or "check `ledger` in the configuration",
         )
-        workspace = open_workspace(session.load_config(), passing=True)
+        workspace = open_passing(session.load_config(), passing=True)
         return workspace, Examination("tool", "", (finding,))
