@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from monitoring.doctor.catalogue import CATALOGUE, Room
@@ -29,7 +30,7 @@ YAML or properties. What the file leaves out counts with the default of its clie
 
 Without a configuration file: `backlogctl doctor --bootstrap HOST:PORT --group GROUP`.
 
-What it needs to read beyond `see`: `DescribeConfigs` on the cluster (docs/permissions.md, `doctor`).
+Beyond `see` it needs `DescribeConfigs` on the cluster (docs/permissions.md, `doctor`).
 Without it the checks that need the brokers' settings are `unknown`.
 
 What it does not see: settings of clients that are given no file, quotas, the disks of the brokers
@@ -54,4 +55,4 @@ def _render_checks(room: Room) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(render_page(), end="")
+    sys.stdout.write(render_page())

@@ -25,7 +25,7 @@ from replay.console.checkups import Checkups
 from replay.console.page.app import make_page
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts
 from replay.console.server.app import make_app
-from replay.console.server.health import Doctor
+from replay.console.server.health import HealthCheck
 from replay.console.server.listening import Server, bind_address
 from replay.recovery.workspace import Workspace
 
@@ -62,7 +62,7 @@ def open_exporter(
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
     samplers: list[GroupSampler] = []
-    doctor = Doctor(
+    health_check = HealthCheck(
         board,
         scrape.ledger,
         config.watch.interval,
@@ -79,7 +79,7 @@ def open_exporter(
     )
     with ExitStack() as stack:
         watch = config.watch
-        app: ASGIApp = make_app(scrape, doctor, page)
+        app: ASGIApp = make_app(scrape, health_check, page)
         if watch.token_file is not None:
             app = TokenGuard(app, watch.token_file)
         app = HostGuard(app, find_hosts(watch.url, watch.hosts))

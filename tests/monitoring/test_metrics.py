@@ -16,7 +16,8 @@ from backlog.clock import utc_now
 from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.values import GapState, RecoveryState
-from monitoring.board import Board, ClusterPass, TopicPartitionState
+from monitoring.board import Board, Checkup, ClusterPass, MemberLook, TopicPartitionState
+from monitoring.doctor.finding import Finding, Level
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
 from monitoring.metrics.reference import render_reference
@@ -205,6 +206,9 @@ def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
     board = Board()
     blind = Unseen("retention", KafkaFailure("access denied", subject="topic orders"))
     board.put_stream(replace(make_status(stream="orders"), unseen=(blind,)))
+    board.put_members("orders", (MemberLook("worker-1", "/10.0.0.7", (0, 1), utc_now()),))
+    finding = Finding("flush", Level.WARNS, "topic orders", "3 replicas, and flush.ms 1", "")
+    board.put_checkup("orders", Checkup(utc_now(), (finding,)))
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
     board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
     record_all(ledger)
