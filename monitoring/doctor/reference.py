@@ -33,6 +33,8 @@ Without a configuration file: `backlogctl doctor --bootstrap HOST:PORT --group G
 Beyond `see` it needs `DescribeConfigs` on the cluster (docs/permissions.md, `doctor`).
 Without it the checks that need the brokers' settings are `unknown`.
 
+![The page of a stream: its members, and what the doctor found](img/page-doctor.png)
+
 What it does not see: settings of clients that are given no file, quotas, the disks of the brokers
 (docs/alerts.md has those), and whatever happens after the look.
 """
