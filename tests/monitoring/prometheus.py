@@ -27,11 +27,11 @@ def find_program(name: str) -> str:
     return found
 
 
-def run_promtool(*words: str | Path, input: str = "") -> subprocess.CompletedProcess[str]:
+def run_promtool(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs promtool; its input and output are text."""
     command = [find_program("promtool"), *map(str, words)]
     return subprocess.run(
-        command, input=input, capture_output=True, text=True, timeout=240, check=False
+        command, input=stdin, capture_output=True, text=True, timeout=240, check=False
     )
 
 

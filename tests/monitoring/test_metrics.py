@@ -218,8 +218,8 @@ def fill_board() -> Board:
 
 def test_promtool_accepts_every_name_but_two_of_another_exporter(ledger: Ledger) -> None:
     record_all(ledger)
-    done = run_promtool("check", "metrics", input=scrape_recorded(ledger, fill_board()).text)
-    told = [line.partition(" ")[0] for line in done.stdout.splitlines()]
+    done = run_promtool("check", "metrics", stdin=scrape_recorded(ledger, fill_board()).text)
+    told = [line.partition(" ")[0] for line in (done.stdout + done.stderr).splitlines()]
     assert told == ["kafka_consumergroup_current_offset_sum", "kafka_consumergroup_lag_sum"]
 
 
