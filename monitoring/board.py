@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from monitoring.status import GroupStatus
+from monitoring.unseen import Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ClusterPass:
     """One pass over all groups of a cluster.
 
     `left_out` counts partitions of groups that are beyond `watch.max_partitions`; `unreadable`
-    counts groups whose commits could not be read.
+    counts groups whose commits could not be read; `unseen` is what may not be read of the cluster.
     """
 
     cluster: str
@@ -40,6 +41,7 @@ class ClusterPass:
     brokers: int = 0
     left_out: int = 0
     unreadable: int = 0
+    unseen: tuple[Unseen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
