@@ -101,7 +101,8 @@ def watch_streams(
             if on_error is not None:
                 on_error(stream, error)
         if utc_now() >= thin_at:
-            thin_at = utc_now() + THIN_EVERY
+            # What is remembered between two of these is short beside the horizon.
+            thin_at = utc_now() + min(THIN_EVERY, horizon)
             try:
                 ledger.samples.thin(utc_now(), horizon)
                 ledger.bookmarks.thin(utc_now(), horizon)
