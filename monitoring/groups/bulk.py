@@ -25,7 +25,7 @@ from backlog.clock import Deadline
 from backlog.errors import ConfigurationError
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
-from backlog.kafka.group_types import list_groups, name_type
+from backlog.kafka.group_types import list_groups, name_state, name_type
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlog.kafka.rights import Operation, ask_cluster
@@ -42,6 +42,7 @@ _COORDINATOR_TRIES = 2
 _TOPIC_RESOURCE = 2
 # Share groups have no committed offsets; what is empty is from before groups had a type.
 _TYPES = ("", "classic", "consumer", "streams")
+_PROTOCOLS = ("", "consumer", "streams")
 _RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy")
 
 
@@ -166,9 +167,8 @@ class BulkReader:
     async def _list_groups(self) -> list[ListedGroup]:
         found: dict[str, ListedGroup] = {}
         for group in await list_groups(self._raw):
-            if name_type(group) in _TYPES and group.protocol_type in ("", "consumer"):
-                state = (getattr(group, "group_state", "") or "").lower()
-                found[group.group_id] = ListedGroup(group.group_id, state)
+            if name_type(group) in _TYPES and group.protocol_type in _PROTOCOLS:
+                found[group.group_id] = ListedGroup(group.group_id, name_state(group))
         return [found[name] for name in sorted(found)]
 
     async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
