@@ -22,7 +22,7 @@ _SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class SharePartition:
-    """`start` and `lag` are None where the broker does not know them; `lag` needs Kafka 4.2."""
+    """`start` and `lag` are None where the broker does not tell them; `lag` came with KIP-1226."""
 
     topic: str
     partition: int
