@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets, TopicLayout
-from monitoring.lag import TopicOffset
+from monitoring.lag import EmptyReading, TopicOffset
 
 
 @dataclass
@@ -35,6 +35,9 @@ class Figures:
 
     def step(self) -> None:
         self.passed += 1
+
+    def may_list_all(self) -> bool | None:
+        return True
 
     def list_groups(self) -> Sequence[ListedGroup]:
         return [ListedGroup(f"group-{number:04}", "stable") for number in range(self.groups)]
@@ -70,8 +73,8 @@ class Figures:
         return np.full(self.partitions, 1_000_000 + 1000 * self.passed, np.int64)
 
 
-def read_no_tails(places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]:
-    return dict.fromkeys(((topic, number) for topic, number, _ in places), False)
+def read_no_tails(places: Sequence[TopicOffset]) -> EmptyReading:
+    return EmptyReading({(topic, number): False for topic, number, _ in places})
 
 
 def make_groups(bootstrap: str, groups: int, partitions: int, topics: int) -> None:

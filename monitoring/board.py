@@ -11,6 +11,7 @@ from typing import Any
 
 from monitoring.doctor.finding import Finding
 from monitoring.status import GroupStatus
+from monitoring.unseen import Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ClusterPass:
     """One pass over all groups of a cluster.
 
     `left_out` counts partitions of groups that are beyond `watch.max_partitions`; `unreadable`
-    counts groups whose commits could not be read.
+    counts groups whose commits could not be read; `unseen` is what may not be read of the cluster.
     """
 
     cluster: str
@@ -41,6 +42,7 @@ class ClusterPass:
     brokers: int = 0
     left_out: int = 0
     unreadable: int = 0
+    unseen: tuple[Unseen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
+from backlog.kafka.group_types import SHARE
 from backlog.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
 from monitoring.marks import (
     SETTLE_JUMP,
@@ -149,8 +150,9 @@ def _judge_no_commit(
             Certainty.REPORTED,
             f"the group had committed {old.committed} and has no offset now",
         )
-    elif part.high == 0 or marks.earlier_topic_id:
-        # Never written: nothing can be lost. Recreated: reported with that cause already.
+    elif part.high == 0 or marks.earlier_topic_id or current.group_state == SHARE:
+        # Never written: nothing can be lost. Recreated: reported with that cause already. A share
+        # group never commits.
         return
     elif is_missing(current):
         # A name that was mistyped must leave nothing on record; said once, not by partition.

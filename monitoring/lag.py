@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from backlog.clock import Deadline
+from backlog.errors import BacklogError
 from backlog.kafka.clients import Properties, make_consumer
 from backlog.kafka.errors import is_retriable, translate, unwrap
 from backlog.values import Gap, GapState, PartitionSample, Sample
@@ -18,6 +20,19 @@ TAIL_AT_MOST = 2
 TopicOffset = tuple[str, int, int]
 # The plan of an expansion measures the group's speed over the samples of this window.
 RATE_WINDOW = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyReading:
+    """Which places were found to hold no data.
+
+    Attributes:
+        found: by topic and partition, whether no data lies there; those not found out are missing.
+        denied: by topic why it may not be read.
+    """
+
+    found: Mapping[tuple[str, int], bool] = field(default_factory=dict)
+    denied: Mapping[str, BacklogError] = field(default_factory=dict)
 
 
 def find_end(part: PartitionSample, isolation: str) -> int:
@@ -39,8 +54,9 @@ def read_tails(
     sample: Sample,
     isolation: str,
     deadline: Deadline | None = None,
-) -> frozenset[int]:
-    """Partitions whose small lag (at most 2) holds no data, only control or aborted records.
+) -> EmptyReading:
+    """Of the partitions whose lag is small (at most 2), whether it holds no data, only control or
+    aborted records.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
@@ -51,8 +67,7 @@ def read_tails(
         if part.committed is not None and 0 < (count_lag(part, isolation) or 0) <= TAIL_AT_MOST
     ]
     subject = f"topic {sample.topic}"
-    found = read_empty(properties, places, deadline or Deadline(10.0), subject, isolation)
-    return frozenset(partition for (_, partition), empty in found.items() if empty)
+    return read_empty(properties, places, deadline or Deadline(10.0), subject, isolation)
 
 
 def read_empty(
@@ -61,19 +76,19 @@ def read_empty(
     limit: Deadline,
     subject: str,
     isolation: str = "read_committed",
-) -> dict[tuple[str, int], bool]:
+) -> EmptyReading:
     """By topic and partition whether no data lies at the offset or above.
 
-    What is not found out within the limit, or may not be read, is left out. Of each partition only
-    one place is read.
+    What is not found out within the limit is left out. Of each partition only one place is read.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
     starts = {(topic, partition): offset for topic, partition, offset in places}
     if not starts:
-        return {}
+        return EmptyReading()
     found: dict[tuple[str, int], bool] = {}
+    denied: dict[str, BacklogError] = {}
     undecided = set(starts)
     consumer = make_consumer(
         properties,
@@ -100,12 +115,14 @@ def read_empty(
                 found[topic, partition] = error is not None
             elif error.code() == KafkaError._TRANSPORT or is_retriable(error):
                 continue
+            elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                denied[topic] = translate(error, f"topic {topic}", "read the tail")
             undecided.discard((topic, partition))
     except KafkaException as error:
         raise translate(unwrap(error) or error, subject, "read the tail") from error
     finally:
         consumer.close()
-    return found
+    return EmptyReading(found, denied)
 
 
 def read_size_limit(config: Mapping[str, str]) -> int | None:

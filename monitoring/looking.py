@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -108,10 +107,7 @@ def assess_now(
     if config is not None:
         note_holds(ledger, sample, config)
     around = _describe_stream(stream, _find_retention(config))
-    tails: frozenset[int] = frozenset()
-    with suppress(BacklogError):  # without it a reader one control record behind shows as lag
-        within = Deadline(limit.remaining(PEEK_SECONDS))
-        tails = read_tails(properties, sample, stream.isolation, within)
+    tails = _read_tails(properties, stream, sample, limit, unseen)
     remembered = {} if empty_tails is None else empty_tails
     for part in sample.partitions:
         if part.partition in tails and part.committed is not None:
@@ -185,6 +181,25 @@ def _read_settings(
             raise
         unseen.append(Unseen("retention", error))
         return None
+
+
+def _read_tails(
+    properties: Properties,
+    stream: StreamLike,
+    sample: Sample,
+    limit: Deadline,
+    unseen: list[Unseen],
+) -> frozenset[int]:
+    """Partitions whose small lag holds no data; without it a reader one control record behind
+    shows as lag, and so it does where it cannot be read, which is said."""
+    try:
+        within = Deadline(limit.remaining(PEEK_SECONDS))
+        reading = read_tails(properties, sample, stream.isolation, within)
+    except BacklogError as error:
+        unseen.append(Unseen("tails", error))
+        return frozenset()
+    unseen += [Unseen("tails", error) for error in reading.denied.values()]
+    return frozenset(partition for (_, partition), empty in reading.found.items() if empty)
 
 
 def _find_retention(config: Mapping[str, str] | None) -> Retention:

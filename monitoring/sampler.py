@@ -16,6 +16,8 @@ from backlog.kafka.admin import (
     read_topic_id,
 )
 from backlog.kafka.calls import Connection, connect
+from backlog.kafka.clients import Admin
+from backlog.kafka.group_types import SHARE, GroupListing, read_group_listing
 from backlog.values import PartitionSample, Sample
 
 TRIES = 5
@@ -63,7 +65,7 @@ def take_sample(
     topic, group = stream.topic, stream.group
     for tried in range(1, TRIES + 1):
         # Who is in the group comes first: one that joins later cannot make it look deserted.
-        state = read_group_state(admin, group, limit).state
+        state = _read_state(admin, group, limit)
         # 1. The topic's id.
         topic_id, count = read_topic_id(admin, topic, limit)
         partitions = range(count)
@@ -105,6 +107,18 @@ def take_sample(
         hint="find out what keeps deleting it, then try again",
         retryable=True,
     )
+
+
+def _read_state(admin: Admin, group: str, limit: Deadline) -> str:
+    """The group's state; `share` of a share group, of which no commit must be awaited."""
+    state = read_group_state(admin, group, limit).state
+    if state != "dead":
+        return state
+    # confluent-kafka lists neither share nor streams groups: one that works is not there for it.
+    found = read_group_listing(admin.properties, group, limit)
+    if found is None or found == GroupListing():
+        return state
+    return SHARE if found.type == SHARE else found.state
 
 
 def _sample_partition(

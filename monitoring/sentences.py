@@ -7,6 +7,14 @@ from monitoring.status import PartitionStatus
 from monitoring.verdicts import Verdict
 
 
+def describe_share(name: str) -> str:
+    """Of a share group, where nothing more was asked."""
+    return (
+        f"{name}: read by a share group, which acknowledges message by message and has no "
+        "committed offsets: `backlogctl status` tells how far it is"
+    )
+
+
 def describe_verdict(
     name: str,
     verdict: Verdict,

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
+from backlog.kafka.group_types import SHARE
 from monitoring.advice import suggest_commands
-from monitoring.sentences import describe_verdict
+from monitoring.sentences import describe_share, describe_verdict
 from monitoring.status import UNLIMITED, GroupStatus, PartitionStatus, Retention
 from monitoring.verdicts import Verdict, find_worst
 
@@ -69,7 +70,9 @@ def summarize_group(
         expected_loss=sum(part.expected_loss or 0 for part in parts) or None,
         consumed_per_second=_sum_known([part.consumed_per_second for part in parts]),
         produced_per_second=_sum_known([part.produced_per_second for part in parts]),
-        sentence=describe_verdict(
+        sentence=describe_share(stream or topic)
+        if group_state == SHARE
+        else describe_verdict(
             stream or topic,
             verdict,
             worst,

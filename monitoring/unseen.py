@@ -7,15 +7,18 @@ from typing import Any, Literal
 
 from backlog.errors import BacklogError, KafkaFailure
 
-What = Literal["retention", "oldest", "disks", "bookmarks"]
+What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "groups"]
 # What is unknown where it cannot be read.
 _UNKNOWN: dict[What, str] = {
     "retention": "whether retention will delete unread messages",
     "oldest": "how old the oldest unread message is (the forecast goes by samples only)",
     "disks": "when retention by size reaches the group",
     "bookmarks": "where exactly a loss would begin (a rebuild would count instead)",
+    "tails": "whether the last one or two unread offsets hold data (they count as lag)",
+    "groups": "which other groups there are, and how far behind they are",
 }
-WHATS: tuple[What, ...] = tuple(_UNKNOWN)
+# Those of a stream; `groups` is of a cluster.
+STREAM_WHATS: tuple[What, ...] = tuple(what for what in _UNKNOWN if what != "groups")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from monitoring.bookmarking import Bookmarker
 from monitoring.looking import assess_now, read_timeline
 from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
+from monitoring.outages import OnOutage, Outages
 from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus, PartitionStatus
-from monitoring.unseen import WHATS
+from monitoring.unseen import STREAM_WHATS
 
 LOG = logging.getLogger("backlog.monitoring")
 
@@ -40,10 +41,6 @@ class WatchResult:
     rounds: int
     looks: int
     error: BacklogError | None
-
-
-# Called with what cannot be read and why when an outage begins, and with None when it ends.
-OnOutage = Callable[[str, BacklogError | None], None]
 
 
 def watch_streams(
@@ -75,7 +72,7 @@ def watch_streams(
         on_outage: called with failures; None writes them to the log.
         on_round: called at the end of each round, whatever could be seen in it.
     """
-    outages = _Outages(on_outage or _log_outage)
+    outages = Outages(on_outage or _log_outage)
     watch = _StreamWatcher(
         config, ledger, interval, _Judging(window, horizon), outages, on_observation, on_status
     )
@@ -104,7 +101,8 @@ def watch_streams(
             if on_error is not None:
                 on_error(stream, error)
         if utc_now() >= thin_at:
-            thin_at = utc_now() + THIN_EVERY
+            # What is remembered between two of these is short beside the horizon.
+            thin_at = utc_now() + min(THIN_EVERY, horizon)
             try:
                 ledger.samples.thin(utc_now(), horizon)
                 ledger.bookmarks.thin(utc_now(), horizon)
@@ -142,7 +140,7 @@ class _StreamWatcher:
         ledger: Ledger,
         interval: timedelta,
         judging: _Judging,
-        outages: _Outages,
+        outages: Outages,
         on_observation: Callable[[Observation], None] | None,
         on_status: Callable[[GroupStatus], None] | None,
     ) -> None:
@@ -252,8 +250,10 @@ class _StreamWatcher:
             unmarked=seen.unmarked,
         )
         blind = {one.what: one.error for one in status.unseen}
-        for what in WHATS:
-            self._outages.note(f"{what} of stream {name}", blind.get(what))
+        for what in STREAM_WHATS:
+            # Tails are read only where a lag is small: else nothing says that they can be read.
+            if what in blind or what != "tails":
+                self._outages.note(f"{what} of stream {name}", blind.get(what))
         self._pasts[name] = replace(seen.marks, empty_tails=dict(tails))
         self._note_retention(stream, status)
         self._on_status(status)
@@ -278,34 +278,6 @@ class _Timelines:
     def forget(self) -> None:
         """Reads them again: they were thinned."""
         self._known.clear()
-
-
-class _Outages:
-    """What fails now; each outage is reported when it begins and when it ends."""
-
-    def __init__(self, report: OnOutage) -> None:
-        self._report = report
-        self._failing: set[str] = set()
-
-    def begin(self, what: str, error: BacklogError) -> None:
-        """It failed, perhaps again."""
-        if what not in self._failing:
-            self._failing.add(what)
-            self._report(what, error)
-
-    def note(self, what: str, error: BacklogError | None) -> None:
-        """What came of it."""
-        if error is None:
-            self.end(what)
-        else:
-            self.begin(what, error)
-
-    def end(self, *names: str) -> None:
-        """These answer."""
-        for name in names:
-            if name in self._failing:
-                self._failing.discard(name)
-                self._report(name, None)
 
 
 def _log_outage(what: str, error: BacklogError | None) -> None:

@@ -113,6 +113,11 @@ class Admin(AdminClient):
         self.behind_since: dict[tuple[str, str], float] = {}
         self._consumers: dict[tuple[tuple[str, Any], ...], Consumer] = {}
 
+    @property
+    def properties(self) -> Properties:
+        """What it was made with."""
+        return self._properties
+
     def open_reader(self, group: str, require_stable: bool) -> Consumer:
         """A consumer that only asks for the group's commits; it never joins. Kept for next time."""
         # librdkafka asks for stable offsets exactly when it reads committed data.

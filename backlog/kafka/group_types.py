@@ -7,6 +7,7 @@ neither.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from backlog.clock import Deadline
@@ -22,11 +23,31 @@ _WHY = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group as its coordinator lists it, in lower case; "" where the broker does not say."""
+
+    type: str = ""
+    state: str = ""
+
+
 def read_group_type(
     properties: Properties, group: str, deadline: Deadline | None = None
 ) -> str | None:
     """`classic`, `consumer`, `share`, `streams`; "" of a group that is not there, or whose brokers
     are older than group types; None where it cannot be asked with these properties.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    found = read_group_listing(properties, group, deadline)
+    return None if found is None else found.type
+
+
+def read_group_listing(
+    properties: Properties, group: str, deadline: Deadline | None = None
+) -> GroupListing | None:
+    """A group of any type; an empty listing where it is not there, None where it cannot be asked.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
@@ -41,7 +62,8 @@ def read_group_type(
     except Exception as error:
         subject = f"cluster {find_addresses(properties)}"
         raise translate_error(error, "list the groups", subject) from error
-    return next((name_type(one) for one in listed if one.group_id == group), "")
+    mine = (one for one in listed if one.group_id == group)
+    return next((GroupListing(name_type(one), name_state(one)) for one in mine), GroupListing())
 
 
 def say_why_not(kind: str | None) -> str:
@@ -73,3 +95,8 @@ async def list_groups(client: RawClient) -> list[Any]:
 def name_type(listed: Any) -> str:
     """The type of a listed group, in lower case; "" where the broker does not say."""
     return (getattr(listed, "group_type", "") or "").lower()
+
+
+def name_state(listed: Any) -> str:
+    """The state of a listed group, in lower case; "" where the broker does not say."""
+    return (getattr(listed, "group_state", "") or "").lower()

@@ -204,7 +204,7 @@ def _ask_all(client: RawClient, rights: Sequence[Right], limit: Deadline) -> _Al
     for right in rights:
         names[right.resource].add(right.subject)
     allowed: dict[tuple[Resource, str], Collection[Operation] | None] = {}
-    allowed[Resource.CLUSTER, CLUSTER_NAME] = client.run(lambda: _ask_cluster(client), limit)
+    allowed[Resource.CLUSTER, CLUSTER_NAME] = client.run(lambda: ask_cluster(client), limit)
     if topics := names[Resource.TOPIC]:
         for name, found in client.run(lambda: _ask_topics(client, topics), limit).items():
             allowed[Resource.TOPIC, name] = found
@@ -218,7 +218,8 @@ def _ask_all(client: RawClient, rights: Sequence[Right], limit: Deadline) -> _Al
     return allowed
 
 
-async def _ask_cluster(client: RawClient) -> Collection[Operation] | None:
+async def ask_cluster(client: RawClient) -> Collection[Operation] | None:
+    """The operations allowed on the cluster; None where the broker does not tell."""
     from kafka.protocol.admin import DescribeClusterRequest
 
     request = DescribeClusterRequest(include_cluster_authorized_operations=True)

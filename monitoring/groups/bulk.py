@@ -25,9 +25,10 @@ from backlog.clock import Deadline
 from backlog.errors import ConfigurationError
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
-from backlog.kafka.group_types import list_groups, name_type
+from backlog.kafka.group_types import list_groups, name_state, name_type
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlog.kafka.rights import Operation, ask_cluster
 
 Result = TypeVar("Result")
 
@@ -41,6 +42,7 @@ _COORDINATOR_TRIES = 2
 _TOPIC_RESOURCE = 2
 # Share groups have no committed offsets; what is empty is from before groups had a type.
 _TYPES = ("", "classic", "consumer", "streams")
+_PROTOCOLS = ("", "consumer", "streams")
 _RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy")
 
 
@@ -69,8 +71,16 @@ class BulkReader:
         self._client: RawClient | None = None
         self._coordinators: Coordinators
 
+    def may_list_all(self) -> bool | None:
+        """Whether the brokers list every group to us; None where they do not tell.
+
+        Without DESCRIBE on the cluster ListGroups leaves out the groups that may not be described,
+        and no error says so (Kafka's KafkaApis.handleListGroupsRequest).
+        """
+        return self._call("ask what is allowed on the cluster", self._may_list_all)
+
     def list_groups(self) -> list[ListedGroup]:
-        """Every consumer group of every broker."""
+        """Every consumer group of every broker that we may see."""
         return self._call("list all groups", self._list_groups)
 
     def read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
@@ -145,12 +155,20 @@ class BulkReader:
     async def _send(self, request: Any, node: int | None = None) -> Any:
         return await self._raw.send(request, node)
 
+    async def _may_list_all(self) -> bool | None:
+        from kafka.errors import IncompatibleBrokerVersion
+
+        try:
+            allowed = await ask_cluster(self._raw)
+        except IncompatibleBrokerVersion:
+            return None
+        return None if allowed is None else Operation.DESCRIBE in allowed
+
     async def _list_groups(self) -> list[ListedGroup]:
         found: dict[str, ListedGroup] = {}
         for group in await list_groups(self._raw):
-            if name_type(group) in _TYPES and group.protocol_type in ("", "consumer"):
-                state = (getattr(group, "group_state", "") or "").lower()
-                found[group.group_id] = ListedGroup(group.group_id, state)
+            if name_type(group) in _TYPES and group.protocol_type in _PROTOCOLS:
+                found[group.group_id] = ListedGroup(group.group_id, name_state(group))
         return [found[name] for name in sorted(found)]
 
     async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets
-from monitoring.lag import TopicOffset
+from monitoring.lag import EmptyReading, TopicOffset
 
 
 class ClusterReader(Protocol):
@@ -15,6 +15,7 @@ class ClusterReader(Protocol):
     An offset that is not known, or not committed, is `monitoring.groups.bulk.NONE`.
     """
 
+    def may_list_all(self) -> bool | None: ...
     def list_groups(self) -> Sequence[ListedGroup]: ...
     def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]: ...
     def read_layout(self, topics: Iterable[str]) -> ClusterLayout: ...
@@ -28,6 +29,6 @@ class ClusterReader(Protocol):
 
 
 class TailReader(Protocol):
-    """Finds out of which offsets on a partition holds no committed data; None: not found out."""
+    """Finds out from which offsets on partitions hold no committed data."""
 
-    def __call__(self, places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]: ...
+    def __call__(self, places: Sequence[TopicOffset]) -> EmptyReading: ...

@@ -8,16 +8,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, Self
 
 from backlog.config import mask_secrets
-from backlog.errors import BacklogError
+from backlog.errors import BacklogError, KafkaFailure
 from monitoring.board import Board, ClusterPass
+from monitoring.outages import OnOutage, Outages
+from monitoring.unseen import Unseen, What
 
 LOG = logging.getLogger("backlog.monitoring.groups")
 _STOP_SECONDS = 2.0
+_UNSEEN: Mapping[What, str] = {"groups": "the list of groups", "tails": "ends of topics"}
 
 
 class SurveyLike(Protocol):
@@ -41,7 +44,8 @@ class GroupSampler:
 
     Args:
         on_pass: called after each good pass, in the sampler's thread.
-        on_outage: called with what fails when that begins, and with None when it ends.
+        on_outage: called with what fails, or may not be read, when that begins, and with None when
+            it ends.
     """
 
     def __init__(
@@ -50,16 +54,17 @@ class GroupSampler:
         board: Board,
         interval: timedelta,
         on_pass: Callable[[], None],
-        on_outage: Callable[[str, BacklogError | None], None],
+        on_outage: OnOutage,
     ) -> None:
         self._survey = survey
         self._board = board
         self._seconds = interval.total_seconds()
         self._on_pass = on_pass
         self._on_outage = on_outage
+        self._outages = Outages(self._report)
         self._stop = threading.Event()
         self._cluster = survey.scope.cluster
-        self._failing = False
+        self._what = f"groups of cluster {self._cluster}"
         name = f"backlog-groups-{self._cluster}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -85,7 +90,8 @@ class GroupSampler:
 
     def _look(self) -> None:
         try:
-            self._board.put_cluster(self._survey.look())
+            done = self._survey.look()
+            self._board.put_cluster(done)
             self._on_pass()
         except BacklogError as error:
             self._fail(error)
@@ -95,18 +101,22 @@ class GroupSampler:
             message = f"the pass over all groups failed: {type(error).__name__}"
             self._fail(BacklogError(message, subject=f"cluster {self._cluster}"))
         else:
-            if self._failing:
-                self._failing = False
-                self._report(None)
+            self._outages.end(self._what)
+            self._note_unseen(done.unseen)
 
     def _fail(self, error: BacklogError) -> None:
         self._board.note_failure(self._cluster, "", mask_secrets(str(error)))
-        if not self._failing:
-            self._failing = True
-            self._report(error)
+        self._outages.begin(self._what, error)
 
-    def _report(self, error: BacklogError | None) -> None:
+    def _note_unseen(self, unseen: Sequence[Unseen]) -> None:
+        found = {one.what: KafkaFailure(str(one), hint=one.error.hint) for one in unseen}
+        for what, words in _UNSEEN.items():
+            # Tails are read only where a lag is small: else nothing says that they can be read.
+            if what in found or what != "tails":
+                self._outages.note(f"{words} of cluster {self._cluster}", found.get(what))
+
+    def _report(self, what: str, error: BacklogError | None) -> None:
         try:
-            self._on_outage(f"groups of cluster {self._cluster}", error)
+            self._on_outage(what, error)
         except Exception:
             LOG.exception("an outage of cluster %s was not reported", self._cluster)

@@ -18,6 +18,7 @@ from monitoring.groups.judging import GroupHistory, GroupJudge, SampleRows
 from monitoring.groups.reading import ClusterReader
 from monitoring.groups.tails import Tails
 from monitoring.groups.unreadable import UnreadableGroups
+from monitoring.groups.unseen import add_unseen, describe_cluster
 from monitoring.groups.windows import SampleTimes, TopicHistory, fit
 from monitoring.lag import read_retention, read_size_limit
 from monitoring.status import UNLIMITED, GroupStatus, Retention
@@ -98,6 +99,7 @@ class Survey:
             ClusterUnreachable, KafkaFailure: nothing of this pass is kept.
         """
         started = time.monotonic()
+        sees_all = self.reader.may_list_all()
         groups = {group.name: group for group in self.reader.list_groups()}
         groups = {name: group for name, group in groups.items() if self.scope.takes(name)}
         known = {*self._topics, *(topic for _, topic in self.scope.streams)}
@@ -135,6 +137,7 @@ class Survey:
             brokers=layout.brokers,
             left_out=left_out,
             unreadable=len(groups.keys() - commits.keys()),
+            unseen=describe_cluster(self.scope.cluster, sees_all, self.tails.denied),
         )
 
     def close(self) -> None:
@@ -191,11 +194,15 @@ class Survey:
         for (group, name), past in wanted.items():
             offsets = reading.commits[group][name]
             past.commits.write(row, offsets, len(reading.layout.topics[name].leaders))
-        self.tails.look(
-            tail
-            for (_, name), past in wanted.items()
-            for tail in judge.list_tails(name, self._topics[name], past, when)
-        )
+        small = {
+            (group, name): tails
+            for (group, name), past in wanted.items()
+            if (tails := list(judge.list_tails(name, self._topics[name], past, when)))
+        }
+        self.tails.look(tail for tails in small.values() for tail in tails)
+        denied = {
+            place: self.tails.denied[place[1]] for place in small if place[1] in self.tails.denied
+        }
         self._dates.look(
             reading.layout,
             (
@@ -206,7 +213,7 @@ class Survey:
                 )
             ),
         )
-        return [
+        judged = [
             judge.judge(
                 group=reading.groups[group],
                 topic=name,
@@ -218,7 +225,8 @@ class Survey:
                 dates=self._dates,
             )
             for (group, name), past in wanted.items()
-        ], left_out
+        ]
+        return add_unseen(judged, denied, self._retentions), left_out
 
     def _find_retention(self, topic: str) -> Retention:
         return self._retentions.get(topic, UNLIMITED)

@@ -6,7 +6,7 @@ ever. Reading a few offsets shows it, for as long as nothing is written or commi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from backlog.clock import Deadline
 from backlog.errors import BacklogError
 from backlog.kafka.clients import Properties
 from monitoring.groups.reading import TailReader
-from monitoring.lag import TAIL_AT_MOST, TopicOffset, read_empty
+from monitoring.lag import TAIL_AT_MOST, EmptyReading, TopicOffset, read_empty
 
 CANDIDATES_A_PASS = 256
 _SECONDS = 5.0
@@ -45,18 +45,29 @@ class Tails:
     _ranges: dict[_Start, int] = field(default_factory=dict)
     _wanted: dict[_Start, int] = field(default_factory=dict)
     _places: set[tuple[str, str, int]] = field(default_factory=set)
+    # By topic why it may not be read; of those that were to be read in the last pass.
+    denied: dict[str, BacklogError] = field(default_factory=dict)
 
     def look(self, candidates: Iterable[Tail]) -> None:
         """Reads those that are not known, at most `CANDIDATES_A_PASS`."""
         wanted = list(dict.fromkeys(candidates))
         # One place of a partition a pass: several groups may stand at several.
-        places = {(t.topic, t.partition): t for t in wanted if t not in self._known}
+        self.denied = {t.topic: self.denied[t.topic] for t in wanted if t.topic in self.denied}
+        # Of a topic that may not be read one is enough: the others get their turn.
+        places = {
+            (t.topic, None if t.topic in self.denied else t.partition): t
+            for t in wanted
+            if t not in self._known
+        }
         if new := list(places.values())[:CANDIDATES_A_PASS]:
             with suppress(BacklogError):  # without it they show as lag
-                found = self.read([(tail.topic, tail.partition, tail.start) for tail in new])
+                reading = self.read([(tail.topic, tail.partition, tail.start) for tail in new])
+                found = reading.found
+                self.denied.update(reading.denied)
                 for tail in new:
                     if (tail.topic, tail.partition) in found:
                         empty = self._known[tail] = found[tail.topic, tail.partition]
+                        self.denied.pop(tail.topic, None)
                         if empty:
                             start = (tail.topic, tail.topic_id, tail.partition, tail.start)
                             self._ranges[start] = self._wanted[start] = tail.end
@@ -105,7 +116,7 @@ class Tails:
 def make_tail_reader(properties: Properties) -> TailReader:
     """Reads tails with a consumer of its own each time; in most passes there is nothing to read."""
 
-    def read(places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]:
+    def read(places: Sequence[TopicOffset]) -> EmptyReading:
         return read_empty(properties, places, Deadline(_SECONDS), "all groups")
 
     return read

@@ -52,8 +52,10 @@ OURS: tuple[Metric, ...] = (
     Metric(
         "backlog_unseen",
         (*_PLACE, "what"),
-        "1 where something of a stream may not, or cannot, be read: `retention`, `oldest` unread "
-        "message, `disks`, `bookmarks`; what needs it is unknown, and absent here.",
+        "1 where something may not, or cannot, be read: `retention`, `oldest` unread message, "
+        "`disks`, `bookmarks`, `tails` (whether the last one or two unread offsets hold data); of "
+        "a cluster (group, topic and stream empty) `groups`, the list of all of them. What needs "
+        "it is unknown, and absent here.",
     ),
     Metric(
         "backlog_member_partitions",

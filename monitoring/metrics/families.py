@@ -72,9 +72,13 @@ def write_groups(
 def write_topics(
     done: ClusterPass, others: Collection[Family] = (), *, with_cluster: bool = False
 ) -> Lines:
-    """Lines of a cluster's brokers and topics, which only the other exporters' names show."""
+    """Lines of a cluster: what of it is unseen, and its brokers and topics, which only the other
+    exporters' names show."""
     out = _Writer()
     cluster = escape_value(done.cluster)
+    place = write_labels(_PLACE, (done.cluster, "", "", ""))
+    for one in done.unseen:
+        out.add("backlog_unseen", f'{place},what="{one.what}"', 1)
     if "kafka_exporter" in others:
         prefix = f'cluster="{cluster}",' if with_cluster else ""
         out.add("kafka_brokers", prefix.rstrip(","), done.brokers)

@@ -13,11 +13,14 @@ from backlog.config import Config, Stream
 from backlog.errors import UsageError
 from backlog.kafka.calls import ask, connect, wait_for
 from backlog.kafka.errors import GroupMissing
+from backlog.kafka.group_types import SHARE, read_group_type
+from backlog.kafka.share_groups import read_share_offsets
 from backlog.values import Gap, Sample
 from monitoring import looking
 from monitoring.gaps import Finding, Suspicion
 from monitoring.observing import Observation, observe_stream
 from monitoring.passed_over import list_passed_over
+from replay.around.sharing import describe_share_group
 from replay.recovery.workspace import Workspace
 
 LOOK_SECONDS = 30.0
@@ -65,6 +68,11 @@ def look_at_stream(
         *describe_findings(look.observation, gaps),
         *map(str, list_passed_over(read_history(workspace, stream), gaps)),
     ]
+    if look.status.group_state == SHARE:
+        told = describe_share_group(
+            workspace.properties(stream), stream.name, stream.topic, stream.group
+        )
+        entry |= {**told, "warnings": [*entry["warnings"], *told["warnings"]]}
     return look.observation, entry
 
 
@@ -103,7 +111,11 @@ def _covers(gap: Gap, finding: Finding) -> bool:
 def list_group_topics(
     properties: Mapping[str, str], group: str, deadline: Deadline | None = None
 ) -> list[str]:
-    """The topics that a group has committed on, in alphabetical order."""
+    """The topics that a group has committed on, or reads as a share group, in alphabetical order.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
     admin, limit = connect(properties), deadline or Deadline(LOOK_SECONDS)
     subject, doing = f"group {group}", "read committed offsets"
     request = [ConsumerGroupTopicPartitions(group)]
@@ -111,5 +123,9 @@ def list_group_topics(
     try:
         answer = wait_for(admin, futures[group], subject, doing, limit)
     except GroupMissing:
-        return []
-    return sorted({item.topic for item in answer.topic_partitions or () if item.offset >= 0})
+        found = set()
+    else:
+        found = {item.topic for item in answer.topic_partitions or () if item.offset >= 0}
+    if not found and read_group_type(properties, group, limit) == SHARE:
+        found = {one.topic for one in read_share_offsets(properties, group, limit)}
+    return sorted(found)

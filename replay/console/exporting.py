@@ -19,8 +19,8 @@ from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.observing import measure_skew
+from monitoring.outages import OnOutage
 from monitoring.sampler import StreamLike
-from monitoring.watcher import OnOutage
 from replay.console.checkups import Checkups
 from replay.console.page.app import make_page
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts

@@ -118,7 +118,10 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     blocks: list[RenderableType] = [head]
     if stream.get("sentence"):
         blocks.append(Text(str(stream["sentence"]), style="bold"))
-    blocks.append(_draw_lags(stream["partitions"]))
+    if stream.get("share"):
+        blocks.append(_draw_share(stream["share"]["partitions"]))
+    else:
+        blocks.append(_draw_lags(stream["partitions"]))
     blocks += draw_members(stream.get("members"))
     blocks += draw_warnings(stream.get("warnings", ()))
     blocks += [Text(f"→ {way}") for way in stream.get("ways", ())]
@@ -128,6 +131,16 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     if stream.get("page"):
         blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
     return [*blocks, Text()]
+
+
+def _draw_share(rows: Sequence[Document]) -> Table:
+    """A share group's partitions: it has no committed offsets."""
+    table = make_table("#part.", "#start offset", "#not acknowledged, at most")
+    for row in rows:
+        cells = (row["start"], row["lag"])
+        told = ("unknown" if cell is None else format_count(cell) for cell in cells)
+        add_row(table, str(row["partition"]), *told)
+    return table
 
 
 def draw_members(group: Document | None) -> list[RenderableType]:

@@ -9,11 +9,12 @@ from datetime import timedelta
 import numpy as np
 
 from backlog.errors import KafkaFailure
+from backlog.kafka.errors import AccessDenied
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from monitoring.board import ClusterPass
 from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails
-from monitoring.lag import TopicOffset
+from monitoring.lag import EmptyReading, TopicOffset
 from monitoring.status import GroupStatus
 
 START = 1_000_000_000.0  # seconds since 1970, at the world's zero
@@ -43,14 +44,19 @@ class Cluster:
     states: dict[str, str] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     empty: dict[tuple[str, int], bool] = field(default_factory=dict)
+    denied: set[str] = field(default_factory=set)  # topics that may not be read
     retention: str = "-1"
     calls: list[str] = field(default_factory=list)
     tails: list[TopicOffset] = field(default_factory=list)
     dated: list[Mapping[tuple[str, int], int]] = field(default_factory=list)
     # (topic, partition, offset) -> when it was written
     written: Callable[[str, int, int], float] = lambda *_: 0.0
+    sees_all: bool | None = True
     mute: bool = False  # retentions cannot be read
     busy: bool = False  # a group commits, and retention follows it, between any two reads
+
+    def may_list_all(self) -> bool | None:
+        return self.sees_all
 
     def list_groups(self) -> Sequence[ListedGroup]:
         self._go_on("groups")
@@ -104,11 +110,15 @@ class Cluster:
 
     def close(self) -> None: ...
 
-    def read_tails(self, places: Sequence[TopicOffset]) -> Mapping[tuple[str, int], bool]:
+    def read_tails(self, places: Sequence[TopicOffset]) -> EmptyReading:
         self.tails += places
-        return {
-            (topic, number): self.empty.get((topic, number), False) for topic, number, _ in places
+        found = {
+            (topic, number): self.empty.get((topic, number), False)
+            for topic, number, _ in places
+            if topic not in self.denied
         }
+        denied = {topic: AccessDenied("denied") for topic, _, _ in places if topic in self.denied}
+        return EmptyReading(found, denied)
 
     def _go_on(self, call: str) -> None:
         self.calls.append(call)

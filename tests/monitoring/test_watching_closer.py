@@ -14,6 +14,7 @@ from backlog.errors import ClusterUnreachable
 from backlog.ledger import open_ledger
 from monitoring import watcher
 from monitoring.observing import Observation
+from monitoring.outages import Outages
 from monitoring.sampler import StreamLike
 from monitoring.watcher import watch_streams
 from sandbox.embedded import EmbeddedKafka
@@ -69,7 +70,7 @@ def test_one_time_out_is_enough_for_a_cluster(
     )
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     judging = watcher._Judging(INTERVAL, INTERVAL)
-    outages = watcher._Outages(lambda *_: None)
+    outages = Outages(lambda *_: None)
     watch = watcher._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
     asked: list[str] = []
 

@@ -40,6 +40,7 @@ class Overview:
         groups: of groups that are no stream's and not ok, worst first; `more_groups` are left out.
         blind: clusters whose groups cannot be listed, and why.
         tool: what the doctor found about the tool itself; None before its first look.
+        unseen: of clusters what may not be read, and the command that tells what grants it.
         ledger_error: why the ledger does not answer; None where it does.
     """
 
@@ -50,6 +51,7 @@ class Overview:
     watched_groups: int
     left_out: int
     blind: tuple[tuple[str, str], ...]
+    unseen: tuple[tuple[str, str], ...]
     recoveries: tuple[RecoveryRow, ...]
     more_recoveries: int
     tool: Checkup | None
@@ -86,6 +88,9 @@ def read_overview(
             for (cluster, stream), why in sorted(statuses.seen.failing.items())
             if not stream
         ),
+        unseen=tuple(
+            (str(one), _suggest_acl(config, done.cluster)) for done in passes for one in done.unseen
+        ),
         recoveries=tuple(
             RecoveryRow(recovery, next_command(recovery)) for recovery in newest[:MOST_RECOVERIES]
         ),
@@ -93,6 +98,11 @@ def read_overview(
         tool=statuses.seen.checkups.get(""),
         ledger_error=failed,
     )
+
+
+def _suggest_acl(config: Config, cluster: str) -> str:
+    names = (name for name, one in config.streams.items() if one.cluster == cluster)
+    return f"backlogctl acl see {next(names, 'STREAM')} --principal User:NAME"
 
 
 def find_troubled(seen: BoardState) -> tuple[GroupStatus, ...]:

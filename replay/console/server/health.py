@@ -106,6 +106,10 @@ class HealthCheck:
             name: [str(one) for one in status.unseen]
             for name, status in sorted(seen.streams.items())
             if status.unseen
+        } | {
+            f"cluster {name}": [str(one) for one in done.unseen]
+            for name, done in sorted(seen.clusters.items())
+            if done.unseen
         }
         body = {
             "status": "not ready" if reasons else "degraded" if unseen or seen.failing else "ok",

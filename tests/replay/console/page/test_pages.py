@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from backlog.values import Cause, Certainty, RecoveryState
 from monitoring.board import Board, ClusterPass, TopicPartitionState
+from monitoring.groups.unseen import describe_cluster
 from replay.console.page.app import HEADERS, make_page
 from tests.replay.console.page.night import DAY, NOW, SECRET, STREAMS, Night, make_group
 from tests.replay.console.page.story import tell_night
@@ -233,6 +234,15 @@ def test_other_groups_are_bounded_and_counted(quiet: Night) -> None:
     assert "and 80 more that are not ok" in words
     assert "77 partitions of groups beyond" in words
     assert "1 partition of the topic without a leader" in strip(read(quiet, "/streams/orders"))
+
+
+def test_groups_that_may_be_hidden_are_said_with_the_next_command(quiet: Night) -> None:
+    unseen = describe_cluster("main", False, {})
+    quiet.board.put_cluster(ClusterPass("main", NOW, 0.1, (), unseen=unseen))
+    words = strip(read(quiet, "/"))
+    assert "unknown: which other groups there are" in words
+    assert "may not list all groups (DESCRIBE on the cluster is missing)" in words
+    assert "backlogctl acl see orders --principal User:NAME" in words
 
 
 def test_without_a_board_the_ledger_tells(quiet: Night) -> None:

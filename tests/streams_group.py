@@ -1,0 +1,119 @@
+"""A member of a real streams group (KIP-1071), without Kafka Streams: one heartbeat, and commits.
+
+kafka-python has no such request; its schema is in the client's jar, as the broker's is.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backlog.clock import Deadline
+from backlog.kafka.coordinators import Coordinators
+from backlog.kafka.raw_client import RawClient, translate_properties
+from sandbox.jars import ensure_kafka_jars
+
+_NAMES = ("StreamsGroupHeartbeatRequest", "StreamsGroupHeartbeatResponse")
+_PACKAGE = "streams_group_schemas"
+_SECONDS = 60.0
+
+
+def join_streams_group(
+    properties: Mapping[str, str], group: str, topic: str, offsets: Mapping[int, int], folder: Path
+) -> None:
+    """A member joins, commits, and stays until its session ends, 45 s later.
+
+    Args:
+        folder: for the schemas.
+    """
+    request_of = _load(folder)
+    settings, _ = translate_properties(dict(properties))
+    assert settings is not None
+    limit = Deadline(_SECONDS)
+    with RawClient(settings, limit) as client:
+        client.run(lambda: _join(client, request_of, group, topic, offsets), limit)
+
+
+async def _join(
+    client: RawClient, request_of: Any, group: str, topic: str, offsets: Mapping[int, int]
+) -> None:
+    from kafka.errors import for_code
+    from kafka.protocol.consumer import OffsetCommitRequest
+
+    nodes, code = await Coordinators(client).find([group])
+    if code:
+        raise for_code(code)()
+    (node,) = nodes
+    member = str(uuid.uuid4())
+    subtopology = {
+        "subtopology_id": "0",
+        "source_topics": [topic],
+        "source_topic_regex": [],
+        "state_changelog_topics": [],
+        "repartition_sink_topics": [],
+        "repartition_source_topics": [],
+        "copartition_groups": [],
+    }
+    topology_of = request_of.Topology
+    request = request_of(
+        group_id=group,
+        member_id=member,
+        member_epoch=0,
+        endpoint_information_epoch=0,
+        rebalance_timeout_ms=30_000,
+        topology=topology_of(epoch=0, subtopologies=[topology_of.Subtopology(**subtopology)]),
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+        process_id="process",
+        client_tags=[],
+    )
+    joined = await client.send(request, node)
+    if joined.error_code:
+        raise for_code(joined.error_code)(joined.error_message)
+    topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
+    part_of = topic_of.OffsetCommitRequestPartition
+    parts = [
+        part_of(partition_index=number, committed_offset=offset, committed_leader_epoch=-1)
+        for number, offset in offsets.items()
+    ]
+    commit = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=joined.member_epoch,
+        member_id=member,
+        topics=[topic_of(name=topic, partitions=parts)],
+        min_version=9,
+        max_version=9,
+    )
+    for one in (await client.send(commit, node)).topics:
+        for part in one.partitions:
+            if part.error_code:
+                raise for_code(part.error_code)()
+
+
+def _load(folder: Path) -> Any:
+    from kafka.protocol.api_message import ApiMessage
+
+    package = folder / _PACKAGE
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (jar,) = (one for one in ensure_kafka_jars() if "kafka-clients-" in one.name)
+    with zipfile.ZipFile(jar) as archive:
+        for name in _NAMES:
+            text = archive.read(f"common/message/{name}.json").decode()
+            lines = (line for line in text.splitlines() if not line.strip().startswith("//"))
+            (package / f"{name}.json").write_text("\n".join(lines))
+    sys.path.insert(0, str(folder))
+    try:
+        made = [type(ApiMessage)(name, (ApiMessage,), {}, load_json=_PACKAGE) for name in _NAMES]
+    finally:
+        sys.path.remove(str(folder))
+    _KEPT.extend(made)  # kafka-python holds the response's class weakly
+    return made[0]
+
+
+_KEPT: list[Any] = []
