@@ -8,12 +8,12 @@ from threading import Lock
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from backlog.ledger import Ledger
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
-from monitoring.metrics.exposition import Lines, Packed, pack, write_gzip, write_head
+from monitoring.metrics.exposition import Gauge, Lines, Packed, pack, write_gzip, write_head
 from monitoring.metrics.families import (
     join_lines,
     list_others,
@@ -92,7 +92,7 @@ class Scrape:
         seen = self._board.seen
         yield from _describe_looks(self._board, seen, self._exported)
         recorded = self.ledger.read()
-        answers = _make_gauge("backlog_ledger_up")
+        answers = Gauge("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))
         yield answers
         yield from recorded or ()
@@ -165,7 +165,7 @@ def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
 
 def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
-    ages = _make_gauge("backlog_sample_age_seconds")
+    ages = Gauge("backlog_sample_age_seconds")
     failures = CounterMetricFamily(
         "backlog_sample_failures",
         BY_NAME["backlog_sample_failures"].help,
@@ -180,9 +180,9 @@ def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Itera
         failures.add_metric(key, seen.failures.get(key, 0))
     yield ages
     yield failures
-    seconds, groups = _make_gauge("backlog_pass_seconds"), _make_gauge("backlog_groups")
-    left_out = _make_gauge("backlog_partitions_left_out")
-    unreadable = _make_gauge("backlog_groups_unreadable")
+    seconds, groups = Gauge("backlog_pass_seconds"), Gauge("backlog_groups")
+    left_out = Gauge("backlog_partitions_left_out")
+    unreadable = Gauge("backlog_groups_unreadable")
     for name, done in sorted(seen.clusters.items()):
         seconds.add_metric([name], done.seconds)
         streams = (status.group for status in seen.streams.values() if status.cluster == name)
@@ -190,7 +190,3 @@ def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Itera
         left_out.add_metric([name], done.left_out)
         unreadable.add_metric([name], done.unreadable)
     yield from (seconds, groups, left_out, unreadable)
-
-
-def _make_gauge(name: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)

@@ -56,4 +56,4 @@ def print_rights(
         ],
         "commands": lines,
     }
-    session.emit(document, "\n".join(lines))
+    session.emit(document, lines)
