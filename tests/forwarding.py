@@ -21,8 +21,15 @@ def _accept(server: socket.socket, target: tuple[str, int]) -> None:
         while True:
             near, _ = server.accept()
             far = socket.create_connection(target)
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+            threading.Thread(target=_carry, args=(near, far), daemon=True).start()
+
+
+def _carry(near: socket.socket, far: socket.socket) -> None:
+    with near, far:
+        back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
+        back.start()
+        _pass_on(near, far)
+        back.join()
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:

@@ -119,7 +119,7 @@ def read_rights(
     limit = deadline or Deadline(_SECONDS)
     subject = f"cluster {find_addresses(properties)}"
     try:
-        with RawClient(settings, limit) as client:
+        with RawClient(settings, limit, properties) as client:
             allowed = _ask_all(client, rights, limit)
     except Exception as error:
         raise translate_error(error, "ask what is allowed", subject) from error
