@@ -9,6 +9,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from backlog.visible import escape_text
+
 Say = Callable[[str], None]
 """Takes one line for people."""
 
@@ -17,7 +19,7 @@ _END_SECONDS = 5.0
 
 
 def print_line(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{escape_text(line)}\n")
 
 
 class Ticker:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
+from backlog.visible import quote_word
 from monitoring.verdicts import Verdict
 
 HOLD_FOR = "6h"
@@ -28,7 +27,7 @@ def suggest_commands(
     if not stream:
         needs_one = verdict in (Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL)
         return (
-            (f"backlogctl status --cluster {shlex.quote(cluster)} --group {shlex.quote(group)}",)
+            (f"backlogctl status --cluster {quote_word(cluster)} --group {quote_word(group)}",)
             if needs_one
             else ()
         )

@@ -200,6 +200,15 @@ def check_text(value: str) -> str:
     return value
 
 
+def check_group(value: str) -> str:
+    """Refuses what no client can ask Kafka for; any other text may be a group's id."""
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if re.search(r"[\0\ud800-\udfff]", value):
+        raise ValueError("must not hold NUL or half a character, which Kafka's clients cannot send")
+    return value
+
+
 def _read_names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -216,5 +225,6 @@ Duration = Annotated[timedelta, BeforeValidator(_read_duration), AfterValidator(
 Zone = Annotated[str, AfterValidator(check_zone)]
 TopicName = Annotated[str, AfterValidator(check_topic)]
 Label = Annotated[str, AfterValidator(check_label)]
+GroupId = Annotated[str, AfterValidator(check_group)]
 Text = Annotated[str, AfterValidator(check_text)]
 Names = Annotated[tuple[Text, ...], BeforeValidator(_read_names), AfterValidator(_check_names)]

@@ -12,7 +12,17 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from backlog import stamps
 from backlog.clock import OffPeakWindow
-from backlog.config.base import LATER, Duration, Label, Names, Section, Text, TopicName, Zone
+from backlog.config.base import (
+    LATER,
+    Duration,
+    GroupId,
+    Label,
+    Names,
+    Section,
+    Text,
+    TopicName,
+    Zone,
+)
 from backlog.config.consumers import Consumers, Expand
 from backlog.config.sections import Positive
 
@@ -224,7 +234,7 @@ class Stream(Section):
     name: Label = Field(description="The stream's key under `streams`.")
     cluster: Label = Field(description="A name under `clusters`.")
     topic: TopicName = Field(description="The topic.")
-    group: Text = Field(description="The consumer group that must read it.")
+    group: GroupId = Field(description="The consumer group that must read it.")
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed", description="How the group reads."
     )

@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 _PAUSE = 0.05
 _TOO_SHORT = 1.0  # seconds that are too few for an answer
 _ABSENCE_PAUSE = 0.5
+# After so many seconds without an answer it is looked whether the brokers let us in.
+_REFUSAL = 2.0
 
 
 def connect(connection: Connection) -> Admin:
@@ -55,13 +57,39 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
     """The result of one future of an admin call.
 
     Raises:
+        LoginRefused, EncryptionRefused: within seconds; the deadline is not waited for.
         BacklogError: what the cluster answered, or that it did not answer in time.
     """
-    try:
-        # librdkafka ends the call itself; one second more for its thread to deliver that.
-        return future.result(timeout=seconds_left(limit) + 1.0)
-    except (KafkaException, TimeoutError) as error:
-        raise admin.translate(error, subject, doing, limit.seconds) from error
+    # librdkafka ends the call itself; one second more for its thread to deliver that.
+    end = time.monotonic() + seconds_left(limit) + 1.0
+    has_looked = False
+    while True:
+        left = end - time.monotonic()
+        try:
+            result = future.result(timeout=max(0.0, left if has_looked else min(left, _REFUSAL)))
+        except (KafkaException, TimeoutError) as error:
+            if future.done() or time.monotonic() >= end:
+                raise admin.translate(error, subject, doing, limit.seconds) from error
+            # Nobody has answered for long: a wrong password would be tried until the end.
+            has_looked = True
+            if (refused := admin.find_refusal(subject, doing)) is not None:
+                raise refused from error
+            continue
+        admin.has_answered = True
+        admin.reports.clear()
+        return result
+
+
+def reach(admin: Admin, subject: str, doing: str, limit: Deadline) -> None:
+    """Waits until a broker answers, once for a client; before calls that only block.
+
+    Raises:
+        LoginRefused, EncryptionRefused: within seconds.
+        ClusterUnreachable: nobody answered in time.
+    """
+    if not admin.has_answered:
+        future = ask(admin, admin.describe_cluster, subject, doing, limit)
+        wait_for(admin, future, subject, doing, limit)
 
 
 def retry_transient(

@@ -21,13 +21,22 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from backlog.errors import BacklogError
-from backlog.kafka.errors import translate
+from backlog.kafka.encryption import explain_encryption
+from backlog.kafka.errors import (
+    is_refused_login,
+    is_unreachable,
+    refuse_encryption,
+    refuse_login,
+    translate,
+    unwrap,
+)
 
 CLIENT_LOG = logging.getLogger("backlog.kafka.client")
 # Without a handler of its own Python would print librdkafka's warnings to stderr.
 CLIENT_LOG.addHandler(logging.NullHandler())
 
 Properties = Mapping[str, Any]
+_PROBE_SECONDS = 2.0
 # Of readers that assign, and never commit.
 READER_GROUP = "backlogctl-reader"
 
@@ -65,11 +74,19 @@ class ConnectionReports:
 
     def __init__(self) -> None:
         self.last = ""
+        # None where the last of them was about something else.
+        self.refusal: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
         # "All brokers down" says less than the broker's own report that came before it.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
             self.last = error.str() or error.name()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.refusal = error if is_refused_login(error) else None
+
+    def clear(self) -> None:
+        """A broker answered."""
+        self.last, self.refusal = "", None
 
 
 class GrouplessConsumer(Consumer):
@@ -111,6 +128,7 @@ class Admin(AdminClient):
         self._properties = dict(properties)
         # (group, topic) -> since when an answer about them is wrong, by the monotonic clock.
         self.behind_since: dict[tuple[str, str], float] = {}
+        self.has_answered = False
         self._consumers: dict[tuple[tuple[str, Any], ...], Consumer] = {}
 
     @property
@@ -142,6 +160,10 @@ class Admin(AdminClient):
     ) -> BacklogError:
         """`translate` with this client's addresses and last connection error."""
         self.poll(0)  # connection errors and log lines are delivered by poll only
+        inner = unwrap(error)
+        is_late = isinstance(error, TimeoutError) or (inner is not None and is_unreachable(inner))
+        if is_late and (refused := self._tell_refused_login(subject, doing)) is not None:
+            return refused
         return translate(
             error,
             subject,
@@ -150,6 +172,31 @@ class Admin(AdminClient):
             last_report=self.reports.last,
             seconds=seconds,
         )
+
+    def find_refusal(self, subject: str, doing: str) -> BacklogError | None:
+        """Why brokers that are there do not let this client in; None where that is not known.
+
+        Takes some seconds where a broker hangs.
+        """
+        self.poll(0)
+        if (refused := self._tell_refused_login(subject, doing)) is not None:
+            return refused
+        if self.has_answered and not self.reports.last:
+            return None  # only slow
+        why = explain_encryption(self._properties, self.addresses, _PROBE_SECONDS)
+        return refuse_encryption(why, subject, doing, self.addresses) if why else None
+
+    def _tell_refused_login(self, subject: str, doing: str) -> BacklogError | None:
+        if (refusal := self.reports.refusal) is None:
+            return None
+        login = _name_login(self._properties)
+        return refuse_login(refusal, subject, doing, self.addresses, login)
+
+
+def _name_login(properties: Properties) -> str:
+    mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "GSSAPI"
+    user = properties.get("sasl.username")
+    return f"user {user} with {mechanism}" if user else f"this client with {mechanism}"
 
 
 def find_addresses(properties: Properties) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from confluent_kafka import KafkaError, KafkaException
 
 from backlog.errors import (
@@ -39,6 +41,21 @@ class GroupActive(Refused):
     retryable = True
 
 
+class LoginRefused(ClusterUnreachable):
+    """The brokers answer, and do not let this user in.
+
+    As one that is away: passwords are changed broker by broker, and work under way waits for that.
+    """
+
+    code = "login_refused"
+
+
+class EncryptionRefused(ClusterUnreachable):
+    """The brokers answer, and no connection is made: certificate, host name or protocol."""
+
+    code = "encryption_refused"
+
+
 _UNREACHABLE = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -73,8 +90,14 @@ _DENIED = frozenset(
     }
 )
 _LOGIN = frozenset(
-    {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    }
 )
+# What librdkafka puts around a broker's words.
+_AROUND = re.compile(r"^\w+://\S+: (?:SASL authentication error: )?| \(after \d+ms in state \w+\)$")
 # librdkafka sets its own "retriable" mark on producer errors only; a broker's transient
 # errors (a leader or coordinator moves, metadata of a new topic spreads) are listed here.
 _TRANSIENT = frozenset(
@@ -139,6 +162,11 @@ def is_retriable(error: KafkaError | BaseException) -> bool:
     return inner is not None and (bool(inner.retriable()) or inner.code() in _TRANSIENT)
 
 
+def is_unreachable(error: KafkaError) -> bool:
+    """Whether nobody answered."""
+    return error.code() in _UNREACHABLE
+
+
 def is_fenced(error: KafkaError | BaseException) -> bool:
     """Whether a newer producer took the transactional id over."""
     inner = unwrap(error)
@@ -179,12 +207,10 @@ def translate(
             subject=subject,
             hint="another runner does this work now; this one wrote nothing after that",
         )
-    if code in _LOGIN:
-        return KafkaFailure(
-            f"could not {doing}: the broker refused the login or the encryption ({text})",
-            subject=subject,
-            hint=f"check security.protocol, sasl.* and ssl.* of the cluster at {addresses or '?'}",
-        )
+    if is_refused_login(inner):
+        return refuse_login(inner, subject, doing, addresses)
+    if code == KafkaError._SSL:
+        return refuse_encryption(_AROUND.sub("", inner.str()), subject, doing, addresses)
     if code in _UNREACHABLE:
         return _unreachable(subject, doing, addresses, last_report, seconds, text)
     if code in _MISSING_TOPIC:
@@ -216,6 +242,38 @@ def translate(
         return ConfigurationError(f"could not {doing}: {text}", subject=subject)
     return KafkaFailure(
         f"could not {doing}: {text}", subject=subject, retryable=is_retriable(inner)
+    )
+
+
+def is_refused_login(error: KafkaError) -> bool:
+    """Whether the broker did not let the user in."""
+    return error.code() in _LOGIN
+
+
+def refuse_login(
+    error: KafkaError, subject: str, doing: str, addresses: str, login: str = ""
+) -> LoginRefused:
+    """A refused login.
+
+    Args:
+        login: `user shop with SCRAM-SHA-512`, where it is known.
+    """
+    whose = f" of {login}" if login else ""
+    place = addresses or "(none given)"
+    return LoginRefused(
+        f"could not {doing}: the cluster at {place} refused the login{whose}: "
+        f"{_AROUND.sub('', error.str())}",
+        subject=subject,
+        hint="check sasl.username, sasl.password and sasl.mechanism of the cluster",
+    )
+
+
+def refuse_encryption(why: str, subject: str, doing: str, addresses: str) -> EncryptionRefused:
+    """No connection, because of its encryption."""
+    return EncryptionRefused(
+        f"could not {doing}: there is no connection to {addresses or '(none given)'}: {why}",
+        subject=subject,
+        hint="check security.protocol, ssl.ca.location and the names in bootstrap.servers",
     )
 
 

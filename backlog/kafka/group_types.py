@@ -57,7 +57,7 @@ def read_group_listing(
         return None
     limit = deadline or Deadline(15.0)
     try:
-        with RawClient(settings, limit) as client:
+        with RawClient(settings, limit, properties) as client:
             listed = client.run(lambda: list_groups(client), limit)
     except Exception as error:
         subject = f"cluster {find_addresses(properties)}"

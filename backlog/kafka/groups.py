@@ -19,7 +19,15 @@ from confluent_kafka import (
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
-from backlog.kafka.calls import Connection, ask, connect, retry_transient, seconds_left, wait_for
+from backlog.kafka.calls import (
+    Connection,
+    ask,
+    connect,
+    reach,
+    retry_transient,
+    seconds_left,
+    wait_for,
+)
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import AccessDenied, GroupActive, GroupMissing, TopicMissing
 from backlog.kafka.topics import DEFAULT_SECONDS, read_topic_id
@@ -126,6 +134,7 @@ def read_commits(
         return {}
     # Not the admin call: librdkafka 2.16 aborts the process when a broker goes away under an admin
     # request to a coordinator (its issue 4605), and such a client may never recover.
+    reach(admin, subject, doing, limit)
     reader = admin.open_reader(group, require_stable)
 
     def call() -> dict[int, Commit | None]:

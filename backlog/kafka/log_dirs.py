@@ -76,7 +76,7 @@ def _ask(
     settings: Mapping[str, Any], properties: Properties, topic: str, limit: Deadline
 ) -> LogDirs:
     try:
-        with RawClient(settings, limit) as client:
+        with RawClient(settings, limit, properties) as client:
             return _to_log_dirs(client.admin.describe_log_dirs([topic]), topic)
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
         return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")

@@ -16,11 +16,16 @@ from typing import Any, Self, TypeVar
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure
-from backlog.kafka.clients import Properties, find_addresses
+from backlog.kafka.calls import reach
+from backlog.kafka.clients import Properties, find_addresses, make_admin
+from backlog.kafka.errors import EncryptionRefused, LoginRefused
 
 Result = TypeVar("Result")
 
 _PAUSE = 0.2
+# Seconds.
+_EXPLAINED_AFTER = 2.0
+_EXPLAINED_WITHIN = 4.0
 _SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
 _NAMES: Mapping[str, str] = {
     "sasl.username": "sasl_plain_username",
@@ -72,18 +77,38 @@ def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None,
 class RawClient:
     """One client; not thread-safe. `admin` is kafka-python's own."""
 
-    def __init__(self, settings: Mapping[str, Any], limit: Deadline) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        limit: Deadline,
+        properties: Properties | None = None,
+    ) -> None:
         """Connects.
 
         Args:
             settings: of `translate_properties`.
+            properties: what they were translated from. kafka-python does not say why it cannot
+                connect: after some seconds librdkafka is asked.
 
         Raises:
+            LoginRefused, EncryptionRefused: the brokers are there.
             Exception: kafka-python's own; see `translate_error`.
         """
+        from kafka.errors import KafkaTimeoutError
+
+        if properties is not None:
+            try:
+                first = Deadline(min(_EXPLAINED_AFTER, limit.remaining()))
+                self._connect(settings, first, limit)
+            except KafkaTimeoutError:
+                _explain(properties, limit)
+            else:
+                return
+        self._connect(settings, limit, limit)
+
+    def _connect(self, settings: Mapping[str, Any], bootstrap: Deadline, limit: Deadline) -> None:
         from kafka import KafkaAdminClient
 
-        milliseconds = max(1, int(limit.remaining() * 1000))
         # It connects in its constructor; one that fails there leaves a thread unless it is closed.
         self.admin = KafkaAdminClient.__new__(KafkaAdminClient)
         self.admin._closed = False
@@ -93,8 +118,8 @@ class RawClient:
         try:
             self.admin.__init__(
                 **settings,
-                bootstrap_timeout_ms=milliseconds,
-                request_timeout_ms=milliseconds,
+                bootstrap_timeout_ms=max(1, int(bootstrap.remaining() * 1000)),
+                request_timeout_ms=max(1, int(limit.remaining() * 1000)),
                 reconnect_backoff_max_ms=1000,
             )
         except BaseException:
@@ -151,6 +176,18 @@ class RawClient:
     def _close_admin(self) -> None:
         with suppress(Exception):
             self.admin.close()
+
+
+def _explain(properties: Properties, limit: Deadline) -> None:
+    """Raises what librdkafka knows of why nobody lets us in."""
+    try:
+        subject = f"cluster {find_addresses(properties)}"
+        within = Deadline(min(_EXPLAINED_WITHIN, limit.remaining()))
+        reach(make_admin(properties), subject, "connect", within)
+    except (LoginRefused, EncryptionRefused):
+        raise
+    except BacklogError:
+        return
 
 
 def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:

@@ -28,6 +28,7 @@ from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlog.visible import quote_word
 
 
 class Resource(StrEnum):
@@ -118,7 +119,7 @@ def read_rights(
     limit = deadline or Deadline(_SECONDS)
     subject = f"cluster {find_addresses(properties)}"
     try:
-        with RawClient(settings, limit) as client:
+        with RawClient(settings, limit, properties) as client:
             allowed = _ask_all(client, rights, limit)
     except Exception as error:
         raise translate_error(error, "ask what is allowed", subject) from error
@@ -155,11 +156,12 @@ def make_acl_lines(
     lines = []
     for (resource, name, prefixed), words in operations.items():
         verbs = " ".join(f"--operation {word}" for word in words)
-        about = "--cluster" if resource is Resource.CLUSTER else f"--{resource} {_quote(name)}"
+        about = "--cluster" if resource is Resource.CLUSTER else f"--{resource} {quote_word(name)}"
         pattern = " --resource-pattern-type prefixed" if prefixed else ""
         lines.append(
-            f"kafka-acls.sh --bootstrap-server {addresses} --command-config admin.properties "
-            f"--add --allow-principal {_quote(principal)} {verbs} {about}{pattern}"
+            f"kafka-acls.sh --bootstrap-server {quote_word(addresses)} "
+            f"--command-config admin.properties --add --allow-principal {quote_word(principal)} "
+            f"{verbs} {about}{pattern}"
         )
     return lines
 
@@ -178,10 +180,6 @@ def make_bindings(rights: Iterable[Right], principal: str) -> list[AclBinding]:
         )
         for right in rights
     ]
-
-
-def _quote(text: str) -> str:
-    return text if all(c.isalnum() or c in "._:-/@=," for c in text) and text else f"'{text}'"
 
 
 def _compare(rights: Sequence[Right], allowed: _Allowed) -> RightsReading:

@@ -16,6 +16,7 @@ from backlog.errors import KafkaFailure
 from backlog.kafka.clients import Admin
 from backlog.kafka.groups import committed_offsets
 from backlog.kafka.topics import list_offsets
+from backlog.visible import quote_word
 
 # Longer than a leader needs to recover its ends: then the messages are gone.
 TRUNCATED_SECONDS = 20.0
@@ -113,6 +114,6 @@ def _describe(
         "a log back), or the offset was set wrong",
         subject=subject,
         hint="look at the brokers' logs for a truncation; then set the group to where it really "
-        f"is: `kafka-consumer-groups.sh --bootstrap-server ... --group {group} --topic "
+        f"is: `kafka-consumer-groups.sh --bootstrap-server ... --group {quote_word(group)} --topic "
         f"{topic}:{number} --reset-offsets --to-offset {end} --execute`",
     )

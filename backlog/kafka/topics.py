@@ -22,7 +22,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
-from backlog.kafka.calls import Connection, ask, connect, retry_transient, seconds_left, wait_for
+from backlog.kafka.calls import (
+    Connection,
+    ask,
+    connect,
+    reach,
+    retry_transient,
+    seconds_left,
+    wait_for,
+)
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import TopicMissing, unwrap
 
@@ -88,6 +96,7 @@ def read_metadata(
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject = "the cluster" if topic is None else f"topic {topic}"
+    reach(admin, subject, "read the metadata", limit)
     try:
         if topic is None:
             return admin.list_topics(timeout=seconds_left(limit))

@@ -30,10 +30,20 @@ from backlog.errors import (
     Refused,
     UsageError,
 )
+from backlog.visible import escape_text, escape_trace
 from replay.recovery.brakes import CANARY, CancelRequested, PausedBecause
 from replay.telling.standing import say_standing
 
 LOG = logging.getLogger("backlogctl_airflow")
+
+
+def _escape_line(record: logging.LogRecord) -> bool:
+    """Airflow's page gives colours to what a log says in escape sequences."""
+    record.msg, record.args = escape_trace(record.getMessage()), ()
+    return True
+
+
+LOG.addFilter(_escape_line)
 # The XCom of a task that failed, was skipped or waits.
 REASON = "reason"
 # The XCom of a task that failed by itself and is not tried again: nobody had to mark it.
@@ -57,7 +67,7 @@ class RunbookRefusal(AirflowFailException):
 def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
     told = f"\n{say_standing(error.standing)}" if error.standing else ""
-    return mask_secrets(f"{error}{told}")
+    return f"{escape_text(mask_secrets(str(error)))}{mask_secrets(told)}"
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import signal
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
+from backlog.visible import join_lines, join_words
 from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
 _TICK = 0.02
@@ -69,8 +69,8 @@ class CommandLauncher:
     def describe(self, fleet: Fleet) -> str:
         assert self._consumers.scale is not None
         assert self._consumers.stop is not None
-        scale = shlex.join(fill_in(self._consumers.scale, {**fleet.placeholders, "replicas": "N"}))
-        stop = shlex.join(fill_in(self._consumers.stop, fleet.placeholders))
+        scale = join_words(fill_in(self._consumers.scale, {**fleet.placeholders, "replicas": "N"}))
+        stop = join_words(fill_in(self._consumers.stop, fleet.placeholders))
         return f"your commands: `{scale}` starts N of them, `{stop}` ends all"
 
     def _wait_for(self, fleet: Fleet, count: int, limit: Deadline, check_stop: CheckStop) -> None:
@@ -148,7 +148,7 @@ class CommandLauncher:
             why = f"took longer than {limit.seconds:g} s and was ended"
             hint = "see `consumers.command_within`"
         raise BacklogError(
-            f"the command {why}; its last lines:\n{last}", subject=subject, hint=hint
+            f"the command {why}; its last lines:\n  {last}", subject=subject, hint=hint
         )
 
     def _start(
@@ -183,6 +183,6 @@ def _read(file: IO[bytes]) -> str:
 
 
 def _cut(text: str) -> str:
-    """The last lines of an output, without secrets."""
+    """The last lines of an output, as an error shows them, without secrets."""
     lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
-    return "\n".join(lines[-_TAIL_LINES:])
+    return join_lines(lines[-_TAIL_LINES:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
+from backlog.visible import join_lines, join_words
 from fanout.launchers import supervisor
 from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
@@ -130,10 +130,10 @@ class ProcessLauncher:
     def explain(self, fleet: Fleet) -> str | None:
         """The first consumer that ended at once twice: exit code, last lines."""
         failing = _find_failing(fleet, _read_state(fleet), _KEEPS_ENDING)
-        return None if failing is None else f"{failing.why}\n{failing.hint}"
+        return None if failing is None else f"{failing.why}\n  {failing.hint}"
 
     def describe(self, fleet: Fleet) -> str:
-        command = shlex.join(fill_in(self._command, {**fleet.placeholders, "index": "N"}))
+        command = join_words(fill_in(self._command, {**fleet.placeholders, "index": "N"}))
         within = f"{self._stop_within:g} s"
         return f"local processes `{command}`, ended with SIGTERM, with SIGKILL after {within}"
 
@@ -209,7 +209,7 @@ class ProcessLauncher:
     def _fail_supervisor(self, fleet: Fleet, why: str) -> BacklogError:
         log = fleet.directory / supervisor.OWN_LOG
         return BacklogError(
-            f"the supervisor of its consumers could not be started, {why}:\n{_read_tail(log)}",
+            f"the supervisor of its consumers could not be started, {why}:\n  {_read_tail(log)}",
             subject=f"stream {fleet.stream}",
             hint=f"its log is {log}",
         )
@@ -242,7 +242,7 @@ def _find_failing(
         if consumer["error"]:
             how, hint = f"it could not be started ({consumer['error']})", "see `consumers.command`"
         else:
-            how = f"{_describe_exit(consumer['exit_code'])}; its last lines:\n{_read_tail(log)}"
+            how = f"{_describe_exit(consumer['exit_code'])}; its last lines:\n  {_read_tail(log)}"
             hint = f"its log is {log}"
         told = f"consumer {consumer['index']} ended at once {consumer['quick_ends']} times: {how}"
         return _Failing(mask_secrets(told), hint)
@@ -312,7 +312,7 @@ def _describe_exit(code: int) -> str:
 
 
 def _read_tail(log: Path) -> str:
-    """The last lines of a log, without secrets."""
+    """The last lines of a log, as an error shows them, without secrets."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -321,4 +321,4 @@ def _read_tail(log: Path) -> str:
         return "(nothing)"
     # Masked before it is cut: half a secret would not be found.
     lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
-    return "\n".join(lines[-_TAIL_LINES:]) or "(nothing)"
+    return join_lines(lines[-_TAIL_LINES:]) or "(nothing)"

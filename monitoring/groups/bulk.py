@@ -65,7 +65,7 @@ class BulkReader:
                 subject=f"cluster {find_addresses(properties)}",
                 hint="streams are watched all the same",
             )
-        self._settings = translated
+        self._settings, self._properties = translated, properties
         self._addresses = find_addresses(properties)
         self._seconds = seconds
         self._client: RawClient | None = None
@@ -135,7 +135,7 @@ class BulkReader:
         limit = Deadline(self._seconds)
         try:
             if self._client is None:
-                self._client = RawClient(self._settings, limit)
+                self._client = RawClient(self._settings, limit, self._properties)
                 self._coordinators = Coordinators(self._client)
             return self._client.run(work, limit)
         except Exception as error:

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from backlog.clock import utc_now
 from monitoring.board import BoardState, MemberLook
-from monitoring.metrics.catalogue import BY_NAME
-
-
-def make_gauge(name: str) -> GaugeMetricFamily:
-    """An empty family of the catalogue."""
-    return GaugeMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)
+from monitoring.metrics.exposition import Gauge
 
 
 def describe_members(seen: BoardState) -> Iterator[Metric]:
     """Members by client id and host."""
-    partitions = make_gauge("backlog_member_partitions")
-    ages = make_gauge("backlog_member_commit_age_seconds")
+    partitions = Gauge("backlog_member_partitions")
+    ages = Gauge("backlog_member_commit_age_seconds")
     now = utc_now()
     for stream, members in sorted(seen.members.items()):
         if (status := seen.streams.get(stream)) is None:
@@ -40,8 +35,8 @@ def describe_members(seen: BoardState) -> Iterator[Metric]:
 
 def describe_checkups(seen: BoardState) -> Iterator[Metric]:
     """How many findings of each check, and when it was looked."""
-    findings = make_gauge("backlog_doctor_findings")
-    times = make_gauge("backlog_doctor_timestamp_seconds")
+    findings = Gauge("backlog_doctor_findings")
+    times = Gauge("backlog_doctor_timestamp_seconds")
     for stream, checkup in sorted(seen.checkups.items()):
         counts = Counter((one.check, str(one.level)) for one in checkup.findings)
         for (check, level), count in sorted(counts.items()):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from monitoring.metrics.catalogue import Metric
+from prometheus_client.core import GaugeMetricFamily, Timestamp
+
+from backlog.visible import escape_name
+from monitoring.metrics.catalogue import BY_NAME, Metric
 from monitoring.metrics.crc import combine_crc
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -83,8 +86,25 @@ def write_gzip(pieces: Iterable[Packed]) -> Iterator[bytes]:
 
 
 def escape_value(text: str) -> str:
-    """A label's value as it stands between its quotes."""
-    return text.translate(_ESCAPES)
+    """A label's value as it stands between its quotes; what cannot be seen in it is escaped.
+
+    Alerts and dashboards show labels as they are.
+    """
+    return escape_name(text).translate(_ESCAPES)
+
+
+class Gauge(GaugeMetricFamily):
+    """A small family, which prometheus-client writes, with its labels escaped in the same way."""
+
+    def __init__(self, name: str) -> None:
+        metric = BY_NAME[name]
+        super().__init__(name, metric.help, labels=metric.labels)
+
+    def add_metric(
+        self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None
+    ) -> None:
+        """A line."""
+        super().add_metric([escape_name(label) for label in labels], value, timestamp)
 
 
 def write_labels(names: Iterable[str], values: Iterable[str]) -> str:

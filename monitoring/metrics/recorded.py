@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from prometheus_client.core import GaugeMetricFamily
-
 from backlog.ledger import Hold, Ledger
 from backlog.ledger.figures import RecoveryFigure
 from backlog.ledger.steps import has_stopped_consumers
 from backlog.values import FINAL, RecoveryState
-from monitoring.metrics.catalogue import BY_NAME
+from monitoring.metrics.exposition import Gauge
 
 
 class Record:
@@ -21,13 +19,13 @@ class Record:
         self._ledger = ledger
         self._counts: dict[str, Mapping[str, int]] = {}
 
-    def collect(self) -> list[GaugeMetricFamily]:
+    def collect(self) -> list[Gauge]:
         """The families, those without a line too.
 
         Raises:
             LedgerError: it does not answer.
         """
-        families = {name: _make_family(name) for name in _NAMES}
+        families = {name: Gauge(name) for name in _NAMES}
         now = self._ledger.now()
         for gap in self._ledger.figures.gaps():
             place = (gap.cluster, gap.stream, gap.group, gap.topic, gap.state, gap.cause)
@@ -113,8 +111,3 @@ _NAMES = (
     "backlog_retention_overdue_seconds",
     "backlog_hold_not_in_force",
 )
-
-
-def _make_family(name: str) -> GaugeMetricFamily:
-    metric = BY_NAME[name]
-    return GaugeMetricFamily(name, metric.help, labels=metric.labels)

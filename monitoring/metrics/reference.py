@@ -38,6 +38,8 @@ gzip. There is no login.
   read no further.
 - A lag of one or two offsets that holds only control records or aborted messages is 0, once that
   was read.
+- A group's id may be any text. What cannot be seen in it stands escaped in the label (`\\x1b`,
+  `\\n`, `\\u202e`), with each backslash doubled. bash reads it back within `$'...'`.
 - Losses to come by size (`retention.bytes`) are told of streams only.
 """
 

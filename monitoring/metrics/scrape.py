@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from backlog.ledger import Ledger
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
-from monitoring.metrics.checkups import describe_checkups, describe_members, make_gauge
-from monitoring.metrics.exposition import Lines, Packed, pack, write_gzip, write_head
+from monitoring.metrics.checkups import describe_checkups, describe_members
+from monitoring.metrics.exposition import Gauge, Lines, Packed, pack, write_gzip, write_head
 from monitoring.metrics.families import (
     join_lines,
     list_others,
@@ -95,7 +95,7 @@ class Scrape:
         yield from describe_members(seen)
         yield from describe_checkups(seen)
         recorded = self.ledger.read()
-        answers = make_gauge("backlog_ledger_up")
+        answers = Gauge("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))
         yield answers
         yield from recorded or ()
@@ -168,7 +168,7 @@ def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
 
 def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
-    ages = make_gauge("backlog_sample_age_seconds")
+    ages = Gauge("backlog_sample_age_seconds")
     failures = CounterMetricFamily(
         "backlog_sample_failures",
         BY_NAME["backlog_sample_failures"].help,
@@ -183,9 +183,9 @@ def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Itera
         failures.add_metric(key, seen.failures.get(key, 0))
     yield ages
     yield failures
-    seconds, groups = make_gauge("backlog_pass_seconds"), make_gauge("backlog_groups")
-    left_out = make_gauge("backlog_partitions_left_out")
-    unreadable = make_gauge("backlog_groups_unreadable")
+    seconds, groups = Gauge("backlog_pass_seconds"), Gauge("backlog_groups")
+    left_out = Gauge("backlog_partitions_left_out")
+    unreadable = Gauge("backlog_groups_unreadable")
     for name, done in sorted(seen.clusters.items()):
         seconds.add_metric([name], done.seconds)
         streams = (status.group for status in seen.streams.values() if status.cluster == name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as Tree
 
+from backlog.visible import escape_text
+
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _NAME = "{http://www.w3.org/2000/svg}"
@@ -29,7 +31,7 @@ _UNTURNED = re.compile(r"rotate\(-?0 ")
 
 def clean_text(text: str) -> str:
     """A text without what XML cannot hold or what turns its direction."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return escape_text(text)
 
 
 def adopt_svg(drawn: str, *, prefix: str, title: str) -> str:

@@ -13,6 +13,7 @@ from backlog.kafka.admin import describe_group_state
 from backlog.kafka.group_types import read_group_type, say_why_not
 from backlog.numbers import format_moment
 from backlog.values import Sample
+from backlog.visible import quote_word
 from monitoring.verdicts import Verdict
 from replay.around.observation import read_history
 from replay.recovery.workspace import Workspace
@@ -131,8 +132,9 @@ def suggest_ways(stream: Stream, verdict: str, members: dict[str, Any]) -> list[
             return [
                 "the group's offset is beyond the log: the topic was cut back or made anew, or the "
                 "offset was set wrong; once its consumers are stopped, set it with "
-                f"`kafka-consumer-groups.sh --bootstrap-server HOST:PORT --group {stream.group} "
-                f"--topic {stream.topic} --reset-offsets --to-latest --execute`"
+                "`kafka-consumer-groups.sh --bootstrap-server HOST:PORT "
+                f"--group {quote_word(stream.group)} --topic {stream.topic} "
+                "--reset-offsets --to-latest --execute`"
             ]
     return []
 

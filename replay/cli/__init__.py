@@ -6,6 +6,7 @@ load Spark.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from backlog.visible import VisibleFormatter
 from replay.cli import shared
 from replay.cli.acl import print_rights
 from replay.cli.approve import approve_recovery
@@ -121,12 +123,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code and prints every error itself."""
     from backlog.errors import UsageError
 
+    if logging.lastResort is not None:
+        # What prints warnings where nobody set logging up.
+        logging.lastResort.setFormatter(VisibleFormatter())
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     try:
         code: Any = app(words, prog_name="backlogctl", standalone_mode=False)
         if code == _INTERRUPTED:
-            shared.SESSION.say("\ninterrupted; the same command begins again")
+            shared.SESSION.say("")
+            shared.SESSION.say("interrupted; the same command begins again")
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         # Somebody's `head` closed our stdout; Python would complain once more at exit.

@@ -58,4 +58,4 @@ def print_rights(
         ],
         "commands": lines,
     }
-    session.emit(document, "\n".join(lines))
+    session.emit(document, lines)

@@ -23,12 +23,12 @@ def list_gaps(
 ) -> None:
     """List the ranges that a group will never read, and why."""
     from rich.console import Console
-    from rich.text import Text
 
     from backlog.values import GapState
     from replay.around.observation import choose_streams, look_at_stream
     from replay.telling.documents import describe_gap
     from replay.telling.terminal import draw_gaps, print_next
+    from replay.telling.texts import Text
 
     states = read_states(GapState, state)
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)

@@ -55,10 +55,9 @@ def report_recovery(
         write_whole(path, page)
 
     def show(console: Console) -> None:
-        from rich.text import Text
-
         from replay.report.summary import draw_summary
         from replay.telling.terminal import print_next
+        from replay.telling.texts import Text
 
         if path is not None:
             told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))

@@ -84,7 +84,9 @@ class Session:
             self._err = make_console(stderr=True)
         return self._err
 
-    def emit(self, document: Mapping[str, Any], show: Callable[[Console], None] | str) -> None:
+    def emit(
+        self, document: Mapping[str, Any], show: Callable[[Console], None] | str | Sequence[str]
+    ) -> None:
         """Prints a verb's result: the document with `--json`, else what `show` draws, or says.
 
         A text is printed as it is: names and reasons in it are not markup.
@@ -93,8 +95,9 @@ class Session:
             self.write_document(document)
         elif callable(show):
             show(self.out)
-        elif show:
-            print_text(self.out, show)
+        else:
+            for line in [show] if isinstance(show, str) and show else show:
+                print_text(self.out, line)
 
     def write_document(self, document: Mapping[str, Any]) -> None:
         """Writes the one JSON document."""
@@ -153,7 +156,7 @@ def make_console(*, stderr: bool) -> Console:
 
 def print_text(console: Console, text: str, style: str = "") -> None:
     """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
-    from rich.text import Text
+    from replay.telling.texts import Text
 
     console.print(Text(text, style=style), soft_wrap=True)
 
@@ -221,6 +224,7 @@ def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
 def show_error(error: BaseException, *, as_json: bool) -> int:
     """Prints an error as the caller wants it; returns the exit code."""
     from backlog.config import mask_secrets
+    from backlog.visible import escape_trace
 
     if isinstance(error, BacklogError):
         document = error.to_json()
@@ -247,7 +251,7 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
         import traceback
 
         text = "".join(traceback.format_exception(error))
-        sys.stderr.write(mask_secrets(text))
+        sys.stderr.write(escape_trace(mask_secrets(text)))
     return code
 
 
@@ -259,7 +263,7 @@ def _print_standing(standing: Mapping[str, Any]) -> None:
 
 
 def _print_error(document: Mapping[str, Any]) -> None:
-    from rich.text import Text
+    from replay.telling.texts import Text
 
     text = Text("error: ", style="bold red")
     if document["subject"]:

@@ -16,12 +16,12 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.text import Text
 
 from backlog.errors import BacklogError
 from backlog.ledger import open_ledger
 from backlog.numbers import format_duration
 from backlog.progress import Say
+from replay.telling.texts import Text
 
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backlog.numbers import format_duration, format_moment
+from backlog.visible import escape_text, show_value
 from replay.report.figures import draw_figures
 
 _PARTITIONS_SHOWN = 64
@@ -21,11 +22,12 @@ def render_page(document: Mapping[str, Any]) -> str:
     from markupsafe import Markup, escape
 
     def set_code(text: str) -> Markup:
-        return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+        return Markup(_CODE.sub(r"<code>\1</code>", str(escape(escape_text(text)))))
 
     environment = Environment(
         loader=PackageLoader("replay.report"),
         autoescape=True,
+        finalize=show_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

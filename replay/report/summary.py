@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from backlog.numbers import format_moment
 from replay.telling.terminal import add_line, make_grid, style_word
+from replay.telling.texts import Text
 
 
 def draw_summary(document: Mapping[str, Any]) -> RenderableType:

@@ -14,13 +14,13 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TextColumn,
     TimeElapsedColumn,
 )
-from rich.text import Text
+from rich.table import Column
 
 from backlog.numbers import format_duration, format_rate
 from backlog.progress import TICK_SECONDS, Say, Ticker
+from replay.telling.texts import Text
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def spin(console: Console) -> Iterator[Say]:
         return
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
+        _WhatColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
@@ -45,6 +45,16 @@ def spin(console: Console) -> Iterator[Say]:
 
 # Less of the work than that does not tell how long the rest takes.
 _TELLING_SHARE = 0.02
+
+
+class _WhatColumn(ProgressColumn):
+    """What is being done."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description)
 
 
 class _CountColumn(ProgressColumn):
@@ -82,7 +92,7 @@ class Bar:
         self._clock = clock
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
+            _WhatColumn(),
             BarColumn(bar_width=20),
             _CountColumn(),
             _PaceColumn(),

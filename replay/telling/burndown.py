@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.text import Text
 
 from backlog.numbers import (
     format_count,
@@ -17,6 +16,7 @@ from backlog.numbers import (
 )
 from replay.telling.events import name_step
 from replay.telling.terminal import Document, add_line, add_row, make_grid, make_table
+from replay.telling.texts import Text
 
 _WIDTH = 98
 _BLOCKS = "▁▂▃▄▅▆▇█"

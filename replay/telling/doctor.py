@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.text import Text
 
 from backlog.numbers import format_plural
+from replay.telling.texts import Text
 
 _STYLES = {"loses": "bold red", "stops": "bold red", "unknown": "magenta", "warns": "yellow"}
 _ENDS = {

@@ -6,6 +6,7 @@ import re
 
 from backlog.numbers import format_moment
 from backlog.values import Recovery
+from backlog.visible import escape_name, escape_text
 from replay.recovery.plan import Plan
 from replay.telling.value import Telling
 
@@ -65,10 +66,10 @@ def _draw_line(name: str, text: str) -> str:
 
 def _plain(text: str) -> str:
     """No markup and no links of somebody else's: names and notes are text."""
-    text = _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    text = _MARKUP.sub(r"\\\g<0>", escape_text(" ".join(text.split())))
     return _LINK.sub(_NO_LINK, _LINE_MARK.sub(r"\1\\\2", text))
 
 
 def _code(text: str) -> str:
     # A line break would end it.
-    return "`" + (" ".join(text.split()).replace("`", "'") or "—") + "`"
+    return "`" + (escape_name(text).replace("`", "'") or "—") + "`"

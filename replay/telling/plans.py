@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table as Grid
-from rich.text import Text
 
 from backlog.errors import Refused
 from backlog.values import Recovery
@@ -18,6 +17,7 @@ from replay.telling.terminal import (
     make_table,
     style_word,
 )
+from replay.telling.texts import Text
 from replay.telling.value import Count, Table, Telling
 
 _WIDTH = 98

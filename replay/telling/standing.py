@@ -15,6 +15,7 @@ from backlog.clock import format_time
 from backlog.errors import BacklogError
 from backlog.numbers import format_count, format_moment, format_plural
 from backlog.values import FINAL, Recovery, RecoveryState
+from backlog.visible import escape_text
 from replay.recovery.failing import STANDING
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import list_next_commands
@@ -229,7 +230,8 @@ def list_lines(standing: Document) -> list[tuple[str, str]]:
 def say_standing(standing: Document) -> str:
     """The same as one text of several lines, for a log or a message."""
     lines = [f"{name}: {told}" for name, told in list_lines(standing)]
-    return "\n".join([*lines, *(f"next: {command}" for command in standing["next_commands"])])
+    lines += [f"next: {command}" for command in standing["next_commands"]]
+    return "\n".join(map(escape_text, lines))
 
 
 def _say_state(standing: Document) -> str:

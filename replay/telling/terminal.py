@@ -11,12 +11,12 @@ from typing import Any
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from backlog.numbers import format_count, format_duration, format_moment
 from monitoring.details import format_detail
 from replay.telling.events import find_finished_starts, name_line
 from replay.telling.standing import list_lines
+from replay.telling.texts import Text
 
 Document = Mapping[str, Any]
 

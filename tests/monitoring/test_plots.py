@@ -18,7 +18,7 @@ from monitoring.plots.labels import Label, keep_apart, place_labels
 from monitoring.plots.scales import choose_ticks, label_ticks
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-HOSTILE = '<script>alert("&\x00\u202e</script> $x^2$ $\\frac'
+HOSTILE = '<script>alert("& $x^2$\x00\u202e</script> $\\frac'
 
 
 def after(seconds: float) -> datetime:

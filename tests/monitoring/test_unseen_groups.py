@@ -23,7 +23,7 @@ from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.looking import look_at_stream
 from monitoring.metrics.scrape import Exported, Scrape
-from replay.console.server.health import Doctor
+from replay.console.server.health import HealthCheck
 from sandbox.secured import add_rules
 from tests.kafka_tools import StreamStub, publish, set_offsets_raw, wait_until
 from tests.monitoring.group_world import Topic, make_world
@@ -79,7 +79,7 @@ def test_fault_85_groups_that_may_not_be_listed_are_unknown(
         got = scrape(Scrape(board, ledger, Exported({}, ("main",))))
     assert got.labels_of("backlog_unseen", "what", group="") == {"groups"}
     answers = SimpleNamespace(answers=lambda: True)
-    ready = Doctor(board, answers, timedelta(seconds=30), ("main",)).check_readiness()
+    ready = HealthCheck(board, answers, timedelta(seconds=30), ("main",)).check_readiness()
     assert ready.code == 200
     assert ready.body["status"] == "degraded"
     assert ready.body["unseen"] == {"cluster main": [str(unseen)]}

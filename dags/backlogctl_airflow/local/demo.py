@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.config import Stream, load_config
@@ -43,6 +42,7 @@ from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
 from replay.demo.stage import SHORT_LIVED_JVM
 from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
+from replay.telling.texts import Text
 from sandbox.embedded import EmbeddedKafka
 
 POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}

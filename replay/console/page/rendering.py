@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backlog.config import Config
+from backlog.visible import show_value
 from replay.console.page.offsets import LEGEND
 from replay.console.page.words import MEANINGS, list_filters, say_ago
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def make_environment(mask: Callable[[str], str], *packages: str) -> Environment:
-    """Templates of the packages, the first that has one; every value in them is escaped.
+    """Templates of the packages, the first that has one; every value in them is escaped, for HTML
+    and for the eye.
 
     Args:
         mask: masks the secrets in what others wrote.
@@ -26,6 +28,7 @@ def make_environment(mask: Callable[[str], str], *packages: str) -> Environment:
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in packages]),
         autoescape=True,
+        finalize=show_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from replay.demo.expand.audit import Orders, Pace
+from replay.telling.texts import Text
 
 _SPEEDS = ("fast_enough", "quick_enough")
 

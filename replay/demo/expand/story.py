@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.text import Text
 
 from backlog.errors import VerificationFailed
 from backlog.kafka.admin import describe_group_state, describe_topic
@@ -45,6 +44,7 @@ from replay.demo.stage import (
     tell_progress,
     write_report,
 )
+from replay.telling.texts import Text
 from sandbox.embedded import EmbeddedKafka
 
 

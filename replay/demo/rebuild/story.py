@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.kafka.clients import Properties
@@ -35,6 +34,7 @@ from replay.demo.stage import (
     tell_progress,
     write_report,
 )
+from replay.telling.texts import Text
 from sandbox.embedded import EmbeddedKafka
 
 # How many of each partition's old orders the consumer does not get to: 1,000 together.

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from backlog.clock import utc_now
 from backlog.ledger import BurndownSample, Ledger
@@ -20,6 +19,7 @@ from backlog.values import Recovery
 from replay.telling.burndown import draw_progress
 from replay.telling.events import name_step
 from replay.telling.progress import describe_progress
+from replay.telling.texts import Text
 
 _REDRAWS_PER_SECOND = 2
 _KEPT = 2_000

@@ -49,7 +49,7 @@ def test_a_failed_command_is_an_error_with_its_last_lines(
     text = "import sys; print('out'); [print('line', n, file=sys.stderr) for n in range(99)];"
     text += "sys.exit('denied: hunter2-of-the-shop')"
     with pytest.raises(
-        BacklogError, match=r"exit code 1.*(\n.*)*line 98\ndenied: \*\*\*"
+        BacklogError, match=r"exit code 1.*(\n.*)*line 98\n  denied: \*\*\*"
     ) as caught:
         make(stop=python(text)).stop(fleet, no_stop)
     assert "hunter2" not in f"{caught.value} {caught.value!r}"

@@ -263,7 +263,7 @@ def test_consumers_that_end_at_once_are_an_error_with_their_last_lines(
     )
     with monkeypatch.context() as patch:
         patch.setattr(process, "_SETTLED", 60.0)  # however slowly they start
-        with pytest.raises(BacklogError, match="no broker at all\nreally not") as caught:
+        with pytest.raises(BacklogError, match="no broker at all\n  really not") as caught:
             make(python(text)).scale(fleet, 2, no_stop)
     assert "exit code 3" in caught.value.message
     assert re.search(r"ended at once [3-9] times", caught.value.message)
