@@ -31,9 +31,21 @@ def read_group_type(
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
-    settings, _ = translate_properties(properties)
+    types, unknown = read_group_types(properties, deadline)
+    return None if unknown else types.get(group, "")
+
+
+def read_group_types(
+    properties: Properties, deadline: Deadline | None = None
+) -> tuple[dict[str, str], str]:
+    """By group its type, of every group of every broker; or why that cannot be asked.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    settings, reason = translate_properties(properties)
     if settings is None:
-        return None
+        return {}, f"the types of groups cannot be asked for {reason}"
     limit = deadline or Deadline(15.0)
     try:
         with RawClient(settings, limit) as client:
@@ -41,7 +53,7 @@ def read_group_type(
     except Exception as error:
         subject = f"cluster {find_addresses(properties)}"
         raise translate_error(error, "list the groups", subject) from error
-    return next((name_type(one) for one in listed if one.group_id == group), "")
+    return {one.group_id: name_type(one) for one in listed}, ""
 
 
 def say_why_not(kind: str | None) -> str:
