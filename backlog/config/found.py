@@ -52,6 +52,8 @@ def name_streams(places: Iterable[tuple[str, str]]) -> list[FoundStream]:
 
 def say_why_unwritable(group: str) -> str:
     """Why no stream can have a group of this name; "" where one can."""
+    if "${" in group:
+        return "backlog.yaml does not take this name: `${` begins a reference"
     stream = FoundStream("stream", "topic", group)
     cluster = _render_cluster({"bootstrap.servers": "host:9092"})
     try:

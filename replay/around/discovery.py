@@ -15,6 +15,7 @@ from backlog.config.found import CLUSTER, FoundStream, name_streams, say_why_unw
 from backlog.errors import BacklogError, Refused, UsageError
 from backlog.kafka.group_types import say_why_not
 from backlog.kafka.listing import FoundGroup, GroupListing, GroupTopic, list_all_groups
+from replay.telling.groups import show_name
 
 SECONDS = 60.0
 _TOPIC_GONE = "it is not there any more, or may not be described"
@@ -114,7 +115,7 @@ def choose_groups(found: Discovery, patterns: Sequence[str]) -> list[Candidate]:
             )
         good = [one for one in fitting if not one.why_not]
         if not good:
-            raise Refused(fitting[0].why_not, subject=f"group {fitting[0].name}")
+            raise Refused(fitting[0].why_not, subject=f"group {show_name(fitting[0].name)}")
         chosen.update((one.name, one) for one in good)
     return [one for one in found.choosable if one.name in chosen]
 
@@ -162,11 +163,18 @@ def name_chosen(chosen: Iterable[Candidate]) -> list[FoundStream]:
 
 def list_skipped(found: Discovery, chosen: Sequence[Candidate], *, every: bool) -> list[str]:
     """What was wanted and is not written; sentences."""
-    groups = [one for one in found.candidates if every and one.why_not]
-    gone = [(one, topic) for one in chosen for topic in one.topics if topic.partitions is None]
-    return [f"not written: group {one.name}: {one.why_not}" for one in groups] + [
-        f"not written: topic {topic.name} of group {one.name}: {_TOPIC_GONE}" for one, topic in gone
+    skipped = [
+        f"group {show_name(one.name)}: {one.why_not}"
+        for one in found.candidates
+        if every and one.why_not
     ]
+    skipped += [
+        f"topic {topic.name} of group {show_name(one.name)}: {_TOPIC_GONE}"
+        for one in chosen
+        for topic in one.topics
+        if topic.partitions is None
+    ]
+    return [f"not written: {told}" for told in skipped]
 
 
 def refuse_choiceless(found: Discovery) -> BacklogError:
