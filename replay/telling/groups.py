@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from backlog.numbers import format_count
-from replay.telling.terminal import add_row, draw_warnings, make_table
+from replay.telling.layout import tell
+from replay.telling.terminal import draw_warnings, make_table
 
 
 def draw_groups(document: Mapping[str, Any]) -> RenderableType:
@@ -27,8 +27,7 @@ def draw_groups(document: Mapping[str, Any]) -> RenderableType:
             first = (str(number), show_name(group["group"]), members)
             head, name, count = first if place == 0 else ("", "", "")
             gone = topic["partitions"] is None
-            add_row(
-                table,
+            table.add(
                 head,
                 name,
                 topic["topic"],
@@ -38,7 +37,7 @@ def draw_groups(document: Mapping[str, Any]) -> RenderableType:
             )
     parts: list[RenderableType] = [table] if good else []
     parts += [
-        Text(f"  {show_name(one['group'])}: {one['why_not']}", style="dim")
+        tell(f"{show_name(one['group'])}: {one['why_not']}", "dim", hang=2)
         for one in groups
         if one["why_not"]
     ]
