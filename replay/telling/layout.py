@@ -25,7 +25,7 @@ _UNIT = r"(?:d|h|min|s|ms|[kMGT]?B|M|G|%)(?!\w)"
 _PIECE = re.compile(
     rf"(?:`[^`\n]*`|(?<=\d) (?={_UNIT})|(?<=\d [dh]) (?=\d+ {_UNIT})|(?<=\d min) (?=\d+ s\b)|\S)+"
 )
-_ANY_WIDTH = 100_000
+ANY_WIDTH = 100_000
 # Narrower than that, a column or a line of prose is hard to read.
 _PROSE = 24
 _NAMES = 12
@@ -72,6 +72,19 @@ def _to_line(text: Text) -> Text:
 
 def _to_text(told: str | Text) -> Text:
     return Text(told) if isinstance(told, str) else told
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command, or what else is never broken."""
+
+    text: Text
+
+    def __rich_console__(self, _: Console, __: ConsoleOptions) -> Iterator[Text]:
+        yield _to_line(self.text)
+
+    def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
+        return Measurement(self.text.cell_len, self.text.cell_len)
 
 
 class WholeConsole(Console):
@@ -124,19 +137,33 @@ class Facts:
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
         indent = self._measure_names()
-        for name, told in self.lines:
+        for lines in self._list_groups():
+            name = lines[0][0]
             shown = name if self.is_counted else Text(name.plain, style="dim")
-            blank = " " * (indent - len(_GAP) - name.cell_len)
-            head: list[str | Text] = (
-                [blank, shown, _GAP] if self.is_counted else [shown, blank, _GAP]
-            )
-            hang = indent
-            if name.plain and options.max_width - indent < max(_PROSE, measure_piece(told)):
-                yield _to_line(shown)
-                head, hang = [_GAP], len(_GAP)
-            lines = wrap_text(told, options.max_width - hang)
-            yield _to_line(Text.assemble(*head, lines[0]))
-            yield from (_to_line(Text.assemble(" " * hang, line)) for line in lines[1:])
+            room = options.max_width - indent
+            if any(room < max(_PROSE, measure_piece(told)) for __, told in lines):
+                if name.plain:
+                    yield _to_line(shown)
+                head, hang = Text(_GAP), len(_GAP)
+            else:
+                blank = " " * (indent - len(_GAP) - name.cell_len)
+                parts = (blank, shown) if self.is_counted else (shown, blank)
+                head, hang = Text.assemble(*parts, _GAP), indent
+            for __, told in lines:
+                for line in wrap_text(told, options.max_width - hang):
+                    yield _to_line(Text.assemble(head, line))
+                    head = Text(" " * hang)
+
+    def _list_groups(self) -> Iterator[list[tuple[Text, Text]]]:
+        """A line and those without a name after it."""
+        group: list[tuple[Text, Text]] = []
+        for line in self.lines:
+            if group and line[0].plain:
+                yield group
+                group = []
+            group.append(line)
+        if group:
+            yield group
 
     def _measure_names(self) -> int:
         least = 0 if self.is_counted else _NAMES
@@ -204,10 +231,13 @@ class Table:
         return max(map(_measure_lines, self._texts(number)))
 
     def _least(self, number: int) -> int:
-        natural = self._natural(number)
-        if not self.columns[number].is_prose:
-            return natural
-        return min(natural, max(_PROSE, *map(measure_piece, self._texts(number))))
+        """The width at which nothing of a figure, an id or a word is broken."""
+        column = self.columns[number]
+        cells = [row[number] for row in self.rows]
+        pieces = max([measure_piece(Text(column.name)), *map(measure_piece, cells)])
+        if not column.is_prose:
+            return max([pieces, *map(_measure_lines, cells)])
+        return min(self._natural(number), max(_PROSE, pieces))
 
     def _fit(self, room: int) -> list[int] | None:
         """The columns' widths; None where they are more than the room."""
@@ -227,22 +257,23 @@ class Table:
     def _measure_frame(self, console: Console, options: ConsoleOptions) -> int:
         widths = [1] * len(self.columns)
         empty = Table([Column("") for _ in self.columns])._make(widths)
-        wide = options.update(max_width=_ANY_WIDTH)
+        wide = options.update(max_width=ANY_WIDTH)
         return Measurement.get(console, wide, empty).maximum - len(widths)
 
     def _make(self, widths: Sequence[int]) -> RichTable:
+        # Cells come wrapped and aligned: rich cuts what it wraps, and aligns nothing else.
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for column, width in zip(self.columns, widths, strict=True):
-            table.add_column(
-                Text(column.name),
-                justify="right" if column.is_right else "left",
-                width=width,
-                no_wrap=True,
-                overflow="ignore",
-            )
+        fitted = list(zip(self.columns, widths, strict=True))
+        for column, width in fitted:
+            name = _fill(Text(column.name), width, is_right=column.is_right)
+            table.add_column(name, width=width, no_wrap=True, overflow="ignore", vertical="bottom")
         for row in self.rows:
-            wrapped = zip(row, widths, strict=True)
-            table.add_row(*(Text("\n").join(wrap_text(*cell)) for cell in wrapped))
+            table.add_row(
+                *(
+                    _fill(cell, width, is_right=column.is_right)
+                    for cell, (column, width) in zip(row, fitted, strict=True)
+                )
+            )
         return table
 
     def _list_row(self, row: Sequence[Text], width: int) -> Iterator[Text]:
@@ -250,7 +281,7 @@ class Table:
         for column, cell in zip(self.columns, row, strict=True):
             if not cell.plain.strip():
                 continue
-            pair = Text.assemble((f"{column.name}: " if column.name else "", "dim"), cell)
+            pair = Text.assemble((_introduce(column.name), "dim"), cell)
             if line.plain and line.cell_len + len(_GAP) + pair.cell_len <= width:
                 line = Text.assemble(line, _GAP, pair)
                 continue
@@ -261,6 +292,17 @@ class Table:
             yield from full
         if line.plain:
             yield line
+
+
+def _introduce(name: str) -> str:
+    return f"{name.removesuffix('.')}: " if name else ""
+
+
+def _fill(text: Text, width: int, *, is_right: bool) -> Text:
+    lines = wrap_text(text, width)
+    if is_right:
+        lines = [Text.assemble(" " * (width - line.cell_len), line) for line in lines]
+    return Text("\n").join(lines)
 
 
 @dataclass(frozen=True)
@@ -277,7 +319,7 @@ class Framed:
         group = Group(*self.parts)
         width = min(self.width, options.max_width)
         frame = Panel(group, title=self.title, title_align="left", border_style="cyan", width=width)
-        least = Measurement.get(console, options.update(max_width=_ANY_WIDTH), group).minimum
+        least = Measurement.get(console, options.update(max_width=ANY_WIDTH), group).minimum
         # The frame cuts a title that is longer.
         if max(least + 4, self.title.cell_len + 6) <= width:
             yield frame

@@ -14,7 +14,7 @@ from rich.text import Text
 from backlog.numbers import format_count, format_duration, format_moment
 from monitoring.details import format_detail
 from replay.telling.events import find_finished_starts, name_line
-from replay.telling.layout import Column, Facts, Prose, Table, print_line, tell
+from replay.telling.layout import Column, Facts, Line, Prose, Table, print_line, tell
 from replay.telling.standing import list_lines
 
 Document = Mapping[str, Any]
@@ -270,8 +270,8 @@ def draw_standing(standing: Document) -> RenderableType:
 def print_next(console: Console, *commands: str) -> None:
     """Says which command comes next."""
     for command in commands:
-        console.print(_draw_next(command), soft_wrap=True)
+        console.print(_draw_next(command), crop=False)
 
 
-def _draw_next(command: str) -> Text:
-    return Text.assemble(("next: ", "dim"), (command, "bold cyan"))
+def _draw_next(command: str) -> Line:
+    return Line(Text.assemble(("next: ", "dim"), (command, "bold cyan")))
