@@ -29,7 +29,8 @@ _INTRO = """\
 
 <!-- Made by `python -m scripts.config_reference > docs/configuration.md`. Do not edit. -->
 
-`backlogctl init` writes a commented file. It is found by `--config FILE`, then `BACKLOG_CONFIG`,
+`backlogctl init` writes a commented file, and `backlogctl init --bootstrap HOST:PORT` one with the
+consumer groups of a cluster (below). It is found by `--config FILE`, then `BACKLOG_CONFIG`,
 then `./backlog.yaml`. Unknown keys and keys that stand twice are errors, which name the key, its
 line and the nearest known key. Relative paths are relative to the file.
 
@@ -48,6 +49,24 @@ masked in all output; so is whatever a reference in a secret key gave, except a 
 database. References are not taken in SQL, which goes into the plan, in `spark.conf`, which Spark
 shows, nor in the arguments of consumers' commands, which everybody on the machine sees: their
 secrets come by `environment`.
+
+## From a cluster
+
+`backlogctl init --bootstrap HOST:PORT` lists the cluster's consumer groups with the topics that
+each has committed on, asks which to take (numbers, names, patterns, or all), and writes
+`backlog.yaml` with a stream for each topic of each. Without a terminal `--group NAME` (a name or
+an `fnmatch` pattern, as often as needed) or `--all` chooses; without either the groups are listed,
+nothing is written, and the exit code is 2. `--json` prints what was found. A file that is there is
+replaced with `--force` only.
+
+For a cluster with logins `--client-properties FILE` names a file of librdkafka's properties, one
+`name=value` a line. A secret in it becomes a reference such as `${env:KAFKA_SASL_PASSWORD}`; which
+variables to export is said at the end. Paths in it become absolute. Properties that backlogctl
+sets itself, such as `group.id`, are left out.
+
+Share groups and groups of the streams protocol are listed, and cannot be taken; internal topics
+are left out. A group that may not be read is `unknown`. A stream is named like its topic, or
+`<topic>.<group>` where several of the groups taken read it.
 """
 
 

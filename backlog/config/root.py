@@ -246,16 +246,19 @@ class Config(Section):
         with _SECRETS_LOCK:
             _SECRETS.update(self._find_secrets())
 
+    def find_denial(self, topic: str) -> str | None:
+        """The pattern by which no stream may have this topic; None where one may."""
+        denied = (*_INTERNAL_TOPICS, self.kafka_ledger.topic, *self.guards.deny_topics)
+        return next((pattern for pattern in denied if fnmatchcase(topic, pattern)), None)
+
     def _refuse_denied_topics(self, file: str) -> None:
         for name, stream in self.streams.items():
-            denied = (*_INTERNAL_TOPICS, self.kafka_ledger.topic, *self.guards.deny_topics)
-            for pattern in denied:
-                if fnmatchcase(stream.topic, pattern):
-                    raise Refused(
-                        f"the topic {stream.topic} is denied by the pattern `{pattern}`",
-                        subject=f"{file}: streams.{name}.topic",
-                        hint="see `guards.deny_topics`",
-                    )
+            if pattern := self.find_denial(stream.topic):
+                raise Refused(
+                    f"the topic {stream.topic} is denied by the pattern `{pattern}`",
+                    subject=f"{file}: streams.{name}.topic",
+                    hint="see `guards.deny_topics`",
+                )
 
 
 _HINT = "docs/configuration.md lists every key"

@@ -1,8 +1,8 @@
-"""The commented backlog.yaml that `backlogctl init` writes."""
+"""The commented backlog.yaml that `backlogctl init` writes, in its sections."""
 
 from __future__ import annotations
 
-_TEMPLATE = """\
+HEAD = """\
 # backlog.yaml: what backlogctl watches and repairs. Every key: docs/configuration.md
 #
 # Secrets do not stand here. Give them as ${env:NAME} or ${file:PATH}, also within a longer text
@@ -39,6 +39,8 @@ staging:
 #   deny_topics: ["__*"]       # no stream may have these
 #   approval_expires: 24h
 
+"""
+_CLUSTERS = """\
 clusters:
   main:
     # Properties of the Kafka client. Those that load or run code are refused.
@@ -49,6 +51,8 @@ clusters:
     # sasl.password: ${env:KAFKA_PASSWORD}
     # ssl.ca.location: ./ca.pem
 
+"""
+SOURCES = """\
 sources:
   shop:
     # The database that lost messages are rebuilt from: PostgreSQL or SQLite. A user that may
@@ -60,11 +64,15 @@ sources:
     #   fetch_size: 10000
     #   statement_timeout: 10m
 
+"""
+_STREAMS = """\
 streams:
   orders:
     cluster: main
     topic: orders
     group: order-service       # the consumer group that must read the topic
+"""
+OF_A_STREAM = """\
     isolation: read_committed  # how it reads: read_committed | read_uncommitted
     partitioner: murmur2       # how the producers place keys: murmur2 (Java) | crc32 (librdkafka)
     approval: named            # named | second_person | auto
@@ -137,4 +145,4 @@ streams:
 
 def render_template() -> str:
     """A backlog.yaml to edit; it loads as it is with `SHOP_PASSWORD` set."""
-    return _TEMPLATE
+    return HEAD + _CLUSTERS + SOURCES + _STREAMS + OF_A_STREAM

@@ -21,11 +21,11 @@ from backlog.kafka.groups import (
     committed_offsets,
     delete_group,
     describe_group_state,
-    list_topic_readers,
     read_commits,
     read_group_state,
     set_group_offsets,
 )
+from backlog.kafka.readers import list_topic_readers
 from backlog.kafka.topics import (
     Isolation,
     TopicInfo,

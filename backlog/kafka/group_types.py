@@ -52,9 +52,21 @@ def read_group_listing(
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
-    settings, _ = translate_properties(properties)
+    listings, unknown = read_group_listings(properties, deadline)
+    return None if unknown else listings.get(group, GroupListing())
+
+
+def read_group_listings(
+    properties: Properties, deadline: Deadline | None = None
+) -> tuple[dict[str, GroupListing], str]:
+    """By name every group of every broker; or why that cannot be asked.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    settings, reason = translate_properties(properties)
     if settings is None:
-        return None
+        return {}, f"the types of groups cannot be asked for {reason}"
     limit = deadline or Deadline(15.0)
     try:
         with RawClient(settings, limit, properties) as client:
@@ -62,8 +74,7 @@ def read_group_listing(
     except Exception as error:
         subject = f"cluster {find_addresses(properties)}"
         raise translate_error(error, "list the groups", subject) from error
-    mine = (one for one in listed if one.group_id == group)
-    return next((GroupListing(name_type(one), name_state(one)) for one in mine), GroupListing())
+    return {one.group_id: GroupListing(name_type(one), name_state(one)) for one in listed}, ""
 
 
 def say_why_not(kind: str | None) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
     ConsumerGroupState,
@@ -29,15 +28,12 @@ from backlog.kafka.calls import (
     wait_for,
 )
 from backlog.kafka.clients import Admin
-from backlog.kafka.errors import AccessDenied, GroupActive, GroupMissing, TopicMissing
+from backlog.kafka.errors import GroupActive, GroupMissing, TopicMissing
 from backlog.kafka.topics import DEFAULT_SECONDS, read_topic_id
-from backlog.numbers import format_plural
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
-_READ_COMMITS = "read committed offsets"
-# Names in a sentence.
-_SHOWN = 3
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,38 +78,6 @@ class GroupState:
         return bool(self.members) or self.state not in ("empty", "dead")
 
 
-@dataclass(frozen=True, slots=True)
-class TopicReaders:
-    """Who reads a topic, as far as the tool may see.
-
-    Attributes:
-        known: by group, its committed offsets by partition; groups in alphabetical order.
-        hidden: groups whose commits may not be read.
-        sees_all: whether the brokers list every group to us.
-    """
-
-    known: Mapping[str, Mapping[int, int]]
-    hidden: tuple[str, ...] = ()
-    sees_all: bool = True
-
-    def list_others(self, group: str) -> tuple[str, ...]:
-        """The other groups that are known to read it."""
-        return tuple(name for name in self.known if name != group)
-
-    def say_unknown(self, group: str) -> str:
-        """Why there may be more readers than those that are known; "" where there are none."""
-        hidden = [name for name in self.hidden if name != group]
-        if not self.sees_all:
-            return "may not list all groups (`Describe` on the cluster is missing)"
-        if hidden:
-            shown = ", ".join(hidden[:_SHOWN]) + (", ..." if len(hidden) > _SHOWN else "")
-            return (
-                f"may not read what {format_plural(len(hidden), 'group')} committed ({shown}): "
-                "`Describe` on them is missing"
-            )
-        return ""
-
-
 def read_commits(
     connection: Connection,
     group: str,
@@ -144,7 +108,7 @@ def read_commits(
             raise admin.translate(error, subject, doing, limit.seconds) from error
         finally:
             reader.poll(0)  # delivers its log lines
-        return _check_commits(admin, answer, subject, doing)
+        return check_commits(admin, answer, subject, doing)
 
     return retry_transient(admin, limit, call)
 
@@ -162,71 +126,6 @@ def committed_offsets(
     return {p: None if commit is None else commit.offset for p, commit in commits.items()}
 
 
-def list_topic_readers(
-    connection: Connection, topic: str, deadline: Deadline | None = None
-) -> TopicReaders:
-    """Every group with a committed offset on the topic, of either protocol, with its offsets.
-
-    Brokers list all groups only to those who may describe the cluster (Kafka's ListGroups), and
-    the commits of a group to those who may describe it.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure: a group could not be read for another reason.
-    """
-    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    doing = "list the groups that read it"
-    names = sorted(group.group_id for group in _list_groups(admin, f"topic {topic}", doing, limit))
-    known: dict[str, dict[int, int]] = {}
-    hidden: list[str] = []
-    for first in range(0, len(names), GROUPS_AT_ONCE):
-        futures: dict[str, Future[Any]] = {}
-        for name in names[first : first + GROUPS_AT_ONCE]:
-            futures[name] = _ask_offsets(admin, name, limit)
-        for name, future in futures.items():
-            try:
-                answer = _take_offsets(admin, name, future, limit)
-            except GroupMissing:
-                continue  # it went away since it was listed
-            except AccessDenied:
-                hidden.append(name)
-                continue
-            ours = [item for item in answer.topic_partitions if item.topic == topic]
-            commits = _check_commits(admin, ours, f"group {name}", _READ_COMMITS)
-            offsets = {p: commit.offset for p, commit in commits.items() if commit is not None}
-            if offsets:
-                known[name] = offsets
-    return TopicReaders(known, tuple(hidden), sees_all=_may_list_all(admin, limit))
-
-
-def _ask_offsets(admin: Admin, group: str, limit: Deadline) -> Future[Any]:
-    request = [ConsumerGroupTopicPartitions(group)]
-    verb = admin.list_consumer_group_offsets
-    futures = ask(admin, verb, f"group {group}", _READ_COMMITS, limit, request)
-    future: Future[Any] = futures[group]
-    return future
-
-
-def _take_offsets(admin: Admin, group: str, future: Future[Any], limit: Deadline) -> Any:
-    """The answer; a coordinator that loads or moves is asked again."""
-    asked = [future]
-
-    def call() -> Any:
-        one = asked.pop() if asked else _ask_offsets(admin, group, limit)
-        return wait_for(admin, one, f"group {group}", _READ_COMMITS, limit)
-
-    return retry_transient(admin, limit, call)
-
-
-def _may_list_all(admin: Admin, limit: Deadline) -> bool:
-    """Whether the principal may describe the cluster; brokers without an authorizer say so too."""
-    subject, doing = "the cluster", "ask what is allowed on it"
-    future = ask(
-        admin, admin.describe_cluster, subject, doing, limit, include_authorized_operations=True
-    )
-    allowed = wait_for(admin, future, subject, doing, limit).authorized_operations or ()
-    return any(operation.name in ("DESCRIBE", "ALL") for operation in allowed)
-
-
 def read_group_state(
     connection: Connection, group: str, deadline: Deadline | None = None
 ) -> GroupState:
@@ -236,7 +135,7 @@ def read_group_state(
     A group that is not there is `dead`.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    for listed in _list_groups(admin, f"group {group}", "read its state", limit):
+    for listed in list_consumer_groups(admin, f"group {group}", "read its state", limit):
         if listed.group_id == group:
             return GroupState(
                 listed.state.name.lower() if listed.state else "",
@@ -261,6 +160,24 @@ def describe_group_state(
         answer = retry_transient(admin, limit, call)
     except GroupMissing:
         return GroupState("dead", ())
+    return _take_state(answer)
+
+
+def describe_group_states(
+    admin: Admin, groups: Sequence[str], limit: Deadline
+) -> dict[str, GroupState]:
+    """`describe_group_state` of many at once; those that may not or cannot be seen are left out."""
+    found: dict[str, GroupState] = {}
+    for some in cut(groups, GROUPS_AT_ONCE):
+        doing, verb = "describe the groups", admin.describe_consumer_groups
+        futures = ask(admin, verb, "the cluster", doing, limit, list(some))
+        for name, future in futures.items():
+            with suppress(KafkaFailure):
+                found[name] = _take_state(wait_for(admin, future, f"group {name}", doing, limit))
+    return found
+
+
+def _take_state(answer: Any) -> GroupState:
     state: ConsumerGroupState = answer.state
     members = tuple(
         Member(
@@ -368,7 +285,9 @@ def _by_topic(places: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
     return {topic: tuple(sorted(numbers)) for topic, numbers in found.items()}
 
 
-def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
+def list_consumer_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
+    """Classic and consumer groups of all brokers, as confluent-kafka lists them."""
+
     def call() -> list[Any]:
         future = ask(admin, admin.list_consumer_groups, subject, doing, limit)
         listing = wait_for(admin, future, subject, doing, limit)
@@ -379,9 +298,14 @@ def _list_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> lis
     return retry_transient(admin, limit, call)
 
 
-def _check_commits(
+def check_commits(
     admin: Admin, items: Sequence[TopicPartition] | None, subject: str, doing: str
 ) -> dict[int, Commit | None]:
+    """An answer's commits by partition; None where there is none.
+
+    Raises:
+        KafkaFailure: a partition was refused.
+    """
     commits: dict[int, Commit | None] = {}
     for item in items or ():
         if item.error is not None:
@@ -390,6 +314,12 @@ def _check_commits(
         known = None if epoch is None or epoch < 0 else epoch
         commits[item.partition] = None if item.offset < 0 else Commit(item.offset, known)
     return commits
+
+
+def cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """The items in pieces of at most that many."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
 
 
 def _refuse_active(group: str, state: GroupState) -> GroupActive:

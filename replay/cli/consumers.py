@@ -84,12 +84,11 @@ def _draw(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     from backlog.numbers import format_count
-    from replay.telling.terminal import add_row, make_table
+    from replay.telling.terminal import make_table
 
     summary = make_table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
     known = document["group_state"] is not None
-    add_row(
-        summary,
+    summary.add(
         document["stream"],
         document["launcher"],
         format_count(document["running"]),
@@ -103,8 +102,7 @@ def _draw(document: dict[str, Any]) -> RenderableType:
     table = make_table("#consumer", "#pid", "#restarts", "#last exit", "log")
     for row in document["consumers"]:
         pid, code = row["pid"], row["exit_code"]
-        add_row(
-            table,
+        table.add(
             str(row["index"]),
             "—" if pid is None else str(pid),
             format_count(row["restarts"]),

@@ -27,8 +27,7 @@ def list_gaps(
     from backlog.values import GapState
     from replay.around.observation import choose_streams, look_at_stream
     from replay.telling.documents import describe_gap
-    from replay.telling.terminal import draw_gaps, print_next
-    from replay.telling.texts import Text
+    from replay.telling.terminal import draw_gaps, draw_warnings, print_next
 
     states = read_states(GapState, state)
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)
@@ -49,8 +48,8 @@ def list_gaps(
 
     def show(console: Console) -> None:
         console.print(draw_gaps(document))
-        for warning in warnings:
-            console.print(Text(f"! {warning}", style="yellow"))
+        for line in draw_warnings(list(warnings)):
+            console.print(line)
         repairable = {gap.stream for gap in found if gap.state is GapState.OPEN and gap.count}
         if bootstrap is None:
             commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]

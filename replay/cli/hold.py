@@ -112,7 +112,7 @@ def _emit(
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
-    from replay.telling.terminal import add_row, make_table
+    from replay.telling.terminal import make_table
 
     table = make_table("stream", "=by", "=setting", "#was", "#is", "=until")
     for hold in holds:
@@ -129,8 +129,7 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
             old, new = hold["old"][name], value
             if hold["released_at"]:
                 old, new = new, old
-            add_row(
-                table,
+            table.add(
                 *((hold["stream"], hold["holder"]) if first else ("", "")),
                 name,
                 _format_value(name, old),

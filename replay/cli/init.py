@@ -1,13 +1,22 @@
-"""`backlogctl init`: a commented configuration to start from."""
+"""`backlogctl init`: a commented configuration to start from, or one of a cluster's groups."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, verb
+from replay.cli.shared import Session, mask_document, verb
+
+if TYPE_CHECKING:
+    from backlog.config.client_file import ClientFile
+    from backlog.config.found import FoundStream
+    from replay.around.discovery import Candidate, Discovery
+
+_CLUSTER = "From a cluster"
 
 
 @verb
@@ -15,21 +24,186 @@ def write_configuration(
     session: Session,
     output: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("backlog.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            "--bootstrap",
+            help="Look for consumer groups at these brokers, HOST:PORT, and write streams.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    client_properties: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-properties",
+            help="librdkafka properties for it (login, TLS), one name=value a line.",
+            metavar="FILE",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            help="Take this group, or those that fit this pattern; again for more.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Take every group.", rich_help_panel=_CLUSTER),
+    ] = False,
 ) -> None:
-    """Write a commented backlog.yaml to start from."""
+    """Write a backlog.yaml to start from: commented, or with the groups of a cluster."""
     from backlog.config import render_template
-    from backlog.errors import BacklogError, UsageError
+    from backlog.errors import UsageError
+
+    if bootstrap is None and client_properties is None:
+        if group or every:
+            option = "--group" if group else "--all"
+            raise UsageError(f"{option} goes with --bootstrap HOST:PORT", subject=option)
+        _write(output, render_template(), force)
+        session.emit(
+            {"file": str(output)},
+            f"wrote {output}: fill in cluster, source and stream, then `backlogctl status`",
+        )
+        return
+    if group and every:
+        raise UsageError("--group and --all exclude each other", subject="--all")
+    _refuse_existing(output, force)
+    _write_found(session, output, force, _read_client(bootstrap, client_properties), group, every)
+
+
+def _read_client(bootstrap: str | None, file: Path | None) -> ClientFile:
+    from backlog.config.client_file import ClientFile, read_client_file
+    from backlog.errors import UsageError
+
+    if bootstrap is not None and not bootstrap.strip():
+        raise UsageError("it is empty: say HOST:PORT", subject="--bootstrap")
+    if file is not None:
+        return read_client_file(file, bootstrap)
+    return ClientFile({"bootstrap.servers": bootstrap or ""})
+
+
+def _write_found(
+    session: Session,
+    output: Path,
+    force: bool,
+    client: ClientFile,
+    patterns: list[str] | None,
+    every: bool,
+) -> None:
+    from backlog.config import Config, load_config
+    from backlog.config.found import render_found
+    from replay.around import discovery
+    from replay.telling.bars import spin
+    from replay.telling.groups import draw_groups
+
+    # What the variables will hold; those that are set already may hold something else.
+    environment = {**os.environ, **client.values}
+    folder = output.absolute().parent
+    only_cluster = render_found(client.properties, ())
+    config = Config.from_text(only_cluster, folder, environment, file=str(output))
+    with spin(session.err) as say:
+        say(f"looking at the groups of {client.properties['bootstrap.servers']}")
+        found = discovery.discover_groups(config)
+    document = discovery.describe_discovery(found)
+    asked = not (patterns or every)
+    if asked and not session.json:
+        session.out.print(draw_groups(document))
+    if patterns:
+        chosen = discovery.choose_groups(found, patterns)
+    elif every:
+        chosen = discovery.choose_all(found)
+    elif found.choosable and not session.json and sys.stdin.isatty() and sys.stdout.isatty():
+        chosen = _ask(found)
+    else:
+        error = discovery.refuse_choiceless(found)
+        if not session.json:
+            raise error
+        session.write_document({"file": None, **document, "error": mask_document(error.to_json())})
+        raise typer.Exit(error.exit_code)
+    streams = discovery.name_chosen(chosen)
+    text = render_found(client.properties, streams)
+    Config.from_text(text, folder, environment, file=str(output))
+    _write(output, text, force)
+    load_config(output, environment)
+    skipped = discovery.list_skipped(found, chosen, every=every)
+    document = {**discovery.describe_discovery(found, streams), "skipped": skipped}
+    _say_written(session, output, client, streams, document)
+
+
+def _ask(found: Discovery) -> list[Candidate]:
+    from backlog.errors import BacklogError
+    from replay.around.discovery import read_choice
+
+    def read(answer: str) -> list[Candidate]:
+        try:
+            return read_choice(found, answer)
+        except BacklogError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    asked = "Which groups? Numbers (1 3-5), names, patterns, or all"
+    chosen: list[Candidate] = typer.prompt(asked, value_proc=read)
+    return chosen
+
+
+def _say_written(
+    session: Session,
+    output: Path,
+    client: ClientFile,
+    streams: list[FoundStream],
+    document: dict[str, Any],
+) -> None:
+    from rich.console import Console
+
+    from backlog.numbers import format_plural
+    from backlog.visible import quote_word
+    from replay.cli.shared import print_text
+    from replay.telling.terminal import print_next
+
+    if client.left_out:
+        session.say(f"left out, since backlogctl sets them itself: {', '.join(client.left_out)}")
+    is_default = output.absolute() == (session.find_config_path() or Path()).absolute()
+    named = "" if is_default else f" --config {quote_word(str(output))}"
+
+    def show(console: Console) -> None:
+        print_text(console, f"wrote {output}: {format_plural(len(streams), 'stream')}")
+        for stream in streams:
+            print_text(console, f"  {stream.name}")
+        exports = [
+            f"export {variable}=...   # the value of {name}"
+            for variable, name in client.variables.items()
+        ]
+        print_next(console, *exports, f"backlogctl status{named}")
+
+        for warning in (*document["skipped"], *document["unknown"]):
+            session.say(f"! {warning}", "yellow")
+
+    variables = sorted(client.variables)
+    session.emit({"file": str(output), "environment": variables, **document}, show)
+
+
+def _refuse_existing(output: Path, force: bool) -> None:
+    if not force and output.exists():
+        raise _exists(output)
+
+
+def _write(output: Path, text: str, force: bool) -> None:
+    from backlog.errors import BacklogError
 
     try:
         with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(render_template())
+            file.write(text)
     except FileExistsError as error:
-        raise UsageError(
-            "the file exists already", subject=str(output), hint="name another, or say --force"
-        ) from error
+        raise _exists(output) from error
     except OSError as error:
         raise BacklogError(f"could not write it: {error.strerror}", subject=str(output)) from error
-    session.emit(
-        {"file": str(output)},
-        f"wrote {output}: fill in cluster, source and stream, then `backlogctl status`",
+
+
+def _exists(output: Path) -> Exception:
+    from backlog.errors import UsageError
+
+    return UsageError(
+        "the file exists already", subject=str(output), hint="name another, or say --force"
     )

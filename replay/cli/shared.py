@@ -146,19 +146,21 @@ class Session:
 
 
 def make_console(*, stderr: bool) -> Console:
-    """A console that does not break lines of a pipe at 80 columns."""
-    from rich.console import Console
+    """A console that cuts nothing, and does not break lines of a pipe at 80 columns."""
+    from replay.telling.layout import WholeConsole
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 100
-    return Console(stderr=stderr, width=width, highlight=False)
+    return WholeConsole(stderr=stderr, width=width, highlight=False)
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:
+    """Prints a text as it is, by `print_line`: nothing in it is markup."""
     """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
+    from replay.telling.layout import print_line
     from replay.telling.texts import Text
 
-    console.print(Text(text, style=style), soft_wrap=True)
+    print_line(console, Text(text, style=style))
 
 
 SESSION = Session()
@@ -263,12 +265,13 @@ def _print_standing(standing: Mapping[str, Any]) -> None:
 
 
 def _print_error(document: Mapping[str, Any]) -> None:
+    from replay.telling.layout import print_line
     from replay.telling.texts import Text
 
     text = Text("error: ", style="bold red")
     if document["subject"]:
         text.append(f"{document['subject']}: ", style="bold default")
     text.append(str(document["message"]), style="default")
-    SESSION.err.print(text, soft_wrap=True)
+    print_line(SESSION.err, text)
     if document["hint"]:
-        SESSION.err.print(Text(f"hint: {document['hint']}", style="cyan"), soft_wrap=True)
+        print_text(SESSION.err, f"hint: {document['hint']}", "cyan")

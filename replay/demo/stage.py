@@ -67,7 +67,8 @@ class Stage:
         """
         line = " ".join(word if " " not in word else f'"{word}"' for word in words)
         self._console.print()
-        self._console.print(Text.assemble(("  $ ", "dim"), (f"backlogctl {line}", "bold green")))
+        shown = Text.assemble(("  $ ", "dim"), (f"backlogctl {line}", "bold green"))
+        self._console.print(shown, soft_wrap=True)
         self._console.file.flush()
         command = [sys.executable, "-m", "replay.cli", *words]
         process = subprocess.Popen(

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_moment
-from replay.telling.terminal import add_line, make_grid, style_word
+from replay.telling.layout import Facts, Prose
+from replay.telling.terminal import style_word
 from replay.telling.texts import Text
 
 
@@ -21,10 +22,10 @@ def draw_summary(document: Mapping[str, Any]) -> RenderableType:
         "  ",
         style_word(document["verdict"].replace("_", " ")),
     )
-    grid = make_grid()
+    grid = Facts()
 
     def add(name: str, told: str, style: str = "") -> None:
-        add_line(grid, name, Text(told, style=style))
+        grid.add(name, Text(told, style=style))
 
     standing, people = document["standing"], document["people"]
     add("", standing["headline"], "bold")
@@ -48,4 +49,4 @@ def draw_summary(document: Mapping[str, Any]) -> RenderableType:
         add("record", f"{record['events']:,} events, hash chain verified", "green")
     else:
         add("record", record["problem"] or "the plan was changed after it was hashed", "bold red")
-    return Group(head, grid)
+    return Group(Prose(head), grid)

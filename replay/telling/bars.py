@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     Progress,
@@ -20,7 +22,26 @@ from rich.table import Column
 
 from backlog.numbers import format_duration, format_rate
 from backlog.progress import TICK_SECONDS, Say, Ticker
+from replay.telling.layout import ANY_WIDTH, tell
 from replay.telling.texts import Text
+
+
+class _WholeProgress(Progress):
+    """A line of columns; where they are wider than the terminal, what `describe` says of a task."""
+
+    def __init__(self, *columns: ProgressColumn, describe: Callable[[Task], str], **settings: Any):
+        self._describe_task = describe
+        super().__init__(*columns, **settings)
+
+    def get_renderable(self) -> RenderableType:
+        """The columns, or sentences."""
+        table = self.make_tasks_table(self.tasks)
+        if not self.tasks:  # asked before there is a console
+            return table
+        wide = self.console.options.update(max_width=ANY_WIDTH)
+        if Measurement.get(self.console, wide, table).maximum <= self.console.width:
+            return table
+        return Group(*(tell(self._describe_task(task)) for task in self.tasks))
 
 
 @contextmanager
@@ -32,10 +53,11 @@ def spin(console: Console) -> Iterator[Say]:
     if not console.is_terminal:
         yield lambda text: console.print(Text(text), soft_wrap=True)
         return
-    with Progress(
+    with _WholeProgress(
         SpinnerColumn(),
         _WhatColumn(),
         TimeElapsedColumn(),
+        describe=lambda task: f"{task.description} {format_duration(task.elapsed)}",
         console=console,
         transient=True,
     ) as progress:
@@ -90,12 +112,13 @@ class Bar:
         self._console = console
         self._total = total
         self._clock = clock
-        self._progress = Progress(
+        self._progress = _WholeProgress(
             SpinnerColumn(),
             _WhatColumn(),
             BarColumn(bar_width=20),
             _CountColumn(),
             _PaceColumn(),
+            describe=lambda _: f"{f'{self._what}: ' if self._moved else ''}{self._format_line()}",
             console=console,
             disable=not console.is_terminal,
         )

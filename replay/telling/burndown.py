@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
-from rich.panel import Panel
+from rich.console import RenderableType
 
 from backlog.numbers import (
     format_count,
@@ -15,7 +14,8 @@ from backlog.numbers import (
     format_rate,
 )
 from replay.telling.events import name_step
-from replay.telling.terminal import Document, add_line, add_row, make_grid, make_table
+from replay.telling.layout import Facts, Framed
+from replay.telling.terminal import Document, make_table
 from replay.telling.texts import Text
 
 _WIDTH = 98
@@ -29,29 +29,29 @@ def draw_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
     if down := progress["burndown"]:
         parts.append(_draw_left(down, live=progress["live"]))
     if sent := progress["injection"]:
-        grid = make_grid()
-        add_line(grid, "put back", _draw_bar(sent["injected"], sent["staged"]))
+        grid = Facts()
+        grid.add("put back", _draw_bar(sent["injected"], sent["staged"]))
         parts.append(grid)
     parts.append(_draw_steps(progress["steps"]))
     title = Text("progress", style="bold")
     if progress["step"]:
         title = Text.assemble(("now: ", "bold"), (name_step(progress["step"]), "bold cyan"))
-    return Panel(Group(*parts), title=title, title_align="left", border_style="cyan", width=width)
+    return Framed(title, parts, width)
 
 
 def _draw_left(down: Document, *, live: bool) -> RenderableType:
     total = down["handled"] + down["left"]
-    grid = make_grid()
-    add_line(grid, "handled", _draw_bar(down["handled"], total))
+    grid = Facts()
+    grid.add("handled", _draw_bar(down["handled"], total))
     if len(down["curve"]) > 1:
         curve = Text(_draw_curve(down["curve"]), style="cyan")
         curve.append(f"  {format_count(down['left'])} left", "bold")
         curve.append(f" after {format_duration(down['seconds'])}", "dim")
-        add_line(grid, "unread", curve)
-    add_line(grid, "topic", _draw_flow(down["source_lag"], "relayed", down, live=live))
-    add_line(grid, "temporary", _draw_flow(down["temporary_lag"], "handled", down, live=live))
+        grid.add("unread", curve)
+    grid.add("topic", _draw_flow(down["source_lag"], "relayed", down, live=live))
+    grid.add("temporary", _draw_flow(down["temporary_lag"], "handled", down, live=live))
     if live and down["consumers"] is not None:
-        add_line(grid, "running", format_plural(down["consumers"], "recovery consumer"))
+        grid.add("running", format_plural(down["consumers"], "recovery consumer"))
     if live:
         eta = down["eta_seconds"]
         if not down["left"]:
@@ -62,7 +62,7 @@ def _draw_left(down: Document, *, live: bool) -> RenderableType:
             told = Text("drained in a moment", style="bold green")
         else:
             told = Text.assemble("drained in about ", (format_duration(eta), "bold green"))
-        add_line(grid, "", told)
+        grid.add("", told)
     return grid
 
 
@@ -104,8 +104,7 @@ def _draw_steps(steps: Sequence[Document]) -> RenderableType:
     for step in steps:
         mark, style = marks[step["state"]]
         again = f"{step['attempts']} attempts" if step["attempts"] > 1 else ""
-        add_row(
-            table,
+        table.add(
             Text(mark, style=style),
             Text(name_step(step["step"]), style="bold" if step["state"] == "running" else ""),
             format_moment(step["started_at"])[11:],

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 
 from backlog.numbers import format_count, format_duration, format_moment
 from monitoring.details import format_detail
 from replay.telling.events import find_finished_starts, name_line
+from replay.telling.layout import Column, Facts, Line, Prose, Table, print_line, tell
 from replay.telling.standing import list_lines
 from replay.telling.texts import Text
 
@@ -52,49 +51,9 @@ def style_word(word: str) -> Text:
     return Text(word, style=_STYLES.get(word, "yellow"))
 
 
-def make_table(*columns: str, title: str | None = None) -> Table:
-    """A table in our manner.
-
-    A column named with a leading `#` is aligned right; one with `=` holds ids, never broken.
-    """
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for column in columns:
-        if column.startswith("#"):
-            table.add_column(column[1:], justify="right", no_wrap=True)
-        elif column.startswith("="):
-            table.add_column(column[1:], no_wrap=True)
-        else:
-            table.add_column(column, overflow="fold")
-    return table
-
-
-def add_row(table: Table, *cells: str | Text) -> None:
-    """Adds a row; a text in it is printed as it is, and ids and numbers are never cut."""
-    texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
-    for column, text in zip(table.columns, texts, strict=True):
-        if column.no_wrap:
-            column.min_width = max(column.min_width or 0, text.cell_len)
-    table.add_row(*texts)
-
-
-def make_grid() -> Table:
-    """Names on the left, sentences on the right."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True, min_width=12)
-    grid.add_column(overflow="fold")
-    return grid
-
-
-def add_line(grid: Table, name: str, told: str | Text) -> None:
-    """A line of `make_grid`."""
-    grid.add_row(Text(name), Text(told) if isinstance(told, str) else told)
+def make_table(*columns: str) -> Table:
+    """A table: `#name` is a column of figures, `=name` one of ids and states, else of prose."""
+    return Table([Column.parse(column) for column in columns])
 
 
 def draw_status(document: Document) -> RenderableType:
@@ -102,7 +61,7 @@ def draw_status(document: Document) -> RenderableType:
     blocks: list[RenderableType] = []
     for stream in document["streams"]:
         blocks.extend(_draw_stream(stream))
-    return Group(*blocks) if blocks else Text("no streams in the configuration", style="yellow")
+    return Group(*blocks) if blocks else tell("no streams in the configuration", "yellow")
 
 
 def _draw_stream(stream: Document) -> list[RenderableType]:
@@ -111,25 +70,25 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     head.append_text(style_word(str(stream["verdict"])))
     if stream.get("error"):
         return [
-            head,
-            Text(f"  {stream['error']['message']}", style="red"),
+            Prose(head),
+            tell(f"  {stream['error']['message']}", "red", hang=2),
             *_draw_standings(stream),
         ]
-    blocks: list[RenderableType] = [head]
+    blocks: list[RenderableType] = [Prose(head)]
     if stream.get("sentence"):
-        blocks.append(Text(str(stream["sentence"]), style="bold"))
+        blocks.append(tell(str(stream["sentence"]), "bold"))
     if stream.get("share"):
         blocks.append(_draw_share(stream["share"]["partitions"]))
     else:
         blocks.append(_draw_lags(stream["partitions"]))
     blocks += draw_members(stream.get("members"))
     blocks += draw_warnings(stream.get("warnings", ()))
-    blocks += [Text(f"→ {way}") for way in stream.get("ways", ())]
+    blocks += [tell(f"→ {way}", hang=2) for way in stream.get("ways", ())]
     blocks += _draw_standings(stream)
     for command in stream.get("next_commands", ()):
         blocks.append(_draw_next(str(command)))
     if stream.get("page"):
-        blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
+        blocks.append(Prose(Text.assemble(("page: ", "dim"), str(stream["page"]))))
     return [*blocks, Text()]
 
 
@@ -139,7 +98,7 @@ def _draw_share(rows: Sequence[Document]) -> Table:
     for row in rows:
         cells = (row["start"], row["lag"])
         told = ("unknown" if cell is None else format_count(cell) for cell in cells)
-        add_row(table, str(row["partition"]), *told)
+        table.add(str(row["partition"]), *told)
     return table
 
 
@@ -148,14 +107,13 @@ def draw_members(group: Document | None) -> list[RenderableType]:
     if group is None:
         return []
     if group["error"]:
-        return [Text(f"members: unknown: {group['error']['message']}", style="magenta")]
+        return [tell(f"members: unknown: {group['error']['message']}", "magenta", hang=2)]
     if not group["members"]:
         return [Text("members: none", style="dim")]
     table = make_table("member", "=host", "partitions", "=last commit")
     for one in group["members"]:
         others = f" and {', '.join(one['other_topics'])}" if one["other_topics"] else ""
-        add_row(
-            table,
+        table.add(
             one["client_id"] + (f" (static {one['instance']})" if one["instance"] else ""),
             one["host"],
             (", ".join(map(str, one["partitions"])) or "none") + others,
@@ -164,14 +122,13 @@ def draw_members(group: Document | None) -> list[RenderableType]:
     lines: list[RenderableType] = [table]
     if group["unassigned"]:
         told = ", ".join(map(str, group["unassigned"]))
-        lines.append(Text(f"! nobody is assigned partition {told}", style="yellow"))
+        lines += draw_warnings([f"nobody is assigned partition {told}"])
     if group["rebalancing_samples"]:
-        lines.append(
-            Text(
-                f"! {group['rebalancing_samples']} of the {group['samples']} samples of the window "
-                "saw the group rebalance",
-                style="yellow",
-            )
+        lines += draw_warnings(
+            [
+                f"{group['rebalancing_samples']} of the {group['samples']} samples of the window "
+                "saw the group rebalance"
+            ]
         )
     return lines
 
@@ -204,8 +161,7 @@ def _draw_lags(rows: Sequence[Document]) -> Table:
     )
     for row in rows:
         lost = row["lost"]
-        add_row(
-            table,
+        table.add(
             str(row["partition"]),
             f"{row['log_start']:,}",
             "none" if row["committed"] is None else f"{row['committed']:,}",
@@ -229,8 +185,8 @@ def draw_gaps(document: Document) -> RenderableType:
     if not gaps:
         if document["warnings"]:
             # What may be lost is told below; it is no gap before that is known.
-            return Text("no gaps on record; not all is known yet:", style="yellow")
-        return Text("no gaps: nothing is known to be lost", style="green")
+            return tell("no gaps on record; not all is known yet:", "yellow")
+        return tell("no gaps: nothing is known to be lost", "green")
     by_stream: dict[str, list[Document]] = {}
     for gap in gaps:
         by_stream.setdefault(str(gap["stream"]), []).append(gap)
@@ -238,21 +194,20 @@ def draw_gaps(document: Document) -> RenderableType:
     for stream, found in by_stream.items():
         head = Text(stream, style="bold")
         head.append(f"  read by {found[0]['group']}", style="dim")
-        blocks += [head, _draw_gaps_of(found)]
+        blocks += [Prose(head), _draw_gaps_of(found)]
     live = [gap for gap in gaps if gap["state"] == "open"]
     total = sum(gap["count"] or 0 for gap in live)
     summary = Text(f"{len(live)} open, at most ")
     summary.append(format_count(total), style="bold red" if total else "bold")
     summary.append(f" {'message' if total == 1 else 'messages'} lost")
-    return Group(*blocks, summary)
+    return Group(*blocks, Prose(summary))
 
 
 def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
     table = make_table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
     for gap in gaps:
         known = gap["start"] is not None and gap["end"] is not None
-        add_row(
-            table,
+        table.add(
             str(gap["id"]),
             str(gap["partition"]),
             f"{gap['start']:,}–{gap['end'] - 1:,}" if known else "unknown",
@@ -280,8 +235,7 @@ def draw_recoveries(document: Document) -> RenderableType:
         "=planned",
     )
     for row in rows:
-        add_row(
-            table,
+        table.add(
             row["id"],
             *([row["kind"]] if several else []),
             row["stream"],
@@ -296,7 +250,8 @@ def draw_recoveries(document: Document) -> RenderableType:
 
 
 def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
-    return [Text(f"! {warning}", style="yellow") for warning in warnings]
+    """What to know, a sentence each."""
+    return [tell(f"! {warning}", "yellow", hang=2) for warning in warnings]
 
 
 def draw_events(events: Sequence[Document]) -> RenderableType:
@@ -307,29 +262,29 @@ def draw_events(events: Sequence[Document]) -> RenderableType:
         if number not in finished:
             action, detail = name_line(event["action"], event["detail"])
             at = format_moment(event["at"])[5:]
-            add_row(table, at, event["actor"], action, format_detail(detail))
+            table.add(at, event["actor"], action, format_detail(detail))
     return table
 
 
 def say_done(console: Console, name: str, state: str, rest: str) -> None:
     """One line about what was done: what it is, its state in colour, and the rest."""
     line = Text.assemble((name, "bold"), " ", style_word(state), rest)
-    console.print(line, soft_wrap=True)
+    print_line(console, line)
 
 
 def draw_standing(standing: Document) -> RenderableType:
     """How a recovery stands, and the next command."""
-    grid = make_grid()
+    grid = Facts()
     for name, told in list_lines(standing):
-        add_line(grid, name, told)
+        grid.add(name, told)
     return Group(Text("how things stand", style="bold"), grid)
 
 
 def print_next(console: Console, *commands: str) -> None:
     """Says which command comes next."""
     for command in commands:
-        console.print(_draw_next(command), soft_wrap=True)
+        console.print(_draw_next(command), crop=False)
 
 
-def _draw_next(command: str) -> Text:
-    return Text.assemble(("next: ", "dim"), (command, "bold cyan"))
+def _draw_next(command: str) -> Line:
+    return Line(Text.assemble(("next: ", "dim"), (command, "bold cyan")))

@@ -9,6 +9,9 @@ from rich.style import Style
 
 from backlog.visible import escape_text
 
+# One that may be cut from another, and is escaped as that was.
+AnyText = rich_text.Text
+
 
 class Text(rich_text.Text):
     """A text that is printed as it is: nothing in it is markup, and nothing moves the cursor."""

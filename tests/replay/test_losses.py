@@ -12,7 +12,7 @@ import pytest
 from backlog.config import Config, Stream
 from backlog.errors import UsageError
 from backlog.kafka.admin import TopicInfo
-from backlog.kafka.groups import TopicReaders
+from backlog.kafka.readers import TopicReaders
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Chunk, ChunkState, Gap, GapState, RecoveryState
 from replay.kinds.rebuild import planning as plans

@@ -12,9 +12,10 @@ from backlog.config import Stream
 from backlog.errors import PlanStale, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_readers
 from backlog.kafka.clients import make_admin
-from backlog.kafka.groups import GroupState, TopicReaders
+from backlog.kafka.groups import GroupState
 from backlog.kafka.log_dirs import LogDirs, read_log_dirs
 from backlog.kafka.peek import Peeked, peek_at
+from backlog.kafka.readers import TopicReaders
 from backlog.numbers import format_plural
 from backlog.values import PartitionSample, Sample
 from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss

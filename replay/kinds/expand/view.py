@@ -18,6 +18,7 @@ from backlog.progress import Ticker
 from backlog.values import Recovery
 from replay.telling.burndown import draw_progress
 from replay.telling.events import name_step
+from replay.telling.layout import print_line
 from replay.telling.progress import describe_progress
 from replay.telling.texts import Text
 
@@ -74,7 +75,7 @@ class BurndownView:
 
     def say(self, text: str) -> None:
         """A sentence above the view."""
-        self._console.print(Text(text), soft_wrap=True)
+        print_line(self._console, Text(text))
 
     def note_step(self, step: str) -> None:
         """A step begins."""

@@ -12,7 +12,7 @@ from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import Stream
 from backlog.errors import BacklogError, Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
-from backlog.kafka.groups import TopicReaders
+from backlog.kafka.readers import TopicReaders
 from backlog.manifest import read_manifest
 from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState, Sample
 from replay.around.observation import look_at_stream, read_history

@@ -1,0 +1,132 @@
+"""What many groups have committed: who reads a topic, and what each of them is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+from backlog.clock import Deadline
+from backlog.kafka.calls import Connection, ask, connect, retry_transient, wait_for
+from backlog.kafka.clients import Admin
+from backlog.kafka.errors import AccessDenied, GroupMissing
+from backlog.kafka.groups import GROUPS_AT_ONCE, check_commits, cut, list_consumer_groups
+from backlog.kafka.topics import DEFAULT_SECONDS
+from backlog.numbers import format_plural
+
+READ_COMMITS = "read committed offsets"
+# Names in a sentence.
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReaders:
+    """Who reads a topic, as far as the tool may see.
+
+    Attributes:
+        known: by group, its committed offsets by partition; groups in alphabetical order.
+        hidden: groups whose commits may not be read.
+        sees_all: whether the brokers list every group to us.
+    """
+
+    known: Mapping[str, Mapping[int, int]]
+    hidden: tuple[str, ...] = ()
+    sees_all: bool = True
+
+    def list_others(self, group: str) -> tuple[str, ...]:
+        """The other groups that are known to read it."""
+        return tuple(name for name in self.known if name != group)
+
+    def say_unknown(self, group: str) -> str:
+        """Why there may be more readers than those that are known; "" where there are none."""
+        hidden = [name for name in self.hidden if name != group]
+        if not self.sees_all:
+            return "may not list all groups (`Describe` on the cluster is missing)"
+        if hidden:
+            shown = ", ".join(hidden[:_SHOWN]) + (", ..." if len(hidden) > _SHOWN else "")
+            return (
+                f"may not read what {format_plural(len(hidden), 'group')} committed ({shown}): "
+                "`Describe` on them is missing"
+            )
+        return ""
+
+
+def list_topic_readers(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> TopicReaders:
+    """Every group with a committed offset on the topic, of either protocol, with its offsets.
+
+    Brokers list all groups only to those who may describe the cluster (Kafka's ListGroups), and
+    the commits of a group to those who may describe it.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: a group could not be read for another reason.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "list the groups that read it"
+    names = sorted(one.group_id for one in list_consumer_groups(admin, subject, doing, limit))
+    known: dict[str, dict[int, int]] = {}
+    hidden: list[str] = []
+    for name, items in read_all_commits(admin, names, limit):
+        if items is None:
+            hidden.append(name)
+            continue
+        ours = [item for item in items if item.topic == topic]
+        commits = check_commits(admin, ours, f"group {name}", READ_COMMITS)
+        offsets = {p: commit.offset for p, commit in commits.items() if commit is not None}
+        if offsets:
+            known[name] = offsets
+    return TopicReaders(known, tuple(hidden), sees_all=may_list_all(admin, limit))
+
+
+def read_all_commits(
+    admin: Admin, groups: Sequence[str], limit: Deadline
+) -> Iterator[tuple[str, Sequence[TopicPartition] | None]]:
+    """What each group committed, on every topic; None where it may not be read.
+
+    A group that went away since it was listed is left out. A partition may carry an error.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: a group could not be read for another reason.
+    """
+    for some in cut(groups, GROUPS_AT_ONCE):
+        futures = {name: _ask_offsets(admin, name, limit) for name in some}
+        for name, future in futures.items():
+            try:
+                yield name, _take_offsets(admin, name, future, limit).topic_partitions or ()
+            except GroupMissing:
+                continue
+            except AccessDenied:
+                yield name, None
+
+
+def _ask_offsets(admin: Admin, group: str, limit: Deadline) -> Future[Any]:
+    request = [ConsumerGroupTopicPartitions(group)]
+    verb = admin.list_consumer_group_offsets
+    futures = ask(admin, verb, f"group {group}", READ_COMMITS, limit, request)
+    future: Future[Any] = futures[group]
+    return future
+
+
+def _take_offsets(admin: Admin, group: str, future: Future[Any], limit: Deadline) -> Any:
+    """The answer; a coordinator that loads or moves is asked again."""
+    asked = [future]
+
+    def call() -> Any:
+        one = asked.pop() if asked else _ask_offsets(admin, group, limit)
+        return wait_for(admin, one, f"group {group}", READ_COMMITS, limit)
+
+    return retry_transient(admin, limit, call)
+
+
+def may_list_all(admin: Admin, limit: Deadline) -> bool:
+    """Whether the principal may describe the cluster; brokers without an authorizer say so too."""
+    subject, doing = "the cluster", "ask what is allowed on it"
+    future = ask(
+        admin, admin.describe_cluster, subject, doing, limit, include_authorized_operations=True
+    )
+    allowed = wait_for(admin, future, subject, doing, limit).authorized_operations or ()
+    return any(operation.name in ("DESCRIBE", "ALL") for operation in allowed)
