@@ -38,7 +38,7 @@ def examine(
     Exit code: 0 well, 1 something will lose messages or stop a recovery, 2 cannot tell.
     """
     from replay.around.doctor.examining import describe_examinations
-    from replay.telling.doctor import print_examinations
+    from replay.telling.doctor import draw_examinations
 
     found: list[Examination] = []
     if client is not None:
@@ -50,7 +50,7 @@ def examine(
         )
         found += _examine_streams(session, workspace, streams or [], unopened)
     document = mask_document(describe_examinations(found))
-    session.emit(document, lambda console: print_examinations(console, document))
+    session.emit(document, lambda console: console.print(draw_examinations(document)))
     if document["result"]:
         raise typer.Exit(document["result"])
 

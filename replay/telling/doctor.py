@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.padding import Padding
+from rich.console import Group, RenderableType
 
 from backlog.numbers import format_plural
+from replay.telling.layout import Line, tell
 from replay.telling.texts import Text
 
 _STYLES = {"loses": "bold red", "stops": "bold red", "unknown": "magenta", "warns": "yellow"}
 _ENDS = {
-    0: Text("nothing here loses messages or stops a recovery", style="green"),
-    1: Text("something will lose messages or stop a recovery", style="bold red"),
-    2: Text("cannot tell: something could not be read", style="magenta"),
+    0: ("nothing here loses messages or stops a recovery", "green"),
+    1: ("something will lose messages or stop a recovery", "bold red"),
+    2: ("cannot tell: something could not be read", "magenta"),
 }
 _INDENT = 10
 
 
-def print_examinations(console: Console, document: Mapping[str, Any]) -> None:
+def draw_examinations(document: Mapping[str, Any]) -> RenderableType:
     """Of the document of `doctor`."""
+    parts: list[RenderableType] = []
     for one in document["examinations"]:
         findings = one["findings"]
         count = format_plural(len(findings), "finding") if findings else "nothing found"
-        console.print(Text(f"{one['name'] or 'the tool'}: {count}", style="bold"))
-        for finding in findings:
-            _print_finding(console, finding)
-        console.print()
-    console.print(_ENDS[document["result"]])
+        parts.append(tell(f"{one['name'] or 'the tool'}: {count}", "bold"))
+        parts += [part for finding in findings for part in _draw_finding(finding)]
+        parts.append(Text())
+    return Group(*parts, tell(*_ENDS[document["result"]]))
 
 
-def _print_finding(console: Console, finding: Mapping[str, Any]) -> None:
+def _draw_finding(finding: Mapping[str, Any]) -> Iterator[RenderableType]:
     level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_STYLES[finding["level"]])
-    console.print(level + Text(finding["subject"], style="bold"))
-    mend = [Text(f"→ {finding['mend']}")] if finding["mend"] else []
-    why = Text(f"{finding['why']} ({finding['page']})", style="dim")
-    for text in (Text(finding["found"]), why, *mend):
-        console.print(Padding(text, (0, 0, 0, _INDENT)))
+    yield Line(Text.assemble(level, (finding["subject"], "bold")))
+    yield _indent(finding["found"])
+    yield _indent(f"{finding['why']} ({finding['page']})", "dim")
+    if finding["mend"]:
+        yield _indent(f"→ {finding['mend']}")
     for command in finding["commands"]:
-        # Whole, so that it can be copied: the terminal wraps it.
-        console.print(Text(" " * _INDENT + command, style="cyan"), soft_wrap=True)
+        yield Line(Text(" " * _INDENT + command, style="cyan"))
+
+
+def _indent(text: str, style: str = "") -> RenderableType:
+    return tell(" " * _INDENT + text, style, hang=_INDENT)
