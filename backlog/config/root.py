@@ -21,6 +21,7 @@ from pydantic import (
 
 from backlog.config import base, documents, references
 from backlog.config.base import Label, Section
+from backlog.config.hooks import Hook, check_hook_streams
 from backlog.config.kafka_properties import FILE_PROPERTIES
 from backlog.config.references import Problem, Resolved
 from backlog.config.sections import (
@@ -95,6 +96,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        check_hook_streams(self.watch.hooks, self.streams)
         for name, stream in self.streams.items():
             _check_known(("streams", name, "cluster"), "cluster", stream.cluster, self.clusters)
             if stream.source is None:
@@ -238,8 +240,8 @@ class Config(Section):
         # Host, port and database may be seen, unless one of them is the password as well.
         secrets = self._secrets - {name for url in urls for name in references.find_url_names(url)}
         passwords = {part for url in urls for part in references.find_url_secrets(url)}
-        clusters = {part for cluster in self.clusters.values() for part in cluster.reveal_secrets()}
-        return {*secrets, *passwords, *clusters}
+        holders: list[Cluster | Hook] = [*self.clusters.values(), *self.watch.hooks.values()]
+        return {*secrets, *passwords, *(part for one in holders for part in one.reveal_secrets())}
 
     def _remember(self, resolved: Resolved) -> None:
         self._secrets = resolved.secrets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from backlog.clock import utc_now
 from monitoring.board import BoardState, MemberLook
@@ -15,6 +15,11 @@ from monitoring.metrics.catalogue import BY_NAME
 def make_gauge(name: str) -> GaugeMetricFamily:
     """An empty family of the catalogue."""
     return GaugeMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)
+
+
+def make_counter(name: str) -> CounterMetricFamily:
+    """Likewise, of a counter."""
+    return CounterMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)
 
 
 def describe_members(seen: BoardState) -> Iterator[Metric]:
