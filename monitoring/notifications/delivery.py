@@ -129,7 +129,7 @@ class Delivery:
 
     def _note_success(self) -> None:
         self._failures = 0
-        if self._is_out and not self.mailbox.is_refused:
+        if self._is_out and not self.mailbox.has_tried():
             self._is_out = False
             self._report(None)
 

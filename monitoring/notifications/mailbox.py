@@ -128,9 +128,8 @@ class Mailbox:
             if stream.waiting is not None and stream.waiting.is_tried:
                 stream.waiting.not_before = self.clock() + wait
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether something waits that the hook has not taken."""
+    def has_tried(self) -> bool:
+        """Whether something waits that the hook has not taken, though it was tried."""
         with self._changed:
             return any(s.waiting is not None and s.waiting.is_tried for s in self._streams.values())
 

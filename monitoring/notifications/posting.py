@@ -55,6 +55,7 @@ class Line:
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url
         self._seconds = seconds
+        self._opener = _make_opener()
         self._thread: threading.Thread | None = None
 
     def post(self, message: Message) -> Answer:
@@ -66,7 +67,7 @@ class Line:
                 return nothing  # the request before this one still hangs
         answers: SimpleQueue[Answer] = SimpleQueue()
         self._thread = threading.Thread(
-            target=lambda: answers.put(_post(self._url, message, self._seconds)),
+            target=lambda: answers.put(self._post(message)),
             name="backlog-hook-request",
             daemon=True,
         )
@@ -76,15 +77,16 @@ class Line:
         except Empty:
             return nothing
 
-
-def _post(url: str, message: Message, seconds: float) -> Answer:
-    """Never raises: what a library says of a request may hold its URL."""
-    try:
-        request = Request(url, message.body, dict(message.headers), method="POST")  # noqa: S310
-        with _make_opener().open(request, timeout=seconds) as response:
-            return _read_answer(response.status, response.headers, response.read1(_ANSWER_BYTES))
-    except Exception as error:  # noqa: BLE001
-        return Answer(Outcome.FAILED, _explain(error, seconds))
+    def _post(self, message: Message) -> Answer:
+        """Never raises: what a library says of a request may hold its URL."""
+        try:
+            headers = dict(message.headers)
+            request = Request(self._url, message.body, headers, method="POST")  # noqa: S310
+            with self._opener.open(request, timeout=self._seconds) as response:
+                body = response.read1(_ANSWER_BYTES)
+                return _read_answer(response.status, response.headers, body)
+        except Exception as error:  # noqa: BLE001
+            return Answer(Outcome.FAILED, _explain(error, self._seconds))
 
 
 def _make_opener() -> OpenerDirector:
