@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from replay.console import notifying
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import commit, properties_of, publish, wait_until
 from tests.monitoring.metric_lines import Scraped
@@ -151,7 +152,7 @@ def test_hooks_are_told_what_the_page_shows_and_nobody_sees_their_secrets(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_hooks_are_tested_by_a_message_each(tmp_path: Path, *, as_json: bool) -> None:
-    refusal = Reply(403, body="invalid_token")
+    refusal = Reply(403, body=json.dumps({"message": f"not {SECRETS['TOKEN']}"}))
     with serve_hook() as good, serve_hook(lambda _: refusal) as bad:
         write_config(tmp_path, watch={"hooks": describe_hooks(good, bad)})
         words = ("watch", "--test-hooks", *(["--json"] if as_json else []))
@@ -161,13 +162,13 @@ def test_hooks_are_tested_by_a_message_each(tmp_path: Path, *, as_json: bool) ->
     if as_json:
         found = json.loads(out)["hooks"]
         assert [one["outcome"] for one in found] == ["delivered"] * 3 + ["refused"]
-        assert found[-1]["reason"] == "it answered 403: invalid_token"
+        assert found[-1]["reason"] == "it answered 403: not ***"
     else:
         assert out.splitlines() == [
             "team (slack): delivered",
             "oncall (pagerduty): delivered",
             "bus (webhook): delivered",
-            "broken (webhook): refused: it answered 403: invalid_token",
+            "broken (webhook): refused: it answered 403: not ***",
         ]
 
 
@@ -180,3 +181,14 @@ def test_hooks_that_all_take_their_test_are_no_failure(tmp_path: Path) -> None:
     code, _, err = call_main(("watch", "--test-hooks"), tmp_path, environment)
     assert code == 2
     assert "has no hooks" in err
+
+
+def test_rounds_are_for_a_look_and_tell_no_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(notifying, "open_notifier", lambda *given: opened.append(given))
+    hooks = {"bus": {"webhook": "https://hooks.example/"}}
+    write_config(tmp_path, streams={}, watch={"hooks": hooks})
+    assert call_main(("watch", "--rounds", "1"), tmp_path, {})[0] == 0
+    assert opened == []

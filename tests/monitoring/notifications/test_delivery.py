@@ -25,14 +25,6 @@ MESSAGE = Message(b"{}", {"Content-Type": "application/json"})
 KEY = "0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own proxies are no part of these tests."""
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
 class Said:
     """What is said of hooks that fail, and work again."""
 

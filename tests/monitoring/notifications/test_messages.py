@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monitoring.notifications.mailbox import Notice
@@ -117,6 +117,7 @@ def test_what_others_wrote_is_no_command() -> None:
 
 
 @given(NAMES, NAMES)
+@example("&" * 5000, "<" * 5000)
 def test_no_text_is_longer_than_the_services_take(sentence: str, name: str) -> None:
     notice = Notice(see(Verdict.STOP, sentence=sentence, group=name), None, is_resolved=False)
     slack = write_slack(notice, Told((name, name), f"https://backlog.example/{'x' * 300}"))
