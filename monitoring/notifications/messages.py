@@ -37,6 +37,8 @@ _SEVERITIES: Mapping[Verdict, str] = {
     Verdict.LOSING: "critical",
     Verdict.LOST: "critical",
 }
+# What has a field of its own in PagerDuty's event, or says nothing there.
+_ELSEWHERE = ("schema_version", "event", "sentence", "resolved", "page")
 _SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
@@ -136,7 +138,7 @@ def write_pagerduty(routing_key: str, notice: Notice, told: Told) -> dict[str, A
     event = {"routing_key": routing_key, "dedup_key": make_dedup_key(seen)}
     if notice.is_resolved:
         return {**event, "event_action": "resolve"}
-    details = write_json(notice, told)
+    document = write_json(notice, told)
     return {
         **event,
         "event_action": "trigger",
@@ -148,7 +150,7 @@ def write_pagerduty(routing_key: str, notice: Notice, told: Told) -> dict[str, A
             "component": seen.topic,
             "group": show_controls(seen.group),
             "class": str(seen.verdict),
-            "custom_details": {name: details[name] for name in details if name != "page"},
+            "custom_details": {name: document[name] for name in document if name not in _ELSEWHERE},
         },
         "client": "backlogctl",
         **({"client_url": told.home} if told.home else {}),
