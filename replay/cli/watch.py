@@ -80,8 +80,8 @@ def watch_streams(
 ) -> None:
     """Sample every stream, and all groups of its cluster, on an interval until Ctrl-C.
 
-    Reports and records gaps, gives holds back, tells `watch.hooks` when a verdict changes, and
-    serves /metrics, /healthz, /readyz and a page.
+    Reports and records gaps, gives holds back, and serves /metrics, /healthz, /readyz and a page.
+    Tells `watch.hooks` when a verdict changes.
     With --rounds it serves only if --listen is given.
     """
     from contextlib import ExitStack
