@@ -159,6 +159,13 @@ class StagingError(BacklogError):
     code = "staging"
 
 
+class NotificationFailed(BacklogError):
+    """A hook did not take a message."""
+
+    code = "notification"
+    retryable = True
+
+
 class VerificationFailed(BacklogError):
     """What was read back is not what was staged."""
 

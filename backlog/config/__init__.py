@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backlog.config.consumers import Consumers, Expand, Ramp
+from backlog.config.hooks import Hook
 from backlog.config.root import Config, load_config, mask_secrets
 from backlog.config.sections import (
     Cluster,
@@ -35,6 +36,7 @@ __all__ = [
     "Expand",
     "Expr",
     "Guards",
+    "Hook",
     "Identity",
     "KafkaLedger",
     "Message",

@@ -62,6 +62,8 @@ def is_secret(path: Path) -> bool:
             return name in SECRET_PROPERTIES
         case ("streams", _, "consumers", "environment", _):
             return True
+        case ("watch", "hooks", _, "slack" | "pagerduty" | "webhook" | "token"):
+            return True
     return False
 
 
@@ -119,7 +121,7 @@ class _Resolution:
             return self._refuse(path, "a reference is written ${env:NAME} or ${file:PATH}")
         if _holds_literal_secret(holed, path):
             return self._refuse(
-                path, "a password is not written here: give it as ${env:NAME} or ${file:PATH}"
+                path, "a secret is not written here: give it as ${env:NAME} or ${file:PATH}"
             )
         user_part = _URL_USER_PART.match(holed) if is_secret(path) else None
         pieces: list[str] = []
@@ -212,7 +214,12 @@ def _holds_literal_secret(holed: str, path: Path) -> bool:
         return True
     if not is_secret(path):
         found = _ANY_URL_PASSWORD.findall(holed)
-    elif path[0] == "clusters" or (path[0] == "streams" and _SECRET_VARIABLE.search(path[-1])):
+    elif (
+        path[0] == "clusters"
+        or (path[0] == "streams" and _SECRET_VARIABLE.search(path[-1]))
+        # Only a webhook's URL may be no secret.
+        or (path[0] == "watch" and path[-1] != "webhook")
+    ):
         found = [holed]
     else:
         match = _URL_PASSWORD.match(holed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,7 +20,8 @@ from pydantic import (
 
 from backlog.config import base, documents, references
 from backlog.config.base import Label, Section
-from backlog.config.kafka_properties import FILE_PROPERTIES
+from backlog.config.hooks import Hook, check_hook_streams
+from backlog.config.paths import DEFAULT_LEDGER, anchor_paths
 from backlog.config.references import Problem, Resolved
 from backlog.config.sections import (
     Cluster,
@@ -37,11 +37,9 @@ from backlog.config.streams import Stream
 from backlog.errors import ConfigurationError, Refused, UsageError
 
 DEFAULT_FILE = "backlog.yaml"
-DEFAULT_LEDGER = "sqlite:///backlog.db"
 _IN_MEMORY = "sqlite:///:memory:"
 # Kafka's own, whatever `guards` says (fault 60).
 _INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
-_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
 
 # Secrets of every configuration of this process, so that the last line of defence, which prints
 # errors of any library, needs no configuration at hand.
@@ -95,6 +93,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        check_hook_streams(self.watch.hooks, self.streams)
         for name, stream in self.streams.items():
             _check_known(("streams", name, "cluster"), "cluster", stream.cluster, self.clusters)
             if stream.source is None:
@@ -150,7 +149,7 @@ class Config(Section):
         config: Self | None = None
         if not problems:
             try:
-                config = cls.model_validate(_anchor_paths(resolved.data, base_dir))
+                config = cls.model_validate(anchor_paths(resolved.data, base_dir))
             except ValidationError as error:
                 problems = [base.explain(item) for item in error.errors(include_url=False)]
         # Raised outside of `except`: pydantic's error carries what was typed.
@@ -238,8 +237,8 @@ class Config(Section):
         # Host, port and database may be seen, unless one of them is the password as well.
         secrets = self._secrets - {name for url in urls for name in references.find_url_names(url)}
         passwords = {part for url in urls for part in references.find_url_secrets(url)}
-        clusters = {part for cluster in self.clusters.values() for part in cluster.reveal_secrets()}
-        return {*secrets, *passwords, *clusters}
+        holders: list[Cluster | Hook] = [*self.clusters.values(), *self.watch.hooks.values()]
+        return {*secrets, *passwords, *(part for one in holders for part in one.reveal_secrets())}
 
     def _remember(self, resolved: Resolved) -> None:
         self._secrets = resolved.secrets
@@ -306,77 +305,6 @@ def mask_secrets(text: str) -> str:
 def _check_known(path: documents.Path, kind: str, name: str, known: Mapping[str, object]) -> None:
     if name not in known:
         raise base.fail_at(path, base.describe_unknown(kind, name, known))
-
-
-def _anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """The data with its relative paths, defaults too, made absolute from the file's directory."""
-    anchored = {"ledger": DEFAULT_LEDGER, "staging": {}, **data}
-    anchored["ledger"] = _anchor_url(anchored["ledger"], base_dir)
-    staging = anchored["staging"]
-    if isinstance(staging, Mapping):
-        directory = staging.get("dir", "staging")
-        if isinstance(directory, str):
-            anchored["staging"] = {**staging, "dir": base_dir / Path(directory).expanduser()}
-    if isinstance(streams := anchored.get("streams"), Mapping):
-        anchored["streams"] = {
-            name: _anchor_consumers(stream, base_dir) for name, stream in streams.items()
-        }
-    if isinstance(watch := anchored.get("watch"), Mapping):
-        anchored["watch"] = _anchor_watch(watch, base_dir)
-    for section, names in (("sources", {"url"}), ("clusters", FILE_PROPERTIES)):
-        entries = anchored.get(section)
-        if isinstance(entries, Mapping):
-            anchored[section] = {
-                name: _anchor_entry(entry, names, base_dir) for name, entry in entries.items()
-            }
-    return anchored
-
-
-def _anchor_watch(watch: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    anchored = _anchor_files(watch, ("token_file",), base_dir)
-    if isinstance(tls := anchored.get("tls"), Mapping):
-        anchored["tls"] = _anchor_files(tls, ("certificate", "key"), base_dir)
-    return anchored
-
-
-def _anchor_files(
-    section: Mapping[str, Any], names: Sequence[str], base_dir: Path
-) -> dict[str, Any]:
-    found = dict(section)
-    for name in names:
-        if isinstance(file := found.get(name), str):
-            found[name] = base_dir / Path(file).expanduser()
-    return found
-
-
-def _anchor_consumers(stream: Any, base_dir: Path) -> Any:
-    consumers = stream.get("consumers") if isinstance(stream, Mapping) else None
-    if not isinstance(consumers, Mapping):
-        return stream
-    directory = consumers.get("directory")
-    if directory is not None and not isinstance(directory, str):
-        return stream
-    anchored = base_dir / Path(directory or "").expanduser()
-    return {**stream, "consumers": {**consumers, "directory": anchored}}
-
-
-def _anchor_entry(entry: Any, names: set[str] | frozenset[str], base_dir: Path) -> Any:
-    if not isinstance(entry, Mapping):
-        return entry
-    return {
-        name: value
-        if name not in names or not isinstance(value, str)
-        else _anchor_url(value, base_dir)
-        if name == "url"
-        # librdkafka's own word: look in the usual places.
-        else (value if value == "probe" else str(base_dir / Path(value).expanduser()))
-        for name, value in entry.items()
-    }
-
-
-def _anchor_url(url: Any, base_dir: Path) -> Any:
-    found = _SQLITE_FILE.fullmatch(url) if isinstance(url, str) else None
-    return f"{found[1]}{base_dir / found[2]}{found[3]}" if found else url
 
 
 def _describe(

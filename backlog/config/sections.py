@@ -20,6 +20,7 @@ from pydantic import (
 from backlog.config.base import (
     LATER,
     Duration,
+    Label,
     Section,
     Text,
     TopicName,
@@ -27,6 +28,7 @@ from backlog.config.base import (
     describe_unknown,
     fail_at,
 )
+from backlog.config.hooks import Hook
 from backlog.config.kafka_properties import (
     ALLOWED_PROPERTIES,
     SECRET_PROPERTIES,
@@ -218,6 +220,11 @@ class Watch(Section):
         ge=1,
         description="How many partitions of groups are exported at most; what is left out is "
         "counted.",
+    )
+    hooks: dict[Label, Hook] = Field(
+        default_factory=dict,
+        description="Who is told when a stream's verdict changes, by name: "
+        "[notifications](notifications.md).",
     )
 
     @model_validator(mode="after")

@@ -34,6 +34,10 @@ staging:
 # watch:
 #   interval: 30s
 #   horizon: 24h
+#   hooks:                     # told when a verdict changes; `backlogctl watch --test-hooks`
+#     team:
+#       slack: ${env:SLACK_WEBHOOK_URL}    # or pagerduty, or webhook
+#       from: warn
 
 # guards:
 #   deny_topics: ["__*"]       # no stream may have these

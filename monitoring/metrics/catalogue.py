@@ -207,6 +207,13 @@ OURS: tuple[Metric, ...] = (
         ("cluster",),
         "Partitions of groups that are not exported, because `watch.max_partitions` is reached.",
     ),
+    Metric(
+        "backlog_notifications",
+        ("hook", "outcome"),
+        "Messages to a hook of `watch.hooks`: `delivered`; tries that `failed` (no answer, 429, "
+        "5xx) or were `refused`, which are made again; `replaced` by later news before any try.",
+        type="counter",
+    ),
 )
 
 _TOPIC = ("topic", "partition")

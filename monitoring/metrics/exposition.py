@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily, Timestamp
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Timestamp
 
 from backlog.visible import escape_name
 from monitoring.metrics.catalogue import BY_NAME, Metric
@@ -105,6 +105,14 @@ class Gauge(GaugeMetricFamily):
     ) -> None:
         """A line."""
         super().add_metric([escape_name(label) for label in labels], value, timestamp)
+
+
+class Counter(CounterMetricFamily):
+    """Likewise, of a counter. Its labels are names of the configuration."""
+
+    def __init__(self, name: str) -> None:
+        metric = BY_NAME[name]
+        super().__init__(name, metric.help, labels=metric.labels)
 
 
 def write_labels(names: Iterable[str], values: Iterable[str]) -> str:

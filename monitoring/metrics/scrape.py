@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from backlog.ledger import Ledger
 from monitoring.board import Board, BoardState, ClusterPass
-from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
+from monitoring.metrics.catalogue import CATALOGUE, Family
 from monitoring.metrics.checkups import describe_checkups, describe_members
-from monitoring.metrics.exposition import Gauge, Lines, Packed, pack, write_gzip, write_head
+from monitoring.metrics.exposition import (
+    Counter,
+    Gauge,
+    Lines,
+    Packed,
+    pack,
+    write_gzip,
+    write_head,
+)
 from monitoring.metrics.families import (
     join_lines,
     list_others,
@@ -39,11 +47,15 @@ class StreamLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What is exported: the configured streams and clusters, and other exporters' names."""
+    """What is exported: the configured streams and clusters, and other exporters' names.
+
+    `notifications` counts messages by hook and outcome.
+    """
 
     streams: Mapping[str, StreamLike] = field(default_factory=dict)
     clusters: Collection[str] = ()
     others: Collection[Family] = ()
+    notifications: Callable[[], Mapping[tuple[str, str], int]] = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,10 @@ class Scrape:
         yield from _describe_looks(self._board, seen, self._exported)
         yield from describe_members(seen)
         yield from describe_checkups(seen)
+        sent = Counter("backlog_notifications")
+        for key, count in sorted(self._exported.notifications().items()):
+            sent.add_metric(key, count)
+        yield sent
         recorded = self.ledger.read()
         answers = Gauge("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))
@@ -169,11 +185,7 @@ def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
 def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
     ages = Gauge("backlog_sample_age_seconds")
-    failures = CounterMetricFamily(
-        "backlog_sample_failures",
-        BY_NAME["backlog_sample_failures"].help,
-        labels=BY_NAME["backlog_sample_failures"].labels,
-    )
+    failures = Counter("backlog_sample_failures")
     # Where nothing was ever seen, the age is that of the watching.
     times = {(name, ""): board.started_at for name in exported.clusters}
     times |= {(one.cluster, name): board.started_at for name, one in exported.streams.items()}

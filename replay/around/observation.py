@@ -55,8 +55,8 @@ def look_at_stream(
         deadline or Deadline(LOOK_SECONDS),
     )
     entry = look.status.to_json()
-    if url := workspace.config.watch.url:
-        entry["page"] = f"{url.rstrip('/')}/streams/{quote(stream.name)}"
+    if page := find_page(workspace.config, stream.name):
+        entry["page"] = page
     gaps = ledger.gaps.list(stream=stream.name)
     entry["warnings"] = [
         *map(str, look.status.unseen),
@@ -74,6 +74,12 @@ def look_at_stream(
         )
         entry |= {**told, "warnings": [*entry["warnings"], *told["warnings"]]}
     return look.observation, entry
+
+
+def find_page(config: Config, stream: str) -> str:
+    """The address of a stream's page; "" where nobody said how the page is reached."""
+    url = config.watch.url
+    return f"{url.rstrip('/')}/streams/{quote(stream)}" if url else ""
 
 
 def read_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:

@@ -15,7 +15,11 @@ import typer
 from replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
+    from backlog.errors import BacklogError
+    from monitoring.notifications.notifier import Notifier
     from monitoring.observing import Observation
+    from monitoring.sampler import StreamLike
+    from monitoring.status import GroupStatus
     from replay.console.exporting import Exporter
 
 LOG = logging.getLogger("backlog.replay.watch")
@@ -50,15 +54,12 @@ class RecentTexts:
         return is_new
 
 
-def _ignore(_: object) -> None:
-    """For a status that nobody is shown."""
-
-
 @verb
 def watch_streams(
     session: Session,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="End after so many rounds.", min=1)
+        int | None,
+        typer.Option("--rounds", help="End after so many rounds; no hook is told.", min=1),
     ] = None,
     listen: Annotated[
         str | None,
@@ -69,10 +70,18 @@ def watch_streams(
         ),
     ] = None,
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Serve nothing.")] = False,
+    test_hooks: Annotated[
+        bool,
+        typer.Option(
+            "--test-hooks",
+            help="Only send a test message to each of `watch.hooks`; exit 1 where one fails.",
+        ),
+    ] = False,
 ) -> None:
     """Sample every stream, and all groups of its cluster, on an interval until Ctrl-C.
 
     Reports and records gaps, gives holds back, and serves /metrics, /healthz, /readyz and a page.
+    Tells `watch.hooks` when a verdict changes.
     With --rounds it serves only if --listen is given.
     """
     from contextlib import ExitStack
@@ -87,6 +96,9 @@ def watch_streams(
 
     if listen is not None and no_serve:
         raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
+    if test_hooks:
+        _test_hooks(session)
+        return
     workspace = session.open_workspace()
     config = workspace.config
     count = len(config.streams)
@@ -137,6 +149,14 @@ def watch_streams(
         for text in describe_findings(seen, gaps):
             say_once(f"! {seen.sample.stream} {text}")
 
+    def show_status(status: GroupStatus) -> None:
+        for one in lookers:
+            one.note(status)
+
+    def show_failure(stream: StreamLike, error: BacklogError) -> None:
+        for one in lookers:
+            one.note_failure(stream, error)
+
     def say_outage(what: str, error: BacklogError | None) -> None:
         if error is None:
             say(f"{what}: answers again", "green")
@@ -144,14 +164,22 @@ def watch_streams(
             say(f"{what}: {error}", "red")
 
     interval = config.watch.interval
+    lookers: list[Exporter | Notifier] = []
     exporter: Exporter | None = None
+    notifier: Notifier | None = None
     with ExitStack() as stack:
+        if config.watch.hooks and not rounds:
+            from replay.console.notifying import open_notifier
+
+            notifier = stack.enter_context(open_notifier(workspace, say_outage))
         if listen is not None or not (no_serve or rounds):
             from replay.console.exporting import open_exporter
 
             address = listen or config.watch.listen
             subject = "--listen" if listen else "watch.listen"
-            exporter = stack.enter_context(open_exporter(workspace, address, subject, say_outage))
+            exporter = stack.enter_context(
+                open_exporter(workspace, address, subject, say_outage, notifier)
+            )
             session.say(f"serving {exporter.url}/ and {exporter.url}/metrics")
             if exporter.is_open and config.watch.token_file is None:
                 session.say(
@@ -163,6 +191,9 @@ def watch_streams(
             f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
             "Ctrl-C ends it"
         )
+        if notifier is not None:
+            session.say(f"telling changes to {', '.join(config.watch.hooks)}")
+        lookers += [one for one in (exporter, notifier) if one is not None]
         seen = watch_all(
             config,
             workspace.ledger,
@@ -172,8 +203,8 @@ def watch_streams(
             horizon=config.watch.horizon,
             window=config.watch.window,
             # Where nobody asks, the status says all the same whose retention is near.
-            on_status=exporter.board.put_stream if exporter else None if rounds else _ignore,
-            on_error=None if exporter is None else exporter.note,
+            on_status=show_status if lookers or not rounds else None,
+            on_error=show_failure,
             on_outage=say_outage,
             on_round=end_round,
             rounds=rounds,
@@ -181,3 +212,22 @@ def watch_streams(
     if seen.error is not None and not seen.looks:
         raise seen.error
     session.emit({"rounds": seen.rounds, "looks": seen.looks, "new_gaps": new}, "")
+
+
+def _test_hooks(session: Session) -> None:
+    from backlog.errors import UsageError
+    from monitoring.notifications.notifier import check_hooks
+
+    hooks = session.load_config().watch.hooks
+    if not hooks:
+        raise UsageError(
+            "the configuration has no hooks", subject="watch.hooks", hint="docs/notifications.md"
+        )
+    tested = check_hooks(hooks)
+    lines = (
+        f"{one.hook} ({one.kind}): {one.outcome}{f': {one.reason}' if one.reason else ''}"
+        for one in tested
+    )
+    session.emit({"hooks": [one.to_json() for one in tested]}, "\n".join(lines))
+    if any(one.reason for one in tested):
+        raise typer.Exit(1)

@@ -18,9 +18,11 @@ from monitoring.groups.sampling import GroupSampler
 from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.notifications.notifier import Notifier
 from monitoring.observing import measure_skew
 from monitoring.outages import OnOutage
 from monitoring.sampler import StreamLike
+from monitoring.status import GroupStatus
 from replay.console.checkups import Checkups
 from replay.console.page.app import make_page
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts
@@ -38,27 +40,41 @@ class Exporter:
     url: str
     is_open: bool = False  # listens beyond this machine
 
-    def note(self, stream: StreamLike, error: BacklogError) -> None:
-        """A look at a stream failed."""
+    def note(self, status: GroupStatus) -> None:
+        """A stream was looked at."""
+        self.board.put_stream(status)
+
+    def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
+        """A stream could not be looked at."""
         self.board.note_failure(stream.cluster, stream.name, mask_secrets(str(error)))
 
 
 @contextmanager
 def open_exporter(
-    workspace: Workspace, address: str, subject: str, on_outage: OnOutage
+    workspace: Workspace,
+    address: str,
+    subject: str,
+    on_outage: OnOutage,
+    notifier: Notifier | None = None,
 ) -> Iterator[Exporter]:
     """Serves on the address, and samples all groups of all clusters, until the block ends.
 
     Args:
         subject: what named the address, for an error.
         on_outage: called when something cannot be read, and again when it can.
+        notifier: whose counts are served.
 
     Raises:
         UsageError: the address cannot be listened on.
     """
     bound = bind_address(address, subject)
     config, board = workspace.config, Board()
-    exported = Exported(config.streams, tuple(config.clusters), config.watch.metrics)
+    exported = Exported(
+        config.streams,
+        tuple(config.clusters),
+        config.watch.metrics,
+        dict if notifier is None else notifier.counts.read,
+    )
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
     samplers: list[GroupSampler] = []

@@ -49,12 +49,14 @@ def test_every_commented_key_of_the_template_loads_too() -> None:
         text.append(line)
     text.remove("ledger: sqlite:///backlog.db")
     env = {**ENV, "LEDGER_PASSWORD": "l", "KAFKA_PASSWORD": "k"}
+    env["SLACK_WEBHOOK_URL"] = "https://hooks.slack.com/services/T/B/x"
     config = Config.from_text("\n".join(text), BASE, env)
     assert config.stream("orders").deliver == "topic"
     properties = config.clusters["main"].client_properties()
     assert properties["sasl.password"] == "k"
     assert properties["ssl.ca.location"] == "/srv/backlog/ca.pem"
     assert config.kafka_ledger.replication == 3
+    assert config.watch.hooks["team"].from_ == "warn"
 
 
 def test_an_empty_mapping_is_all_defaults() -> None:
@@ -68,7 +70,7 @@ def test_an_empty_mapping_is_all_defaults() -> None:
 
 def test_fault_62_an_unknown_key_is_named_with_its_path_line_and_the_nearest() -> None:
     said = refuse("    topic: orders", "    topc: orders")
-    assert "streams.orders.topc (line 61): unknown key; the nearest known key is `topic`" in said
+    assert "streams.orders.topc (line 65): unknown key; the nearest known key is `topic`" in said
     said = refuse("staging:", "Stagin:")
     assert "Stagin (line" in said
     assert "`staging`" in said

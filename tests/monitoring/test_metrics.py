@@ -96,7 +96,8 @@ def make_scrape(
     others: tuple[Family, ...] = ALL,
     streams: Mapping[str, StreamStub] | None = None,
 ) -> Scrape:
-    return Scrape(board, ledger, Exported(streams or {}, clusters, others))
+    sent = {("team", "delivered"): 2, ("team", "failed"): 0}
+    return Scrape(board, ledger, Exported(streams or {}, clusters, others, lambda: sent))
 
 
 def scrape_recorded(ledger: Ledger, board: Board | None = None) -> Scraped:
@@ -195,6 +196,12 @@ def test_a_partition_without_a_commit_does_not_take_the_other_exporters_sums(
     assert got.value("kafka_consumergroup_current_offset_sum") == 100
     board.put_cluster(make_pass(make_status(parts=(make_part(0, None),))))
     assert not scrape(make_scrape(board, ledger)).find("kafka_consumergroup_lag_sum")
+
+
+def test_messages_to_hooks_are_counted(ledger: Ledger) -> None:
+    got = scrape(make_scrape(Board(), ledger))
+    assert got.value("backlog_notifications_total", hook="team", outcome="delivered") == 2
+    assert got.value("backlog_notifications_total", hook="team", outcome="failed") == 0
 
 
 def test_nothing_is_never_minus_nothing(ledger: Ledger) -> None:

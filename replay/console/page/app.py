@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from backlog.clock import utc_now
 from backlog.errors import LedgerError, UsageError
-from backlog.values import Recovery, RecoveryState
+from backlog.values import Recovery
 from monitoring.board import Board
 from replay.console.page.guards import OWN_SITE, Guard, find_root, make_headers
-from replay.console.page.overview import NextCommand, read_overview
+from replay.console.page.overview import read_overview
 from replay.console.page.rendering import Renderer
-from replay.console.page.statuses import Statuses, StoredStatuses, has_runner
+from replay.console.page.statuses import Statuses, StoredStatuses, shorten_commands
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import list_next_commands
 
@@ -64,7 +64,7 @@ def make_page(
     renderer = Renderer(config, clock)
     stored = StoredStatuses(ledger, config)
     next_commands = partial(list_next_commands, workspace)
-    next_command = _shorten(next_commands, clock)
+    next_command = shorten_commands(next_commands, clock)
     routes = APIRouter(prefix=path.rstrip("/"))
     show = partial(routes.api_route, methods=["GET", "HEAD"])
 
@@ -181,16 +181,3 @@ class _Missing(Exception):
         self.title = title
         self.told = told
         self.nearest = nearest
-
-
-def _shorten(
-    next_commands: Callable[[Recovery], list[str]], clock: Callable[[], datetime]
-) -> NextCommand:
-    """One command of a recovery; for one that somebody runs right now, how to watch it."""
-
-    def choose(recovery: Recovery) -> str:
-        if recovery.state is RecoveryState.RUNNING and has_runner(recovery, clock()):
-            return f"backlogctl show {recovery.id} --watch"
-        return next(iter(next_commands(recovery)), "")
-
-    return choose

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -13,14 +13,12 @@ from backlog.values import Recovery
 from monitoring.board import BoardState, Checkup
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
-from replay.console.page.statuses import Statuses, StreamView
+from replay.console.page.statuses import NextCommand, Statuses, StreamView
 from replay.recovery.states import ACTIVE
 
 MOST_GROUPS = 20
 MOST_RECOVERIES = 20
 FINISHED_SINCE = timedelta(hours=24)
-
-NextCommand = Callable[[Recovery], str]
 
 
 @dataclass(frozen=True, slots=True)

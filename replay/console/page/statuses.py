@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -16,6 +16,8 @@ from monitoring.status import GroupStatus
 from monitoring.stopped import tell_stopped
 from monitoring.verdicts import Verdict
 from replay.console.page.words import is_stale
+
+NextCommand = Callable[[Recovery], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,19 @@ def choose_commands(
     if status is None:
         return (f"backlogctl status {stream}",)
     return status.next_commands[:1]
+
+
+def shorten_commands(
+    next_commands: Callable[[Recovery], list[str]], clock: Callable[[], datetime]
+) -> NextCommand:
+    """One command of a recovery; for one that somebody runs right now, how to watch it."""
+
+    def choose(recovery: Recovery) -> str:
+        if recovery.state is RecoveryState.RUNNING and has_runner(recovery, clock()):
+            return f"backlogctl show {recovery.id} --watch"
+        return next(iter(next_commands(recovery)), "")
+
+    return choose
 
 
 def has_runner(recovery: Recovery, now: datetime) -> bool:

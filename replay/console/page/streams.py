@@ -12,8 +12,8 @@ from monitoring.board import TopicPartitionState
 from monitoring.looking import read_timeline
 from replay.console.page.histories import History, read_history
 from replay.console.page.offsets import Kind, PartitionMap, map_partitions
-from replay.console.page.overview import NextCommand, RecoveryRow
-from replay.console.page.statuses import Statuses, StreamView
+from replay.console.page.overview import RecoveryRow
+from replay.console.page.statuses import NextCommand, Statuses, StreamView
 from replay.recovery.states import ACTIVE
 
 MOST_PARTITIONS = 200

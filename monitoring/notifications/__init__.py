@@ -1,0 +1,1 @@
+"""Tells people of verdicts when they change: Slack, PagerDuty, or any webhook."""
