@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replay.cli.shared import Session, mask_document, verb
-from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking
+from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
 
 if TYPE_CHECKING:
     from replay.around.doctor.examining import Examination
@@ -48,7 +48,8 @@ def examine(
         workspace, unopened = _open(
             session, lambda: open_for_looking(session, bootstrap, cluster, group, topic)
         )
-        found += _examine_streams(session, workspace, streams or [], unopened)
+        adopting = suggest_adoption(bootstrap, cluster, group)
+        found += _examine_streams(session, workspace, streams or [], unopened, adopting)
     document = mask_document(describe_examinations(found))
     session.emit(document, lambda console: console.print(draw_examinations(document)))
     if document["result"]:
@@ -65,7 +66,11 @@ def _examine_client(path: Path) -> Examination:
 
 
 def _examine_streams(
-    session: Session, workspace: Workspace, names: Sequence[str], unopened: Examination | None
+    session: Session,
+    workspace: Workspace,
+    names: Sequence[str],
+    unopened: Examination | None,
+    adopting: Sequence[str] | None,
 ) -> list[Examination]:
     from replay.around.doctor.examining import examine_stream, examine_tool
     from replay.around.observation import choose_streams
@@ -74,7 +79,7 @@ def _examine_streams(
     found = [examine_tool(workspace, chosen)] if unopened is None else [unopened]
     for stream in chosen:
         session.say(f"examining {stream.name}")
-        found.append(examine_stream(workspace, stream))
+        found.append(examine_stream(workspace, stream, adopting))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from replay.cli.shared import Session, read_states, verb
-from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking
+from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
 
 
 @verb
@@ -51,8 +51,9 @@ def list_gaps(
         for line in draw_warnings(list(warnings)):
             console.print(line)
         repairable = {gap.stream for gap in found if gap.state is GapState.OPEN and gap.count}
-        if bootstrap is None:
-            commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]
-            print_next(console, *commands)
+        adopting = suggest_adoption(bootstrap, cluster, group)
+        commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]
+        if repairable:
+            print_next(console, *(commands if adopting is None else adopting))
 
     session.emit(document, show)

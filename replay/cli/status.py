@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,8 +61,9 @@ def show_status(
     chosen = choose_streams(workspace.config, streams or [])
     for sentence in release_due(workspace):
         session.say(sentence, "yellow")
+    adopting = suggest_adoption(bootstrap, cluster, group)
     if not watch:
-        document = collect_status(workspace, chosen)
+        document = collect_status(workspace, chosen, adopting)
         session.emit(document, lambda console: console.print(draw_status(document)))
         if check and any(needs_somebody(entry) for entry in document["streams"]):
             raise typer.Exit(1)
@@ -72,14 +73,20 @@ def show_status(
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                live.update(draw_status(collect_status(workspace, chosen)), refresh=True)
+                live.update(draw_status(collect_status(workspace, chosen, adopting)), refresh=True)
                 time.sleep(interval)
         except KeyboardInterrupt:
             return
 
 
-def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any]:
-    """The document of `status`; a stream that cannot be seen has an `error`, the others show."""
+def collect_status(
+    workspace: Workspace, streams: list[Stream], adopting: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The document of `status`; a stream that cannot be seen has an `error`, the others show.
+
+    Args:
+        adopting: of `suggest_adoption`, for groups that no stream is about.
+    """
     from backlog.errors import BacklogError
     from replay.around.members import describe_trouble
     from replay.around.observation import look_at_stream
@@ -97,6 +104,8 @@ def collect_status(workspace: Workspace, streams: list[Stream]) -> dict[str, Any
                 error.standing = next(iter(standings), None)
                 raise
             entry = _describe_unseen(stream, error)
+        if adopting is not None and entry.get("next_commands"):
+            entry["next_commands"] = list(adopting)
         entries.append({**entry, "standings": standings})
     return {"streams": entries}
 
@@ -139,6 +148,20 @@ def open_for_looking(
             hint="check its name, or name the topic with --topic",
         )
     return open_workspace(config.for_group(name, group, found), passing=True)
+
+
+def suggest_adoption(
+    bootstrap: str | None, cluster: str | None, group: str | None
+) -> tuple[str, ...] | None:
+    """What to type where no stream is about a group, since every other command needs one; None
+    where the configuration's streams are looked at."""
+    from backlog.visible import join_words
+
+    if bootstrap is not None:
+        return (
+            join_words(("backlogctl", "init", "--bootstrap", bootstrap, "--group", str(group))),
+        )
+    return None if cluster is None else ()
 
 
 # With these a group does its work: it keeps up, or has been watched for too short a time.

@@ -228,6 +228,6 @@ def _test_hooks(session: Session) -> None:
         f"{one.hook} ({one.kind}): {one.outcome}{f': {one.reason}' if one.reason else ''}"
         for one in tested
     )
-    session.emit({"hooks": [one.to_json() for one in tested]}, "\n".join(lines))
+    session.emit({"hooks": [one.to_json() for one in tested]}, list(lines))
     if any(one.reason for one in tested):
         raise typer.Exit(1)

@@ -45,6 +45,14 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
     free = shop.run("--json", "gaps", *words, "--topic", shop.topic).document["gaps"]
     assert sum(gap["count"] for gap in free) == LOST
+    # What is printed works as it is printed: without a stream only `init` does.
+    adopt = f"backlogctl init --bootstrap {shop.bootstrap} --group {shop.group}"
+    for verb in ("status", "gaps", "doctor"):
+        told = shop.run(verb, *words, code=int(verb == "doctor")).out
+        assert adopt in told
+        assert not re.findall(r"backlogctl (?!init)[a-z]+ .*", told.replace("`backlogctl", "`"))
+    assert shop.run(*adopt.split()[1:]).code == 0
+    assert shop.run("status", "--json").document["streams"][0]["lost"] == LOST
 
 
 def test_waived_gap_needs_a_reason(shop: Shop) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -59,12 +59,26 @@ def examine_tool(workspace: Workspace, streams: Sequence[Stream]) -> Examination
     return Examination("tool", "", sort_findings(judge_host(workspace, streams)))
 
 
-def examine_stream(workspace: Workspace, stream: Stream) -> Examination:
+def examine_stream(
+    workspace: Workspace, stream: Stream, adopting: Sequence[str] | None = None
+) -> Examination:
     """Topic, brokers, group, rights and sources of a stream.
 
     What cannot be read is a finding of level `unknown`, and the rest is judged all the same.
+
+    Args:
+        adopting: what to type instead of our own commands, where they would not know the stream.
     """
-    return Examination("stream", stream.name, sort_findings(_judge_stream(workspace, stream)))
+    found = sort_findings(_judge_stream(workspace, stream))
+    if adopting is not None:
+        found = tuple(_replace_ours(one, adopting) for one in found)
+    return Examination("stream", stream.name, found)
+
+
+def _replace_ours(finding: Finding, adopting: Sequence[str]) -> Finding:
+    theirs = [one for one in finding.commands if not one.startswith("backlogctl ")]
+    ours = adopting if len(theirs) < len(finding.commands) else ()
+    return replace(finding, commands=(*theirs, *ours))
 
 
 def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
