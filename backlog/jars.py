@@ -47,6 +47,15 @@ def cache_dir() -> Path:
 
 def find_java() -> Path:
     """The `java` to run: JAVA_HOME's, else the one on the PATH; its version is checked."""
+    return _find_java()[0]
+
+
+def find_java_version() -> int:
+    """The major version of `find_java`."""
+    return _find_java()[1]
+
+
+def _find_java() -> tuple[Path, int]:
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     hint = "install Java 17 or 21, for example `apt-get install openjdk-17-jre-headless`"
@@ -57,7 +66,7 @@ def find_java() -> Path:
     if match is None or int(match[1]) < min(SUPPORTED_JAVA):
         version = done.stderr.strip().partition("\n")[0] or "it prints no version"
         raise EmbeddedError(f"Java is too old: {version}", subject=found, hint=hint)
-    return Path(found)
+    return Path(found), int(match[1])
 
 
 def ensure_jars(
