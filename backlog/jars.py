@@ -47,23 +47,26 @@ def cache_dir() -> Path:
 
 def find_java() -> Path:
     """The `java` to run: JAVA_HOME's, else the one on the PATH; its version is checked."""
+    return _find_java()[0]
+
+
+def find_java_version() -> int:
+    """The major version of `find_java`."""
+    return _find_java()[1]
+
+
+def _find_java() -> tuple[Path, int]:
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     hint = "install Java 17 or 21, for example `apt-get install openjdk-17-jre-headless`"
     if not found or not Path(found).exists():
         raise EmbeddedError("no Java was found", subject=found or "java", hint=hint)
-    number, text = read_java_version(Path(found))
-    if number is None or number < min(SUPPORTED_JAVA):
-        raise EmbeddedError(f"Java is too old: {text}", subject=found, hint=hint)
-    return Path(found)
-
-
-def read_java_version(java: Path) -> tuple[int | None, str]:
-    """Its major version, None where it prints none, and what it prints."""
-    done = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False)
-    text = done.stderr.strip().partition("\n")[0] or "it prints no version"
+    done = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
     match = re.search(r'version "(\d+)', done.stderr)
-    return (int(match[1]) if match else None), text
+    if match is None or int(match[1]) < min(SUPPORTED_JAVA):
+        version = done.stderr.strip().partition("\n")[0] or "it prints no version"
+        raise EmbeddedError(f"Java is too old: {version}", subject=found, hint=hint)
+    return Path(found), int(match[1])
 
 
 def find_jars(name: str, artifacts: tuple[Artifact, ...]) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backlog.errors import ConfigurationError
+from spark_backfill.spark.private_keys import check_key, is_encrypted
 
 # Same name, same meaning.
 _SAME = frozenset(
@@ -49,8 +50,8 @@ def make_java_options(properties: Mapping[str, str]) -> dict[str, str]:
     """Options of `spark.read.format("kafka")`. They hold secrets: never shown, never a setting.
 
     Raises:
-        ConfigurationError: a security property has no counterpart. (Tuning without one is left
-            out.)
+        ConfigurationError: a security property has no counterpart, or Java does not read the key.
+            (Tuning without a counterpart is left out.)
     """
     unknown = [
         name
@@ -99,6 +100,10 @@ def _make_tls(properties: Mapping[str, str]) -> dict[str, str]:
         java["ssl.truststore.certificates"] = properties["ssl.ca.pem"]
     chain = _read_pem(properties, "ssl.certificate")
     key = _read_pem(properties, "ssl.key")
+    if key:
+        path, password = properties.get("ssl.key.location", ""), properties.get("ssl.key.password")
+        place = "" if "ssl.key.pem" in properties else path
+        check_key(key, place, has_password=bool(password))
     if chain and key:
         java["ssl.keystore.type"] = "PEM"
         java["ssl.keystore.certificate.chain"] = chain
@@ -107,7 +112,8 @@ def _make_tls(properties: Mapping[str, str]) -> dict[str, str]:
         java["ssl.keystore.type"] = "PKCS12"
         java["ssl.keystore.location"] = properties["ssl.keystore.location"]
         java["ssl.keystore.password"] = properties.get("ssl.keystore.password", "")
-    if "ssl.key.password" in properties:
+    # Java takes a key for encrypted once it is given a password; OpenSSL does not.
+    if "ssl.key.password" in properties and (not key or is_encrypted(key)):
         java["ssl.key.password"] = properties["ssl.key.password"]
     return java
 

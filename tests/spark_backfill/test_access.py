@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def test_what_jdbc_cannot_do_is_said(url: str, words: str) -> None:
 
 
 def test_client_properties_become_javas(tmp_path: Path) -> None:
-    (tmp_path / "key.pem").write_text("KEY")
+    make = ("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+    key = subprocess.run(make, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "key.pem").write_text(key)
     java = make_java_options(
         {
             "bootstrap.servers": "a:1",
@@ -74,7 +77,7 @@ def test_client_properties_become_javas(tmp_path: Path) -> None:
         "kafka.ssl.truststore.location": "/ca.pem",
         "kafka.ssl.keystore.type": "PEM",
         "kafka.ssl.keystore.certificate.chain": "CERT",
-        "kafka.ssl.keystore.key": "KEY",
+        "kafka.ssl.keystore.key": key,
     }
     with pytest.raises(ConfigurationError, match=r"ssl\.crl\.location"):
         make_java_options({"ssl.crl.location": "/x"})

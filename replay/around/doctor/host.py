@@ -12,7 +12,7 @@ from pathlib import Path
 from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.errors import BacklogError
-from backlog.jars import SUPPORTED_JAVA, find_java, read_java_version
+from backlog.jars import SUPPORTED_JAVA, find_java, find_java_version
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.numbers import format_bytes, format_duration
 from backlog.values import GapState
@@ -145,8 +145,8 @@ def _judge_spark() -> Iterator[Finding]:
 
 
 def _judge_java(java: Path) -> Iterator[Finding]:
-    version, _ = read_java_version(java)
-    if version is not None and version not in SUPPORTED_JAVA:
+    version = find_java_version()
+    if version not in SUPPORTED_JAVA:
         yield Finding(
             *("versions", Level.WARNS, str(java)),
             f"Java {version}; tested are " + " and ".join(map(str, SUPPORTED_JAVA)),

@@ -48,8 +48,10 @@ class RebuildContext(RunContext[RebuildPlan]):
     @cached_property
     def spark(self) -> SparkSession:
         """Spark, started at the first use."""
+        from spark_backfill.spark.kafka_options import make_java_options
         from spark_backfill.spark.session import open_session
 
+        make_java_options(self.workspace.properties(self.stream))  # refuses what it could not use
         self.bar.say("starting Spark")
         config, name = self.workspace.config, f"backlogctl run {self.recovery.id}"
         return open_session(config.spark, name, staging=config.staging.dir)

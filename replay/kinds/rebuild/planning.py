@@ -271,6 +271,9 @@ def _compute_plan(
 
     say("looking at the source")
     require_tables(config.sources, stream)
+    from spark_backfill.spark.kafka_options import make_java_options
+
+    make_java_options(properties)  # refuses now what Spark could not use
     say("starting Spark")
     from spark_backfill.messages.staging import fit_chunks
     from spark_backfill.rebuild import plan_rebuild as rebuild
