@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     try:
-        code: Any = app(words, prog_name="backlogctl", standalone_mode=False)
+        code = _call(words)
         if code == _INTERRUPTED:
             shared.SESSION.say("\ninterrupted; the same command begins again")
         return code if isinstance(code, int) else 0
@@ -144,6 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return shared.show_error(error, as_json=as_json)
     finally:
         _forget_interrupt()
+
+
+def _call(words: list[str]) -> Any:
+    try:
+        return app(words, prog_name="backlogctl", standalone_mode=False)
+    except typer.Abort:  # Ctrl-C or Ctrl-D at a question
+        return _INTERRUPTED
 
 
 def _forget_interrupt() -> None:

@@ -82,7 +82,15 @@ def test_sentences_are_only_broken_between_words(text: str, width: int) -> None:
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_commands_and_figures_with_units_are_not_broken(width: int) -> None:
     command = "`kafka-consumer-groups.sh --bootstrap-server HOST:PORT --group g --execute`"
-    figures = ("13 h 10 min", "1.2 M", "98.9 %", "6 d 23 h", "3 min 5 s", "76.9 GB")
+    figures = (
+        "13 h 10 min",
+        "1.2 M",
+        "11-25 08:03:36Z",
+        "98.9 %",
+        "6 d 23 h",
+        "3 min 5 s",
+        "76.9 GB",
+    )
     text = f"then set it with {command}: " + ", ".join(f"it is {one} now" for one in figures)
     for thing in (tell(text), tell(text, hang=2)):
         lines = draw(thing, width).splitlines()
@@ -115,6 +123,14 @@ def test_a_header_is_broken_before_the_table_is() -> None:
     table.add("1", "2 d")
     names = [line.split() for line in draw(table, 22).splitlines() if line.strip()][:2]
     assert names == [["lost", "at"], ["most", "kept", "for"]]
+
+
+def test_cells_of_a_row_begin_on_its_first_line() -> None:
+    table = Table([Column.parse(name) for name in ("=when", "what is told of it")])
+    table.add("noon", "several words that need more than a line")
+    lines = [line.rstrip() for line in draw(table, 36).splitlines() if line.strip()]
+    assert lines[2].split()[:2] == ["noon", "several"]
+    assert not lines[3].strip().startswith("noon")
 
 
 def test_lines_without_a_name_go_with_the_one_before() -> None:
