@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -86,6 +87,25 @@ class Line:
 
     def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
         return Measurement(self.text.cell_len, self.text.cell_len)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """For a view that is drawn again and again: rich cuts its lines, and counts them.
+
+    What is longer than a line goes on in the next one, as a terminal does it.
+    """
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        width = options.max_width
+        for line in Segment.split_lines(console.render(self.content, options)):
+            length = Segment.get_line_length(line)
+            cuts = [*range(width, length, width), max(1, length)]
+            for part in Segment.divide(line, cuts):
+                yield from part
+                yield Segment.line()
 
 
 class WholeConsole(Console):

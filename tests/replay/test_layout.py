@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Group
+from rich.live import Live
 from rich.text import Text
 
 from replay.telling.bars import Bar, spin
 from replay.telling.layout import (
     Column,
     Facts,
+    Folded,
     Framed,
+    Line,
     Prose,
     Table,
     WholeConsole,
@@ -173,6 +177,17 @@ def test_progress_is_not_cut(width: int) -> None:
     for whole in ("reading back", "4,345,678 of 12,345,678", "121,345/s", "13 h 3 min left"):
         assert whole in text
     assert "with three brokers, one by one" in text
+
+
+def test_a_live_view_folds_what_is_longer_than_a_line() -> None:
+    command = "backlogctl plan rebuild a-stream-with-a-long-name --allow surplus"
+    file = io.StringIO()
+    console = WholeConsole(file=file, width=30, force_terminal=True, color_system=None)
+    with Live(Folded(Group(tell("one two"), Line(Text(command)), Text())), console=console):
+        pass
+    lines = [line.rpartition("\x1b")[2].removeprefix("[2K") for line in file.getvalue().split("\n")]
+    assert command in "".join(lines)
+    assert all(len(line) <= 30 for line in lines)
 
 
 def test_what_is_longer_than_a_line_is_copied_whole() -> None:
