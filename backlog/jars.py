@@ -52,12 +52,24 @@ def find_java() -> Path:
     hint = "install Java 17 or 21, for example `apt-get install openjdk-17-jre-headless`"
     if not found or not Path(found).exists():
         raise EmbeddedError("no Java was found", subject=found or "java", hint=hint)
-    done = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
-    match = re.search(r'version "(\d+)', done.stderr)
-    if match is None or int(match[1]) < min(SUPPORTED_JAVA):
-        version = done.stderr.strip().partition("\n")[0] or "it prints no version"
-        raise EmbeddedError(f"Java is too old: {version}", subject=found, hint=hint)
+    number, text = read_java_version(Path(found))
+    if number is None or number < min(SUPPORTED_JAVA):
+        raise EmbeddedError(f"Java is too old: {text}", subject=found, hint=hint)
     return Path(found)
+
+
+def read_java_version(java: Path) -> tuple[int | None, str]:
+    """Its major version, None where it prints none, and what it prints."""
+    done = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False)
+    text = done.stderr.strip().partition("\n")[0] or "it prints no version"
+    match = re.search(r'version "(\d+)', done.stderr)
+    return (int(match[1]) if match else None), text
+
+
+def find_jars(name: str, artifacts: tuple[Artifact, ...]) -> Path:
+    """Where a set is, or will be once it is fetched."""
+    wanted = hashlib.sha256(repr(artifacts).encode()).hexdigest()
+    return cache_dir() / "jars" / f"{name}-{wanted[:12]}"
 
 
 def ensure_jars(
@@ -68,8 +80,7 @@ def ensure_jars(
     Raises:
         EmbeddedError: no Java, no cache directory, or the repository is out of reach.
     """
-    wanted = repr(artifacts).encode()
-    final = cache_dir() / "jars" / f"{name}-{hashlib.sha256(wanted).hexdigest()[:12]}"
+    final = find_jars(name, artifacts)
     if not final.is_dir():
         java = find_java()
         try:

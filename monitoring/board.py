@@ -9,6 +9,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
+from monitoring.doctor.finding import Finding
 from monitoring.status import GroupStatus
 
 
@@ -43,6 +44,24 @@ class ClusterPass:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkup:
+    """What the doctor found, worst first, and when."""
+
+    taken_at: datetime
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLook:
+    """A member of a group that does not get on; `last_commit` is None where no sample saw one."""
+
+    client_id: str
+    host: str
+    partitions: tuple[int, ...]
+    last_commit: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class BoardState:
     """What the board shows at one moment: frozen, so that a reader sees one state."""
 
@@ -53,6 +72,10 @@ class BoardState:
     failing: Mapping[tuple[str, str], str] = field(default_factory=dict)
     # (cluster, stream or "") -> when it was put here, by the board's clock
     looked_at: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    # By stream; "" is the tool itself.
+    checkups: Mapping[str, Checkup] = field(default_factory=dict)
+    # By stream: only of those that somebody has to look at.
+    members: Mapping[str, tuple[MemberLook, ...]] = field(default_factory=dict)
     version: int = 0
 
 
@@ -102,6 +125,22 @@ class Board:
             self._seen = replace(old, failures=failures, failing=failing, version=old.version + 1)
             if stream:
                 self._round_at = self.clock()
+
+    def put_checkup(self, stream: str, checkup: Checkup) -> None:
+        with self._lock:
+            old = self._seen
+            checkups = {**old.checkups, stream: checkup}
+            self._seen = replace(old, checkups=checkups, version=old.version + 1)
+
+    def put_members(self, stream: str, members: tuple[MemberLook, ...] | None) -> None:
+        """None takes them away: nobody has to look at the stream any more."""
+        with self._lock:
+            old = self._seen
+            if members is None and stream not in old.members:
+                return
+            others = {name: one for name, one in old.members.items() if name != stream}
+            found = others if members is None else {**others, stream: members}
+            self._seen = replace(old, members=found, version=old.version + 1)
 
     def note_round(self) -> None:
         """The loop over the streams did a round, perhaps without any."""

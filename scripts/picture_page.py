@@ -43,6 +43,8 @@ def list_shots(ids: dict[str, str]) -> list[Shot]:
         Shot("all-expand-light", f"recoveries/{ids['shipments']}", DESKTOP, "light"),
         Shot("all-phone-stream", "streams/payments", PHONE, "light"),
         Shot("all-phone-recovery", f"recoveries/{ids['shipments']}", PHONE, "light"),
+        Shot("page-doctor", "streams/orders", DESKTOP, "light"),
+        Shot("all-phone-orders", "streams/orders", PHONE, "light"),
         Shot("all-phone-clicks", "streams/clicks", PHONE, "dark"),
     ]
 

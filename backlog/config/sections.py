@@ -195,6 +195,11 @@ class Watch(Section):
         description="Names by which it may be asked, besides addresses, names without a dot and "
         "the host of `url`. Others are refused: a web page could point its own name here.",
     )
+    doctor: Duration = Field(
+        default=timedelta(hours=1),
+        description="Time between two looks of `backlogctl doctor` at each stream, for the page "
+        "and for metrics.",
+    )
     url: Text | None = Field(
         default=None,
         description="How people reach the page, for links in what is printed, such as "

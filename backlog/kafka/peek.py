@@ -13,6 +13,7 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
 
@@ -36,12 +37,14 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """One message: its offset, key and time, None where it has none; its headers."""
+    """One message: its offset, key and time, None where it has none; its headers; its size is that
+    of key, value and headers in bytes, before compression."""
 
     offset: int
     key: bytes | None
     at: datetime | None
     headers: Headers = ()
+    size: int = 0
 
 
 def peek_at(
@@ -95,7 +98,9 @@ def _read(
             known = kind != TIMESTAMP_NOT_AVAILABLE and at > 0
             time = _to_time(at) if known else None
             headers = cast(Headers, message.headers() or ())
-            found[partition].append(Peeked(offset, message.key(), time, headers))
+            found[partition].append(
+                Peeked(offset, message.key(), time, headers, _count_bytes(message, headers))
+            )
         if error is not None or len(found[partition]) >= each:
             undecided.discard(partition)
             consumer.pause([TopicPartition(topic, partition)])
@@ -118,6 +123,11 @@ def _open_consumer(connection: Connection) -> Iterator[Consumer]:
         yield consumer
     finally:
         consumer.close()
+
+
+def _count_bytes(message: Message, headers: Headers) -> int:
+    parts = [message.key(), message.value(), *(part for header in headers for part in header)]
+    return sum(len(part) for part in parts if part)
 
 
 def _to_time(milliseconds: int) -> datetime | None:

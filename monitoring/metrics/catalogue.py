@@ -56,6 +56,28 @@ OURS: tuple[Metric, ...] = (
         "message, `disks`, `bookmarks`; what needs it is unknown, and absent here.",
     ),
     Metric(
+        "backlog_member_partitions",
+        (*_PLACE, "client_id", "host"),
+        "Partitions of the topic that a member has; only of streams whose verdict asks for "
+        "somebody. Members of one client id and host are one.",
+    ),
+    Metric(
+        "backlog_member_commit_age_seconds",
+        (*_PLACE, "client_id", "host"),
+        "Since the newest commit of its partitions; absent where no sample of the window saw one.",
+    ),
+    Metric(
+        "backlog_doctor_findings",
+        ("stream", "check", "level"),
+        "What `backlogctl doctor` found at the last look; without a stream: of the tool itself. "
+        "`loses` and `stops` ask for somebody.",
+    ),
+    Metric(
+        "backlog_doctor_timestamp_seconds",
+        ("stream",),
+        "When the doctor last looked, in seconds since 1970.",
+    ),
+    Metric(
         "backlog_lag_messages",
         (*_PLACE, "partition"),
         "Unread offsets that still exist; what retention removed is not in it.",

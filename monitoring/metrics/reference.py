@@ -77,7 +77,9 @@ def render_reference() -> str:
             "## Names of kafka_exporter\n",
             "With `kafka_exporter` in `watch.metrics` (the default), for dashboards that exist. "
             "With several clusters they have a `cluster` label more. Topics without a group that "
-            "is sampled are not there, nor partitions without a committed offset.\n",
+            "is sampled are not there, nor partitions without a committed offset. `promtool check "
+            "metrics` complains of the two names that end in `_sum`, which it wants for histograms "
+            "only: they are kafka_exporter's own, and dashboards ask for them.\n",
             *_render_table(KAFKA_EXPORTER),
             "",
             "## Names of kafka-lag-exporter\n",

@@ -8,11 +8,12 @@ from threading import Lock
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from backlog.ledger import Ledger
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
+from monitoring.metrics.checkups import describe_checkups, describe_members, make_gauge
 from monitoring.metrics.exposition import Lines, Packed, pack, write_gzip, write_head
 from monitoring.metrics.families import (
     join_lines,
@@ -91,8 +92,10 @@ class Scrape:
         """The families that change with the clock: ages, failures, and the ledger's."""
         seen = self._board.seen
         yield from _describe_looks(self._board, seen, self._exported)
+        yield from describe_members(seen)
+        yield from describe_checkups(seen)
         recorded = self.ledger.read()
-        answers = _make_gauge("backlog_ledger_up")
+        answers = make_gauge("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))
         yield answers
         yield from recorded or ()
@@ -165,7 +168,7 @@ def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
 
 def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
-    ages = _make_gauge("backlog_sample_age_seconds")
+    ages = make_gauge("backlog_sample_age_seconds")
     failures = CounterMetricFamily(
         "backlog_sample_failures",
         BY_NAME["backlog_sample_failures"].help,
@@ -180,9 +183,9 @@ def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Itera
         failures.add_metric(key, seen.failures.get(key, 0))
     yield ages
     yield failures
-    seconds, groups = _make_gauge("backlog_pass_seconds"), _make_gauge("backlog_groups")
-    left_out = _make_gauge("backlog_partitions_left_out")
-    unreadable = _make_gauge("backlog_groups_unreadable")
+    seconds, groups = make_gauge("backlog_pass_seconds"), make_gauge("backlog_groups")
+    left_out = make_gauge("backlog_partitions_left_out")
+    unreadable = make_gauge("backlog_groups_unreadable")
     for name, done in sorted(seen.clusters.items()):
         seconds.add_metric([name], done.seconds)
         streams = (status.group for status in seen.streams.values() if status.cluster == name)
@@ -190,7 +193,3 @@ def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Itera
         left_out.add_metric([name], done.left_out)
         unreadable.add_metric([name], done.unreadable)
     yield from (seconds, groups, left_out, unreadable)
-
-
-def _make_gauge(name: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, BY_NAME[name].help, labels=BY_NAME[name].labels)

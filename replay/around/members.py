@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from backlog.clock import Deadline, format_time
@@ -28,7 +28,7 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
     no sample of the window saw it change. Brokers do not tell of rebalances that are over, so
     `rebalancing_samples` counts the samples that saw one going on.
     """
-    samples = _cut(read_history(workspace, stream), workspace.config.watch.window)
+    samples = _read_window(workspace, stream)
     commits = find_last_commits(samples)
     document: dict[str, Any] = {
         "state": None,
@@ -36,7 +36,7 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
         "members": [],
         "unassigned": [],
         "samples": len(samples),
-        "rebalancing_samples": sum(one.group_state in _REBALANCING for one in samples),
+        "rebalancing_samples": _count_rebalancing(samples),
         "error": None,
     }
     try:
@@ -68,6 +68,12 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
         every = {part.partition for part in samples[-1].partitions}
         document["unassigned"] = sorted(every - assigned)
     return {**document, "state": group.state, "type": kind or group.type or None}
+
+
+def count_rebalancing(workspace: Workspace, stream: Stream) -> tuple[int, int]:
+    """In how many samples of the window the group was rebalancing, and how many there are."""
+    samples = _read_window(workspace, stream)
+    return _count_rebalancing(samples), len(samples)
 
 
 def describe_trouble(
@@ -142,8 +148,13 @@ def _say_commit(at: str | None) -> str:
     return f"last commit {format_moment(datetime.fromisoformat(at))}"
 
 
-def _cut(samples: Sequence[Sample], window: timedelta) -> list[Sample]:
+def _count_rebalancing(samples: Sequence[Sample]) -> int:
+    return sum(one.group_state in _REBALANCING for one in samples)
+
+
+def _read_window(workspace: Workspace, stream: Stream) -> list[Sample]:
+    samples = read_history(workspace, stream)
     if not samples:
         return []
-    since = samples[-1].taken_at - window
+    since = samples[-1].taken_at - workspace.config.watch.window
     return [sample for sample in samples if sample.taken_at >= since]

@@ -24,7 +24,7 @@ from backlog.numbers import format_plural
 from replay.recovery.kind import Registry
 from replay.recovery.workspace import Workspace
 
-SEE, HOLD, AIRFLOW = "see", "hold", "airflow"
+SEE, HOLD, DOCTOR, AIRFLOW = "see", "hold", "doctor", "airflow"
 # Stands for the id of a recovery that is not planned yet.
 SOME_ID = "r-20260101-0001"
 _SECONDS = 30.0
@@ -61,9 +61,19 @@ def list_holding(stream: Stream) -> tuple[Right, ...]:
     return tuple(dict.fromkeys((*list_seeing(stream), *list_raising(stream))))
 
 
+def list_examining(stream: Stream) -> tuple[Right, ...]:
+    """To judge the brokers' settings with those of the topic."""
+    brokers = Right(
+        *(Resource.CLUSTER, CLUSTER_NAME, Operation.DESCRIBE_CONFIGS),
+        "read the brokers' settings",
+        needed=False,
+    )
+    return (*list_seeing(stream), brokers)
+
+
 def list_jobs(kinds: Registry) -> tuple[str, ...]:
     """The jobs of `backlogctl acl`."""
-    return (SEE, HOLD, *kinds.names(), AIRFLOW)
+    return (SEE, HOLD, *kinds.names(), DOCTOR, AIRFLOW)
 
 
 def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tuple[Right, ...]:
@@ -72,6 +82,8 @@ def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tu
         return list_seeing(stream)
     if job == HOLD:
         return list_holding(stream)
+    if job == DOCTOR:
+        return list_examining(stream)
     if job != AIRFLOW:
         return kinds.get(job).list_rights(config, stream, SOME_ID)
     every = [*list_holding(stream)]

@@ -22,6 +22,7 @@ from replay.cli.cancel import cancel_recovery
 from replay.cli.consumers import consumers
 from replay.cli.db import db
 from replay.cli.demo import run_demo
+from replay.cli.doctor import examine
 from replay.cli.gaps import list_gaps
 from replay.cli.hold import hold_retention
 from replay.cli.init import write_configuration
@@ -52,7 +53,7 @@ class _InOrder(TyperGroup):
         return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)
 
 
-_ORDER = ("status", "watch", "gaps", "waive", "hold", "plan")
+_ORDER = ("status", "doctor", "watch", "gaps", "waive", "hold", "plan")
 
 app = typer.Typer(
     name="backlogctl",
@@ -91,6 +92,7 @@ def _note_shared_options(
 _LOOK, _RECOVER, _HELP = "See", "Recover", "Around it"
 app.command("init", rich_help_panel=_HELP)(write_configuration)
 app.command("status", rich_help_panel=_LOOK)(show_status)
+app.command("doctor", rich_help_panel=_LOOK)(examine)
 app.command("watch", rich_help_panel=_LOOK)(watch_streams)
 app.command("gaps", rich_help_panel=_LOOK)(list_gaps)
 app.command("waive", rich_help_panel=_LOOK)(waive_gap)

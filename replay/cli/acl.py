@@ -12,7 +12,9 @@ from replay.cli.shared import Session, verb
 @verb
 def print_rights(
     session: Session,
-    job: Annotated[str, typer.Argument(help="see, hold, rebuild, expand or airflow (all).")],
+    job: Annotated[
+        str, typer.Argument(help="see, hold, rebuild, expand, doctor, or airflow: all.")
+    ],
     stream: Annotated[str, typer.Argument(help="A stream of the configuration.")],
     principal: Annotated[
         str | None,

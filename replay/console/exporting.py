@@ -21,10 +21,11 @@ from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.observing import measure_skew
 from monitoring.sampler import StreamLike
 from monitoring.watcher import OnOutage
+from replay.console.checkups import Checkups
 from replay.console.page.app import make_page
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts
 from replay.console.server.app import make_app
-from replay.console.server.health import Doctor
+from replay.console.server.health import HealthCheck
 from replay.console.server.listening import Server, bind_address
 from replay.recovery.workspace import Workspace
 
@@ -61,7 +62,7 @@ def open_exporter(
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
     samplers: list[GroupSampler] = []
-    doctor = Doctor(
+    health_check = HealthCheck(
         board,
         scrape.ledger,
         config.watch.interval,
@@ -78,7 +79,7 @@ def open_exporter(
     )
     with ExitStack() as stack:
         watch = config.watch
-        app: ASGIApp = make_app(scrape, doctor, page)
+        app: ASGIApp = make_app(scrape, health_check, page)
         if watch.token_file is not None:
             app = TokenGuard(app, watch.token_file)
         app = HostGuard(app, find_hosts(watch.url, watch.hosts))
@@ -88,6 +89,8 @@ def open_exporter(
             threads.append(sampler.thread)
             stack.enter_context(sampler)
             samplers.append(sampler)
+        checkups = stack.enter_context(Checkups(workspace, board))
+        threads.append(checkups.thread)
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:
             stack.callback(sampler.stop)

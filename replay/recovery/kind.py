@@ -145,6 +145,10 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         return False
 
     @abstractmethod
+    def is_configured(self, stream: Stream) -> bool:
+        """Whether the stream's section has what this kind needs."""
+
+    @abstractmethod
     def list_rights(
         self, config: Config, stream: Stream, recovery_id: str, plan: PlanT | None = None
     ) -> tuple[Right, ...]:

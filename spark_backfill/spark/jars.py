@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backlog.jars import Artifact, ensure_jars
+from backlog.jars import Artifact, ensure_jars, find_jars
 from backlog.progress import Say
 
 # Spelled out instead of resolved: the rest of what the connector needs is in Spark's own jars, and
@@ -17,6 +17,11 @@ SPARK_ARTIFACTS = (
     Artifact("org.postgresql", "postgresql", "42.7.5"),
     Artifact("org.xerial", "sqlite-jdbc", "3.49.1.0"),
 )
+
+
+def find_spark_jars() -> Path:
+    """Their directory; it is there once they were fetched."""
+    return find_jars("spark", SPARK_ARTIFACTS)
 
 
 def ensure_spark_jars(progress: Say | None = None) -> tuple[Path, ...]:

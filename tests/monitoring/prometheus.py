@@ -27,10 +27,12 @@ def find_program(name: str) -> str:
     return found
 
 
-def run_promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs promtool; its output is text."""
+def run_promtool(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs promtool; its input and output are text."""
     command = [find_program("promtool"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 class EmbeddedPrometheus:

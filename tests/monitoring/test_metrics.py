@@ -16,7 +16,8 @@ from backlog.clock import utc_now
 from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.values import GapState, RecoveryState
-from monitoring.board import Board, ClusterPass, TopicPartitionState
+from monitoring.board import Board, Checkup, ClusterPass, MemberLook, TopicPartitionState
+from monitoring.doctor.finding import Finding, Level
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
 from monitoring.metrics.reference import render_reference
@@ -27,6 +28,7 @@ from monitoring.unseen import Unseen
 from monitoring.verdicts import Verdict
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
+from tests.monitoring.prometheus import run_promtool
 from tests.monitoring.recorded import record_all
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -201,14 +203,29 @@ def test_nothing_is_never_minus_nothing(ledger: Ledger) -> None:
     assert "-0" not in scrape(make_scrape(board, ledger)).text
 
 
-def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
+def fill_board() -> Board:
+    """Something of every family."""
     board = Board()
     blind = Unseen("retention", KafkaFailure("access denied", subject="topic orders"))
     board.put_stream(replace(make_status(stream="orders"), unseen=(blind,)))
+    board.put_members("orders", (MemberLook("worker-1", "/10.0.0.7", (0, 1), utc_now()),))
+    finding = Finding("flush", Level.WARNS, "topic orders", "3 replicas, and flush.ms 1", "")
+    board.put_checkup("orders", Checkup(utc_now(), (finding,)))
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
     board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
+    return board
+
+
+def test_promtool_accepts_every_name_but_two_of_another_exporter(ledger: Ledger) -> None:
     record_all(ledger)
-    text = scrape_recorded(ledger, board).text
+    done = run_promtool("check", "metrics", stdin=scrape_recorded(ledger, fill_board()).text)
+    told = [line.partition(" ")[0] for line in (done.stdout + done.stderr).splitlines()]
+    assert told == ["kafka_consumergroup_current_offset_sum", "kafka_consumergroup_lag_sum"]
+
+
+def test_every_name_and_label_is_in_the_catalogue(ledger: Ledger) -> None:
+    record_all(ledger)
+    text = scrape_recorded(ledger, fill_board()).text
     shown = set()
     for family in text_string_to_metric_families(text):
         if family.name.startswith("process_"):

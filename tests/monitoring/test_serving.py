@@ -22,7 +22,7 @@ from backlog.ledger import Ledger, open_ledger
 from monitoring.board import Board, ClusterPass
 from monitoring.metrics.scrape import Exported, Scrape
 from replay.console.server.app import make_app
-from replay.console.server.health import Doctor
+from replay.console.server.health import HealthCheck
 from replay.console.server.listening import Server, bind_address, parse_address
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped
@@ -71,8 +71,8 @@ def test_an_address_that_is_taken_is_named() -> None:
 
 def serve(board: Board, ledger: Ledger, page: FastAPI | None = None) -> Server:
     scrape = Scrape(board, ledger, Exported({}, ("main",)))
-    doctor = Doctor(board, scrape.ledger, INTERVAL, ("main",), [threading.current_thread()])
-    return Server(make_app(scrape, doctor, page), bind_address("127.0.0.1:0", "--listen"))
+    health = HealthCheck(board, scrape.ledger, INTERVAL, ("main",), [threading.current_thread()])
+    return Server(make_app(scrape, health, page), bind_address("127.0.0.1:0", "--listen"))
 
 
 def get(url: str, **settings: Any) -> httpx.Response:
@@ -125,7 +125,7 @@ def test_a_sampler_that_ended_is_told() -> None:
     ended = threading.Thread(target=lambda: None, name="samples")
     ended.start()
     ended.join()
-    health = Doctor(Board(), Answers(), INTERVAL, (), [ended]).check_life()
+    health = HealthCheck(Board(), Answers(), INTERVAL, (), [ended]).check_life()
     assert (health.code, health.body["dead"]) == (503, ["samples"])
 
 
@@ -157,16 +157,16 @@ class Clock:
 def test_ready_means_young_samples_and_a_ledger() -> None:
     clock = Clock()
     board = Board(clock)
-    doctor = Doctor(board, Answers(), INTERVAL, ("main", "other"))
+    health = HealthCheck(board, Answers(), INTERVAL, ("main", "other"))
     board.put_cluster(make_pass())
     clock.now += 85
-    assert doctor.check_readiness().code == 503, "the other cluster was not looked at"
+    assert health.check_readiness().code == 503, "the other cluster was not looked at"
     board.note_failure("other", "", "it is away")
-    assert doctor.check_readiness().code == 200, "one that is away does not hold back the rest"
-    assert doctor.check_readiness().body["failing"] == ["other"]
-    assert replace(doctor, ledger=Away()).check_readiness().code == 503
+    assert health.check_readiness().code == 200, "one that is away does not hold back the rest"
+    assert health.check_readiness().body["failing"] == ["other"]
+    assert replace(health, ledger=Away()).check_readiness().code == 503
     clock.now += 10
-    old = doctor.check_readiness()
+    old = health.check_readiness()
     assert old.code == 503
     assert "more than 91 s" in old.body["reasons"][0]
 
@@ -174,43 +174,43 @@ def test_ready_means_young_samples_and_a_ledger() -> None:
 def test_ready_means_streams_and_groups() -> None:
     clock = Clock()
     board = Board(clock)
-    doctor = Doctor(board, Answers(), INTERVAL, ("main",), with_streams={"main"})
+    health = HealthCheck(board, Answers(), INTERVAL, ("main",), with_streams={"main"})
     board.put_cluster(make_pass())
-    assert doctor.check_readiness().body["reasons"] == [
+    assert health.check_readiness().body["reasons"] == [
         "streams of cluster main were not looked at yet"
     ]
     board.put_stream(make_status(stream="orders"))
-    assert doctor.check_readiness().code == 200
+    assert health.check_readiness().code == 200
     clock.now += 100
     board.put_cluster(make_pass())
-    late = doctor.check_readiness()
+    late = health.check_readiness()
     assert (late.code, late.body["age_seconds"]) == (503, {"main": 100.0})
     # Of several streams one may be gone: the newest tells whether the loop goes on.
     board.put_stream(make_status(stream="bills"))
-    assert doctor.check_readiness().code == 200
+    assert health.check_readiness().code == 200
     clock.now += 100
     board.put_stream(make_status(stream="bills"))
-    assert doctor.check_readiness().code == 503, "the groups are old"
+    assert health.check_readiness().code == 503, "the groups are old"
 
 
 def test_a_loop_over_streams_that_hangs_is_dead() -> None:
     clock = Clock()
     board = Board(clock)
-    doctor = Doctor(board, Answers(), INTERVAL, ())
+    health = HealthCheck(board, Answers(), INTERVAL, ())
     for show in (
         board.note_round,
         lambda: board.put_stream(make_status(stream="orders")),
         lambda: board.note_failure("main", "orders", "it is away"),
     ):
         clock.now += 299
-        assert doctor.check_life().code == 200
+        assert health.check_life().code == 200
         show()
     clock.now += 301
     board.put_cluster(make_pass())
     board.note_failure("main", "", "it is away")
-    dead = doctor.check_life()
+    dead = health.check_life()
     assert (dead.code, dead.body["dead"]) == (503, ["backlog-streams"])
-    rare = replace(doctor, interval=timedelta(minutes=1))
+    rare = replace(health, interval=timedelta(minutes=1))
     assert rare.check_life().code == 200, "ten rounds may be longer than five minutes"
 
 

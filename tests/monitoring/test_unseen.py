@@ -23,7 +23,7 @@ from monitoring.looking import look_at_stream
 from monitoring.metrics.families import write_groups
 from monitoring.status import GroupStatus
 from monitoring.watcher import watch_streams
-from replay.console.server.health import Doctor
+from replay.console.server.health import HealthCheck
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
 from tests.monitoring.test_bookmarking import RebuiltStub
 from tests.secured import SecuredKafka, start_secured
@@ -116,7 +116,7 @@ def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: L
         "retention of stream orders",
     ]
     answers = SimpleNamespace(answers=lambda: True)
-    ready = Doctor(board, answers, timedelta(seconds=30), (), ()).check_readiness()
+    ready = HealthCheck(board, answers, timedelta(seconds=30), (), ()).check_readiness()
     assert ready.code == 200
     assert ready.body["status"] == "degraded"
     assert any("retention" in text for text in ready.body["unseen"]["orders"])

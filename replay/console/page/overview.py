@@ -10,7 +10,7 @@ from backlog.config import Config
 from backlog.errors import LedgerError
 from backlog.ledger import Ledger
 from backlog.values import Recovery
-from monitoring.board import BoardState
+from monitoring.board import BoardState, Checkup
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 from replay.console.page.statuses import Statuses, StreamView
@@ -39,6 +39,7 @@ class Overview:
         counts: how many streams have each verdict, worst first.
         groups: of groups that are no stream's and not ok, worst first; `more_groups` are left out.
         blind: clusters whose groups cannot be listed, and why.
+        tool: what the doctor found about the tool itself; None before its first look.
         ledger_error: why the ledger does not answer; None where it does.
     """
 
@@ -51,6 +52,7 @@ class Overview:
     blind: tuple[tuple[str, str], ...]
     recoveries: tuple[RecoveryRow, ...]
     more_recoveries: int
+    tool: Checkup | None
     ledger_error: LedgerError | None
 
 
@@ -88,6 +90,7 @@ def read_overview(
             RecoveryRow(recovery, next_command(recovery)) for recovery in newest[:MOST_RECOVERIES]
         ),
         more_recoveries=max(0, len(newest) - MOST_RECOVERIES),
+        tool=statuses.seen.checkups.get(""),
         ledger_error=failed,
     )
 

@@ -9,7 +9,8 @@ from datetime import datetime
 from backlog.config import Config, Stream
 from backlog.ledger import Ledger
 from backlog.values import Recovery, RecoveryState
-from monitoring.board import Board, BoardState
+from monitoring.board import Board, BoardState, Checkup, MemberLook
+from monitoring.doctor.finding import Finding
 from monitoring.looking import judge_stored
 from monitoring.status import GroupStatus
 from monitoring.stopped import tell_stopped
@@ -25,6 +26,8 @@ class StreamView:
         status: None where nobody has looked at it yet.
         failing: why the last look failed; "" where it did not.
         commands: what to type next, the most urgent first; none where nothing is to be done.
+        checkup: what the doctor found; None before its first look.
+        members: of the group, where somebody has to look at it.
     """
 
     name: str
@@ -36,6 +39,14 @@ class StreamView:
     stale: bool = False
     commands: tuple[str, ...] = ()
     recoveries: tuple[Recovery, ...] = field(default=())
+    checkup: Checkup | None = None
+    members: tuple[MemberLook, ...] | None = None
+
+    @property
+    def pressing(self) -> tuple[Finding, ...]:
+        """What the doctor found that loses messages or stops a recovery."""
+        findings = () if self.checkup is None else self.checkup.findings
+        return tuple(one for one in findings if one.needs_somebody)
 
     @property
     def verdict(self) -> Verdict:
@@ -136,6 +147,8 @@ class Statuses:
             stale=stale,
             commands=choose_commands(stream.name, status, recoveries, commands or {}, self._now),
             recoveries=recoveries,
+            checkup=self._seen.checkups.get(stream.name),
+            members=self._seen.members.get(stream.name),
         )
 
 

@@ -45,6 +45,9 @@ _TONES: Mapping[str, str] = {
     "short": "warn",
     "surplus": "bad",
     "loses": "bad",
+    # levels of the doctor's findings
+    "stops": "warn",
+    "warns": "calm",
     "done": "good",
 }
 

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 
 from monitoring.metrics.exposition import CONTENT_TYPE
 from monitoring.metrics.scrape import Scrape
-from replay.console.server.health import Doctor, Health
+from replay.console.server.health import Health, HealthCheck
 
 _THREADS = 4
 _INDEX = """\
@@ -22,7 +22,7 @@ _INDEX = """\
 """
 
 
-def make_app(scrape: Scrape, doctor: Doctor, page: FastAPI | None = None) -> FastAPI:
+def make_app(scrape: Scrape, check: HealthCheck, page: FastAPI | None = None) -> FastAPI:
     """/metrics, /healthz, /readyz, and the page on all other paths."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -47,11 +47,11 @@ def make_app(scrape: Scrape, doctor: Doctor, page: FastAPI | None = None) -> Fas
 
     # It waits for nobody.
     async def show_life() -> Response:
-        return answer(doctor.check_life())
+        return answer(check.check_life())
 
     async def show_readiness() -> Response:
         loop = asyncio.get_running_loop()
-        return answer(await loop.run_in_executor(pool, doctor.check_readiness))
+        return answer(await loop.run_in_executor(pool, check.check_readiness))
 
     def answer(health: Health) -> Response:
         return JSONResponse(health.body, health.code, headers={"Cache-Control": "no-store"})

@@ -40,7 +40,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Doctor:
+class HealthCheck:
     """Answers for one process.
 
     Attributes:

@@ -76,6 +76,10 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         """Where the group reads, and too slowly."""
         return stream.consumers is not None and bool(lag) and course in _TOO_SLOW
 
+    def is_configured(self, stream: Stream) -> bool:
+        """Somebody must be able to start consumers."""
+        return stream.consumers is not None
+
     def list_rights(
         self, config: Config, stream: Stream, recovery_id: str, plan: ExpandPlan | None = None
     ) -> tuple[Right, ...]:

@@ -122,6 +122,10 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
         known = any(not say_why_not(gap, stream, topic_id) for gap in lost)
         return stream.source is not None and known
 
+    def is_configured(self, stream: Stream) -> bool:
+        """There is a table to rebuild from."""
+        return stream.source is not None
+
     def list_rights(
         self, config: Config, stream: Stream, recovery_id: str, plan: RebuildPlan | None = None
     ) -> tuple[Right, ...]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from backlog.ledger import BurndownSample, Owner
 from backlog.values import Chunk, GapState, Recovery, RecoveryState
-from monitoring.board import ClusterPass
+from monitoring.board import Checkup, ClusterPass, MemberLook
+from monitoring.doctor.finding import Finding, Level
 from replay.kinds.rebuild.plan import PlannedGap
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 from spark_backfill.request import PartitionOutcome
@@ -99,11 +100,62 @@ def tell_night(directory: Path, *, lean: bool = False, more: Sequence[str] = ())
     _tell_invoices(night)
     night.sample("clicks", _busy, 48)
     night.look("clicks")
+    _tell_checkups(night)
     night.board.put_cluster(
         ClusterPass("main", NOW - timedelta(seconds=9), 0.8, make_groups(), brokers=3)
     )
     night.at()
     return night
+
+
+def _tell_checkups(night: Night) -> None:
+    """The doctor found something about `orders`; who is in it is asked, and nobody in `emails`."""
+    taken_at = NOW - timedelta(minutes=12)
+    alter = (
+        "kafka-configs.sh --bootstrap-server kafka:9092 --alter --entity-type topics "
+        "--entity-name orders --add-config "
+    )
+    found = (
+        Finding(
+            *("min-insync-replicas", Level.LOSES, "topic orders"),
+            *("min.insync.replicas 1 with 3 replicas", ""),
+            (f"{alter}min.insync.replicas=2",),
+        ),
+        Finding(
+            *("rights", Level.STOPS, "stream orders"),
+            "hold: the tool may not ALTER_CONFIGS on topic orders (to raise its retention)",
+            "who administers the cluster grants it with",
+            (
+                "kafka-acls.sh --bootstrap-server kafka:9092 --command-config admin.properties "
+                "--add --allow-principal User:backlog --operation AlterConfigs --topic orders",
+            ),
+        ),
+        Finding(
+            *("unread", Level.UNKNOWN, "the cluster"),
+            "the brokers' settings could not be read: access denied",
+            "`DescribeConfigs` on the cluster must be granted",
+        ),
+        Finding(
+            *("idle-members", Level.WARNS, "group orders-service"),
+            "2 of 14 members have no partition: orders has 12",
+            "12 consumers are enough; more for a time is what `plan expand` is for",
+        ),
+    )
+    night.board.put_checkup("orders", Checkup(taken_at, found))
+    night.board.put_checkup("clicks", Checkup(taken_at, ()))
+    skew = Finding(
+        *("clock", Level.WARNS, "cluster kafka:9092"),
+        "its clock is 12 s ahead of this host's (ops-2)",
+        "let both follow the same time servers: `timedatectl`, `chronyc tracking`",
+    )
+    night.board.put_checkup("", Checkup(taken_at, (skew,)))
+    members = (
+        MemberLook("orders-1", "/10.0.4.17", (0, 1, 2, 3), NOW - timedelta(seconds=4)),
+        MemberLook("orders-2", "/10.0.4.18", (4, 5, 6), None),
+        MemberLook("orders-3", "/10.0.4.19", (), None),
+    )
+    night.board.put_members("orders", members)
+    night.board.put_members("emails", ())
 
 
 def _tell_payments(night: Night) -> None:

@@ -98,7 +98,8 @@ class Visit:
 def list_paths(night: Night) -> list[str]:
     """Every kind of page."""
     ids = [one.id for one in night.ledger.recoveries.list()]
-    streams = [f"streams/{name}" for name in ("payments", "clicks", "shipments", LONG)]
+    names = ("payments", "clicks", "shipments", "orders", "emails", LONG)
+    streams = [f"streams/{name}" for name in names]
     return ["", *streams, *(f"recoveries/{one}" for one in ids), "streams/nope"]
 
 
@@ -118,6 +119,22 @@ def test_nothing_overflows_fails_or_comes_from_elsewhere(
         assert all(url.startswith((address, "data:")) for url in visit.asked)
         told = [line for line in visit.wrong if "404" not in line]
         assert not told, "the page that is not there is the only thing said"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_everybody_can_read_it(
+    browser: Browser, address: str, night: Night, scheme: str, size: tuple[int, int]
+) -> None:
+    """By axe, the rules of WCAG."""
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+
+    with Visit(browser, size, color_scheme=scheme) as visit:
+        for path in list_paths(night):
+            visit.page.goto(address + path)
+            found = Axe().run(visit.page).response["violations"]
+            told = {one["id"]: [node["html"][:200] for node in one["nodes"]] for one in found}
+            assert not told, path
 
 
 def test_from_the_overview_to_a_stream_to_its_recovery(
@@ -182,7 +199,7 @@ def test_a_command_is_copied(browser: Browser, address: str) -> None:
             visit.page.locator(".cmd button").first.element_handle(),
         )
         visit.page.locator(".cmd button").first.click()
-        visit.page.wait_for_function("window.said")
+        wait_until(lambda: visit.measure("window.said"), PATIENT, "it is said")
         assert visit.measure("window.said") == "copied"
         assert visit.measure("navigator.clipboard.readText()") == "backlogctl plan rebuild payments"
 
@@ -198,10 +215,10 @@ def test_what_takes_long_to_copy_is_told_all_the_same_and_not_for_ever(
         )
         button = visit.page.locator(".cmd button").first
         button.click()
-        visit.page.wait_for_function("!!window.end")
+        wait_until(lambda: visit.measure("!!window.end"), PATIENT, "it is asked for")
         assert button.text_content() == "copy"
         visit.measure("() => { later.forEach(work => work()); later.length = 0; end() }")
-        visit.page.wait_for_function("later.length == 1")
+        wait_until(lambda: visit.measure("later.length == 1"), PATIENT, "it is put off")
         assert button.text_content() == "copied"
         visit.measure("() => later[0]()")
         assert button.text_content() == "copy"

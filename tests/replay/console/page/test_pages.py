@@ -83,6 +83,25 @@ def test_a_stream_shows_its_past_its_offsets_and_its_gaps(night: Night) -> None:
     assert "backlogctl gaps payments" in words
 
 
+def test_a_stream_shows_who_is_in_its_group_and_what_the_doctor_found(night: Night) -> None:
+    words = strip(read(night, "/streams/orders"))
+    assert "orders-1 /10.0.4.17 0, 1, 2, 3" in words
+    assert "none in the window" in words, "of a member that has partitions and does not commit"
+    assert "min.insync.replicas 1 with 3 replicas" in words
+    assert "--add-config min.insync.replicas=2" in words
+    assert words.index("loses topic orders") < words.index("stops stream orders")
+    assert "Nobody is in the group." in strip(read(night, "/streams/emails"))
+    clicks = strip(read(night, "/streams/clicks"))
+    assert "Nothing found that loses messages" in clicks
+    assert "Members" not in clicks
+    assert "Not looked at yet: backlogctl doctor payments" in strip(
+        read(night, "/streams/payments")
+    )
+    front = strip(read(night, "/"))
+    assert "2 findings of the doctor lose messages or stop a recovery" in front
+    assert "its clock is 12 s ahead of this host" in front
+
+
 def test_many_partitions_are_compact_and_the_rest_is_counted(quiet: Night) -> None:
     quiet.lean = True
 

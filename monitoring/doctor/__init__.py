@@ -1,0 +1,1 @@
+"""The doctor: what would lose messages or stop a recovery, judged from settings taken together."""

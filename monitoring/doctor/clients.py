@@ -1,0 +1,273 @@
+"""A client's settings, judged together.
+
+Defaults: Kafka's producer and consumer configs (Java, 3.0 and later, KIP-679), and librdkafka's
+CONFIGURATION.md (2.x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from backlog.clock import parse_duration
+from backlog.errors import BacklogError
+from backlog.numbers import format_bytes, format_duration
+from monitoring.doctor.client_file import ClientFile, Dialect
+from monitoring.doctor.finding import Finding, Level
+
+_JAVA = {
+    "acks": "all",
+    "retries": "2147483647",
+    "delivery.timeout.ms": "120000",
+    "request.timeout.ms": "30000",
+    "enable.idempotence": "true",
+    "max.in.flight.requests.per.connection": "5",
+    "linger.ms": "5",
+    "buffer.memory": "33554432",
+    "max.block.ms": "60000",
+    "enable.auto.commit": "true",
+    "auto.commit.interval.ms": "5000",
+    "auto.offset.reset": "latest",
+    "isolation.level": "read_uncommitted",
+    "max.poll.interval.ms": "300000",
+    "max.poll.records": "500",
+    "session.timeout.ms": "45000",
+    "heartbeat.interval.ms": "3000",
+}
+_LIBRDKAFKA = {
+    **_JAVA,
+    "delivery.timeout.ms": "300000",
+    "enable.idempotence": "false",
+    "max.in.flight.requests.per.connection": "1000000",
+    "buffer.memory": str(1_048_576 * 1024),
+    "enable.auto.offset.store": "true",
+    "isolation.level": "read_committed",
+}
+# A leader election, or a broker that restarts, takes that long.
+_ELECTION_MS = 30_000
+_BLOCK_MS = 5_000
+_LINGER_MS = 1_000
+_POLL_MS = 60_000
+_IN_FLIGHT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Settings with their defaults; `subject` names the file and the client in it."""
+
+    subject: str
+    dialect: Dialect
+    given: Mapping[str, str]
+
+    def read(self, name: str) -> str:
+        defaults = _LIBRDKAFKA if self.dialect is Dialect.LIBRDKAFKA else _JAVA
+        return self.given.get(name, defaults.get(name, "")).strip().lower()
+
+    def read_number(self, name: str) -> int | None:
+        """None where it is no number: a placeholder of a template, for example."""
+        text = self.read(name)
+        try:
+            return int(float(text))
+        except ValueError:
+            pass
+        try:
+            return int(parse_duration(text).total_seconds() * 1000)  # Spring's `30s`
+        except (ValueError, BacklogError):
+            return None
+
+    def say(self, name: str) -> str:
+        """A setting as a person reads it; that it is a default."""
+        default = "" if name in self.given else f", {self.dialect}'s default"
+        return f"{name} is {self.read(name) or 'not set'}{default}"
+
+    def find(self, check: str, level: Level, found: str, mend: str) -> Finding:
+        return Finding(check, level, self.subject, found, mend)
+
+
+def judge_client(file: ClientFile) -> Iterator[Finding]:
+    """The producer and the consumer of a file, as far as it has them."""
+    if file.producer is not None:
+        settings = _Settings(f"producer in {file.path.name}", file.dialect, file.producer)
+        yield from _judge_acks(settings)
+        yield from _judge_retries(settings)
+        yield from _judge_idempotence(settings)
+        yield from _judge_buffer(settings)
+        yield from _judge_unreadable(settings)
+    if file.consumer is not None:
+        settings = _Settings(f"consumer in {file.path.name}", file.dialect, file.consumer)
+        yield from _judge_commits(settings)
+        yield from _judge_reset(settings)
+        yield from _judge_polls(settings)
+        yield from _judge_isolation(settings)
+        if file.producer is None:
+            yield from _judge_unreadable(settings)
+
+
+def _judge_acks(s: _Settings) -> Iterator[Finding]:
+    if s.read("acks") not in ("all", "-1"):
+        yield s.find("producer-acks", Level.LOSES, s.say("acks"), "acks=all")
+
+
+def _judge_retries(s: _Settings) -> Iterator[Finding]:
+    retries, delivery = s.read_number("retries"), s.read_number("delivery.timeout.ms")
+    linger, request = s.read_number("linger.ms"), s.read_number("request.timeout.ms")
+    if retries == 0:
+        yield s.find(
+            *("producer-retries", Level.LOSES, s.say("retries")),
+            "leave retries at its default, and bound the time by delivery.timeout.ms",
+        )
+    if delivery is None:
+        return
+    if s.dialect is Dialect.JAVA and None not in (linger, request):
+        least = (linger or 0) + (request or 0)
+        if delivery < least and "delivery.timeout.ms" in s.given:
+            yield s.find(
+                *("client-file", Level.STOPS),
+                f"delivery.timeout.ms {delivery} is less than linger.ms + request.timeout.ms "
+                f"({least}): the producer does not start",
+                f"delivery.timeout.ms={max(120_000, least)}",
+            )
+            return
+    if 0 < delivery < _ELECTION_MS:
+        yield s.find(
+            *("producer-retries", Level.LOSES),
+            f"delivery.timeout.ms is {delivery} ({format_duration(delivery / 1000)}): shorter than "
+            "an election of leaders may take",
+            "delivery.timeout.ms=120000",
+        )
+
+
+def _judge_idempotence(s: _Settings) -> Iterator[Finding]:
+    flight = s.read_number("max.in.flight.requests.per.connection")
+    on, asked = s.read("enable.idempotence") == "true", "enable.idempotence" in s.given
+    acks_all = s.read("acks") in ("all", "-1")
+    conflicts = [] if acks_all else [s.say("acks")]
+    if flight is not None and flight > _IN_FLIGHT:
+        conflicts.append(s.say("max.in.flight.requests.per.connection"))
+    if s.read_number("retries") == 0:
+        conflicts.append(s.say("retries"))
+    if on and asked and conflicts and "max.in.flight.requests.per.connection" in s.given:
+        yield s.find(
+            *("client-file", Level.STOPS),
+            f"enable.idempotence is true, but {' and '.join(conflicts)}: the producer does not "
+            "start",
+            "acks=all and max.in.flight.requests.per.connection=5",
+        )
+    elif on and asked and not acks_all:
+        yield s.find(
+            *("client-file", Level.STOPS),
+            f"enable.idempotence is true, but {s.say('acks')}: the producer does not start",
+            "acks=all",
+        )
+    # Java's producer turns idempotence off by itself where it is not asked for (KIP-679).
+    if not on or (conflicts and not asked and s.dialect is Dialect.JAVA):
+        more = f", and {s.say('max.in.flight.requests.per.connection')}"
+        why = s.say("enable.idempotence") if not on else "not in force: " + " and ".join(conflicts)
+        yield s.find(
+            *("producer-idempotence", Level.WARNS),
+            why + (more if flight != 1 and not on else ""),
+            "enable.idempotence=true, acks=all, max.in.flight.requests.per.connection=5",
+        )
+
+
+def _judge_buffer(s: _Settings) -> Iterator[Finding]:
+    linger, block = s.read_number("linger.ms"), s.read_number("max.block.ms")
+    memory = s.read_number("buffer.memory")
+    if linger is not None and linger > _LINGER_MS:
+        yield s.find(
+            *("producer-buffer", Level.WARNS),
+            f"linger.ms is {linger}: up to {format_duration(linger / 1000)} of messages are in "
+            "memory only",
+            "linger.ms=20, and flush before the process ends",
+        )
+    if s.dialect is Dialect.LIBRDKAFKA or block is None or memory is None:
+        return
+    if block < _BLOCK_MS:
+        yield s.find(
+            *("producer-buffer", Level.LOSES),
+            f"max.block.ms is {block}: once buffer.memory ({format_bytes(memory)}) is full, or "
+            "the metadata is late, a send fails after that time, and the message is lost unless "
+            "the application sends it again",
+            "max.block.ms=60000, and look at the result of every send",
+        )
+    elif memory < 4 * 1024 * 1024:
+        yield s.find(
+            *("producer-buffer", Level.WARNS),
+            f"buffer.memory is {format_bytes(memory)}: a short outage fills it, and sends wait",
+            "buffer.memory=33554432",
+        )
+
+
+def _judge_commits(s: _Settings) -> Iterator[Finding]:
+    if s.read("enable.auto.commit") != "true":
+        return
+    stores = s.dialect is Dialect.LIBRDKAFKA and s.read("enable.auto.offset.store") == "true"
+    if s.dialect is Dialect.LIBRDKAFKA and not stores:
+        return  # it commits what the application has stored, after it was handled
+    found = s.say("enable.auto.commit")
+    if stores:
+        found += f"; {s.say('enable.auto.offset.store')}: stored before it is handled"
+    yield s.find(
+        *("consumer-commits", Level.LOSES if stores else Level.WARNS, found),
+        "enable.auto.offset.store=false, and store each offset once its message is handled"
+        if stores
+        else "enable.auto.commit=false, and commit once messages are handled; it is safe only "
+        "where each poll's messages are handled before the next poll, in the same thread",
+    )
+
+
+def _judge_reset(s: _Settings) -> Iterator[Finding]:
+    reset = s.read("auto.offset.reset")
+    if reset in ("latest", "largest", "end"):
+        yield s.find(
+            *("consumer-reset", Level.LOSES, s.say("auto.offset.reset")),
+            "auto.offset.reset=none (the consumer fails, and a person decides), or earliest where "
+            "repeated messages do no harm",
+        )
+
+
+def _judge_polls(s: _Settings) -> Iterator[Finding]:
+    poll, session = s.read_number("max.poll.interval.ms"), s.read_number("session.timeout.ms")
+    if poll is not None and poll < _POLL_MS:
+        each = "" if s.dialect is Dialect.LIBRDKAFKA else f" for {s.read('max.poll.records')} each"
+        yield s.find(
+            *("consumer-polls", Level.WARNS),
+            f"max.poll.interval.ms is {poll} ({format_duration(poll / 1000)}{each})",
+            "max.poll.interval.ms=300000, or fewer max.poll.records",
+        )
+    if s.dialect is Dialect.LIBRDKAFKA and None not in (poll, session) and poll < session:  # type: ignore[operator]
+        yield s.find(
+            *("client-file", Level.STOPS),
+            f"max.poll.interval.ms {poll} is less than session.timeout.ms {session}: the consumer "
+            "does not start",
+            "max.poll.interval.ms=300000",
+        )
+
+
+def _judge_isolation(s: _Settings) -> Iterator[Finding]:
+    if s.read("isolation.level") == "read_uncommitted":
+        yield s.find(
+            *("consumer-isolation", Level.WARNS, s.say("isolation.level")),
+            "isolation.level=read_committed, and `isolation: read_committed` in the stream",
+        )
+
+
+def _judge_unreadable(s: _Settings) -> Iterator[Finding]:
+    """Numbers that are none, such as a template's placeholders: what needs them is unknown."""
+    names = [
+        "delivery.timeout.ms",
+        "linger.ms",
+        "request.timeout.ms",
+        "retries",
+        "max.block.ms",
+        "buffer.memory",
+        "max.in.flight.requests.per.connection",
+        "max.poll.interval.ms",
+    ]
+    for name in names:
+        if name in s.given and s.read_number(name) is None:
+            yield s.find(
+                *("client-file", Level.UNKNOWN),
+                f"{name} is not a number: {s.given[name]!r}",
+                "put the value in, and run it again",
+            )

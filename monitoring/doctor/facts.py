@@ -1,0 +1,199 @@
+"""What the doctor reads of a cluster, a topic and a group; nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from backlog.clock import Deadline
+from backlog.errors import KafkaFailure
+from backlog.kafka.calls import ask, wait_for
+from backlog.kafka.clients import Admin, Properties, find_addresses
+from backlog.kafka.peek import peek_at
+from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlog.kafka.topics import describe_topic, list_offsets, read_metadata
+
+# Newest messages of each partition that are looked at.
+NEWEST = 200
+_PEEK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """`racks` by broker id, "" where a broker names none; `settings` by broker id."""
+
+    racks: Mapping[int, str]
+    settings: Mapping[int, Mapping[str, str]]
+
+    def read_numbers(self, name: str) -> list[int]:
+        """A setting's values, smallest first; none where no broker has it."""
+        values = (one.get(name) for one in self.settings.values())
+        return sorted(int(value) for value in values if value not in (None, ""))
+
+    def read_words(self, name: str) -> set[str]:
+        """A setting's values in lower case."""
+        return {one[name].lower() for one in self.settings.values() if one.get(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """One partition: broker ids; `leader` is negative where it is offline."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic; `settings` are those in force, the brokers' defaults too."""
+
+    name: str
+    addresses: str
+    partitions: Mapping[int, Replicas]
+    settings: Mapping[str, str]
+
+    @property
+    def subject(self) -> str:
+        return f"topic {self.name}"
+
+    @property
+    def replication_factor(self) -> int:
+        """The smallest of its partitions'."""
+        return min((len(one.replicas) for one in self.partitions.values()), default=0)
+
+    def read_number(self, name: str) -> int | None:
+        """A setting; None where the topic does not have it."""
+        value = self.settings.get(name)
+        return int(value) if value not in (None, "") else None
+
+    def make_alteration(self, name: str, value: object) -> str:
+        """The command that sets one of its settings."""
+        return f"{self._alter} --add-config {name}={value}"
+
+    def make_removal(self, *names: str) -> str:
+        """The command that gives settings back to the brokers' defaults."""
+        return f"{self._alter} --delete-config {','.join(names)}"
+
+    @property
+    def _alter(self) -> str:
+        return (
+            f"kafka-configs.sh --bootstrap-server {self.addresses} --alter --entity-type topics "
+            f"--entity-name {self.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Of the newest messages: sizes in bytes, and the newest time; None where there are none."""
+
+    largest: int | None
+    mean: float | None
+    time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerClock:
+    """What the controller's clock said, and ours before and after; seconds since 1970."""
+
+    theirs: float
+    before: float
+    after: float
+
+    @property
+    def skew(self) -> float:
+        """Seconds that theirs is ahead of ours at least; negative where it is behind; 0 within
+        the time that the answer took."""
+        if self.theirs > self.after:
+            return self.theirs - self.after
+        return min(0.0, self.theirs - self.before)
+
+
+def read_brokers(admin: Admin, limit: Deadline) -> Brokers:
+    """Every broker, with its settings.
+
+    Raises:
+        AccessDenied: `DESCRIBE_CONFIGS` on the cluster is missing.
+        ClusterUnreachable, KafkaFailure.
+    """
+    subject, doing = "the cluster", "read the brokers' settings"
+    future = ask(admin, admin.describe_cluster, subject, "list the brokers", limit)
+    nodes = wait_for(admin, future, subject, "list the brokers", limit).nodes
+    settings: dict[int, dict[str, str]] = {}
+    for node in nodes:
+        # Each broker tells its own: librdkafka takes one of them in a request.
+        resource = ConfigResource(ResourceType.BROKER, str(node.id))
+        futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
+        entries = wait_for(admin, futures[resource], subject, doing, limit)
+        settings[node.id] = {n: e.value for n, e in entries.items() if e.value is not None}
+    return Brokers({node.id: node.rack or "" for node in nodes}, settings)
+
+
+def read_topic(admin: Admin, properties: Properties, name: str, limit: Deadline) -> Topic:
+    """A topic's partitions and settings.
+
+    Raises:
+        TopicMissing, AccessDenied, ClusterUnreachable, KafkaFailure.
+    """
+    info = describe_topic(admin, name, limit)
+    found = read_metadata(admin, name, limit).topics[name].partitions
+    partitions = {
+        number: Replicas(one.leader, tuple(one.replicas), tuple(one.isrs))
+        for number, one in sorted(found.items())
+    }
+    return Topic(name, find_addresses(properties), partitions, info.config)
+
+
+def read_newest(
+    admin: Admin, properties: Properties, topic: str, partitions: int, limit: Deadline
+) -> Newest:
+    """Sizes and times of the newest messages; those of a silent partition are left out.
+
+    Raises:
+        AccessDenied: `READ` on the topic is missing.
+        ClusterUnreachable, KafkaFailure.
+    """
+    numbers = range(partitions)
+    ends = list_offsets(admin, topic, numbers, "latest", deadline=limit)
+    lows = list_offsets(admin, topic, numbers, "earliest", deadline=limit)
+    starts = {p: max(lows[p], ends[p] - NEWEST) for p in numbers if ends[p] > lows[p]}
+    within = Deadline(limit.remaining(_PEEK_SECONDS))
+    seen = [
+        one
+        for messages in peek_at(properties, topic, starts, NEWEST, within).values()
+        for one in messages
+    ]
+    sizes = [one.size for one in seen]
+    times = [one.at for one in seen if one.at is not None]
+    if not sizes:
+        return Newest(None, None, None)
+    return Newest(max(sizes), sum(sizes) / len(sizes), max(times, default=None))
+
+
+def read_controller_clock(properties: Properties, limit: Deadline) -> ControllerClock | None:
+    """The active controller's clock (KIP-836: for the leader itself DescribeQuorum answers with
+    its time of answering); None where that cannot be asked with these properties.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: also of a cluster with ZooKeeper.
+    """
+    settings, _ = translate_properties(properties)
+    if settings is None:
+        return None
+    subject, doing = f"cluster {find_addresses(properties)}", "read the controller's clock"
+    try:
+        with RawClient(settings, limit) as client:
+            before = time.time()
+            answer = client.admin.describe_metadata_quorum()
+            after = time.time()
+        (partition,) = answer["topics"][0]["partitions"]
+        for voter in partition["current_voters"]:
+            if voter["replica_id"] == partition["leader_id"]:
+                return ControllerClock(voter["last_fetch_timestamp"] / 1000, before, after)
+    except Exception as error:
+        raise translate_error(error, doing, subject) from error
+    raise KafkaFailure(f"could not {doing}: the quorum has no leader now", subject=subject)

@@ -1,0 +1,109 @@
+"""What the doctor finds: one thing, how bad it is, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from backlog.errors import BacklogError
+from monitoring.doctor.catalogue import CATALOGUE
+
+Part = TypeVar("Part")
+
+
+class Level(StrEnum):
+    """Worst first."""
+
+    LOSES = "loses"  # messages are lost, or will be after one failure that is to be expected
+    STOPS = "stops"  # a recovery, or the group itself, cannot go on
+    UNKNOWN = "unknown"  # could not be read, so nobody can tell
+    WARNS = "warns"  # costs time or figures, and loses nothing by itself
+
+
+_ORDER = {level: number for number, level in enumerate(Level)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding.
+
+    Attributes:
+        check: a name of the catalogue, and the heading in docs/doctor.md.
+        subject: what it is about, such as `topic orders`.
+        found: the figure or setting that was read, as a sentence.
+        mend: what mends it, as a sentence or a setting; may be empty where there are commands.
+        commands: ready to be typed, in this order.
+    """
+
+    check: str
+    level: Level
+    subject: str
+    found: str
+    mend: str
+    commands: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.check in CATALOGUE, self.check
+
+    @property
+    def why(self) -> str:
+        """Why it matters."""
+        return CATALOGUE[self.check].why
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether it loses messages or stops a recovery."""
+        return self.level in (Level.LOSES, Level.STOPS)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "level": str(self.level),
+            "subject": self.subject,
+            "found": self.found,
+            "why": self.why,
+            "mend": self.mend,
+            "commands": list(self.commands),
+            "page": f"docs/doctor.md#{self.check}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A part that could not be read: what needs it cannot be judged."""
+
+    part: str
+    error: BacklogError
+
+    def to_finding(self) -> Finding:
+        """That it is unknown, and why."""
+        return Finding(
+            "unread",
+            Level.UNKNOWN,
+            self.error.subject or self.part,
+            f"{self.part} could not be read: {self.error.message}",
+            self.error.hint or "run `backlogctl doctor` again once it can be read",
+        )
+
+
+def read_part(part: str, read: Callable[[], Part]) -> Part | Unread:
+    """What it reads, or why it could not."""
+    try:
+        return read()
+    except BacklogError as error:
+        return Unread(part, error)
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Worst first, each once."""
+    return tuple(sorted(dict.fromkeys(findings), key=lambda one: _ORDER[one.level]))
+
+
+def choose_exit_code(findings: Iterable[Finding]) -> int:
+    """0 well, 1 something loses messages or stops a recovery, 2 cannot tell."""
+    found = list(findings)
+    if any(one.needs_somebody for one in found):
+        return 1
+    return 2 if any(one.level is Level.UNKNOWN for one in found) else 0

@@ -1,0 +1,154 @@
+"""The tool itself: ledger, clocks, disk of staging, versions, Java and Spark."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from backlog.clock import Deadline, utc_now
+from backlog.config import Stream
+from backlog.errors import BacklogError
+from backlog.jars import SUPPORTED_JAVA, find_java, read_java_version
+from backlog.kafka.clients import Properties, find_addresses
+from backlog.numbers import format_bytes, format_duration
+from backlog.values import GapState
+from monitoring.doctor.facts import read_controller_clock
+from monitoring.doctor.finding import Finding, Level, Unread, read_part
+from replay.recovery.workspace import Workspace
+
+SKEW_SECONDS = 5.0
+# Longer than any lease is extended for: two hosts would both hold it.
+SKEW_STOPS = 60.0
+LEAST_FREE = 1_000_000_000
+# A staged message with its index, where its size is not known.
+MESSAGE_BYTES = 2_000
+_SECONDS = 15.0
+
+
+def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
+    """Everything that is the same for all streams; each cluster's clock once."""
+    yield from _judge_ledger_clock(workspace)
+    clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
+    for properties in clusters.values():
+        yield from _judge_cluster_clock(properties)
+    rebuilds = [stream for stream in streams if stream.source is not None]
+    if rebuilds:
+        yield from _judge_staging(workspace, rebuilds)
+        yield from _judge_spark()
+
+
+def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
+    ledger = workspace.ledger
+    before = utc_now()
+    now = read_part("the ledger's clock", ledger.now)
+    if isinstance(now, Unread):
+        yield Finding(
+            *("ledger", Level.STOPS, f"ledger {ledger.label}", now.error.message),
+            now.error.hint or "check `ledger.url`",
+        )
+        return
+    behind, ahead = (before - now).total_seconds(), (now - utc_now()).total_seconds()
+    yield from _judge_skew(f"ledger {ledger.label}", max(0.0, ahead) - max(0.0, behind))
+
+
+def _judge_cluster_clock(properties: Properties) -> Iterator[Finding]:
+    subject = f"cluster {find_addresses(properties)}"
+    clock = read_part(
+        "the controller's clock", lambda: read_controller_clock(properties, Deadline(_SECONDS))
+    )
+    if isinstance(clock, Unread):
+        yield clock.to_finding()
+    elif clock is None:
+        yield Finding(
+            *("clock", Level.UNKNOWN, subject),
+            "the controller's clock cannot be asked for with this login",
+            "compare it by hand: `date -u` on both hosts",
+        )
+    else:
+        yield from _judge_skew(subject, clock.skew)
+
+
+def _judge_skew(subject: str, skew: float) -> Iterator[Finding]:
+    if abs(skew) > SKEW_SECONDS:
+        yield Finding(
+            "clock",
+            Level.STOPS if abs(skew) > SKEW_STOPS else Level.WARNS,
+            subject,
+            f"its clock is {format_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} "
+            f"this host's ({platform.node()})",
+            "let both follow the same time servers: `timedatectl`, `chronyc tracking`",
+        )
+
+
+def _judge_staging(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
+    directory = workspace.config.staging.dir
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    subject = f"directory {directory}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield Finding(
+            *("staging-disk", Level.STOPS, subject, f"{there} cannot be written"),
+            "give the tool's user write access, or set `staging.dir`",
+        )
+        return
+    needed = max(LEAST_FREE, _count_lost(workspace, streams) * MESSAGE_BYTES)
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        yield Finding(
+            *("staging-disk", Level.STOPS, subject),
+            f"{format_bytes(free)} are free, and a rebuild of what is lost may need "
+            f"{format_bytes(needed)}",
+            "make room, or set `staging.dir` to a larger disk",
+        )
+
+
+def _count_lost(workspace: Workspace, streams: Sequence[Stream]) -> int:
+    try:
+        return sum(
+            gap.count or 0
+            for stream in streams
+            for gap in workspace.ledger.gaps.list(stream=stream.name)
+            if gap.state is GapState.OPEN
+        )
+    except BacklogError:
+        return 0  # the ledger's own finding says so
+
+
+def _judge_spark() -> Iterator[Finding]:
+    try:
+        java = find_java()
+    except BacklogError as error:
+        yield Finding(
+            *("spark", Level.STOPS, error.subject or "java", error.message), error.hint or ""
+        )
+    else:
+        yield from _judge_java(java)
+    if importlib.util.find_spec("pyspark") is None:
+        yield Finding(
+            *("spark", Level.STOPS, "pyspark", "PySpark is not installed"),
+            "install backlogctl with its dependencies: `uv sync`",
+        )
+        return
+    from spark_backfill.spark.jars import find_spark_jars
+
+    if not (jars := find_spark_jars()).is_dir():
+        yield Finding(
+            *("spark", Level.WARNS, f"directory {jars}"),
+            "Spark's Kafka connector is not there yet: the first rebuild fetches it from Maven "
+            "Central (30 MB)",
+            "run a first `backlogctl plan rebuild` where Maven Central can be reached, or set "
+            "BACKLOG_MAVEN to a mirror",
+        )
+
+
+def _judge_java(java: Path) -> Iterator[Finding]:
+    version, _ = read_java_version(java)
+    if version is not None and version not in SUPPORTED_JAVA:
+        yield Finding(
+            *("versions", Level.WARNS, str(java)),
+            f"Java {version}; tested are " + " and ".join(map(str, SUPPORTED_JAVA)),
+            "set JAVA_HOME to Java 17 or 21",
+        )

@@ -1,0 +1,98 @@
+"""`backlogctl doctor`: what would lose messages or stop a recovery, before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from replay.cli.shared import Session, mask_document, verb
+from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking
+
+if TYPE_CHECKING:
+    from replay.around.doctor.examining import Examination
+    from replay.recovery.workspace import Workspace
+
+
+@verb
+def examine(
+    session: Session,
+    streams: Annotated[list[str] | None, typer.Argument(help="All without a name.")] = None,
+    client: Annotated[
+        Path | None,
+        typer.Option(
+            "--client",
+            help="A producer's or consumer's settings: Java properties, librdkafka's, Spring's.",
+            metavar="FILE",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
+    group: Group = None,
+    topic: Topic = None,
+) -> None:
+    """Show what would lose messages or stop a recovery, worst first. Changes nothing.
+
+    Exit code: 0 well, 1 something will lose messages or stop a recovery, 2 cannot tell.
+    """
+    from replay.around.doctor.examining import describe_examinations
+    from replay.telling.doctor import print_examinations
+
+    found: list[Examination] = []
+    if client is not None:
+        found.append(_examine_client(client))
+    # A file can be judged without a cluster.
+    if client is None or streams or bootstrap or cluster:
+        workspace, unopened = _open(
+            session, lambda: open_for_looking(session, bootstrap, cluster, group, topic)
+        )
+        found += _examine_streams(session, workspace, streams or [], unopened)
+    document = mask_document(describe_examinations(found))
+    session.emit(document, lambda console: print_examinations(console, document))
+    if document["result"]:
+        raise typer.Exit(document["result"])
+
+
+def _examine_client(path: Path) -> Examination:
+    from monitoring.doctor.client_file import read_client_file
+    from monitoring.doctor.clients import judge_client
+    from monitoring.doctor.finding import sort_findings
+    from replay.around.doctor.examining import Examination
+
+    return Examination("client", str(path), sort_findings(judge_client(read_client_file(path))))
+
+
+def _examine_streams(
+    session: Session, workspace: Workspace, names: Sequence[str], unopened: Examination | None
+) -> list[Examination]:
+    from replay.around.doctor.examining import examine_stream, examine_tool
+    from replay.around.observation import choose_streams
+
+    chosen = choose_streams(workspace.config, names)
+    found = [examine_tool(workspace, chosen)] if unopened is None else [unopened]
+    for stream in chosen:
+        session.say(f"examining {stream.name}")
+        found.append(examine_stream(workspace, stream))
+    return found
+
+
+def _open(
+    session: Session, open_workspace: Callable[[], Workspace]
+) -> tuple[Workspace, Examination | None]:
+    """Where the ledger cannot be opened, that is a finding, and the rest is judged without it."""
+    from backlog.errors import LedgerError
+    from monitoring.doctor.finding import Finding, Level
+    from replay.around.doctor.examining import Examination
+    from replay.opening import open_workspace as open_passing
+
+    try:
+        return open_workspace(), None
+    except LedgerError as error:
+        finding = Finding(
+            *("ledger", Level.STOPS, error.subject or "the ledger", error.message),
+            error.hint or "check `ledger` in the configuration",
+        )
+        workspace = open_passing(session.load_config(), passing=True)
+        return workspace, Examination("tool", "", (finding,))

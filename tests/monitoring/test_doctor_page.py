@@ -1,0 +1,21 @@
+"""docs/doctor.md is what the catalogue says, and every finding leads there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monitoring.doctor.catalogue import CATALOGUE
+from monitoring.doctor.reference import render_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == render_page(), (
+        "run: python -m monitoring.doctor.reference > docs/doctor.md"
+    )
+
+
+def test_every_check_has_a_heading() -> None:
+    headings = [line.removeprefix("### ") for line in PAGE.read_text().splitlines()]
+    assert not set(CATALOGUE) - set(headings)

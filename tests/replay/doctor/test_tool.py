@@ -1,0 +1,223 @@
+"""Rights, sources, clocks, disk, Java: what stops the tool itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from backlog.kafka.admin import create_topic
+from backlog.kafka.rights import Operation, Resource
+from monitoring.doctor import facts
+from monitoring.doctor.finding import Finding, Level
+from replay.around.doctor import host
+from replay.around.doctor.examining import examine_stream, examine_tool
+from replay.around.doctor.permissions import list_wanted
+from replay.recovery.workspace import Workspace
+from sandbox.embedded import EmbeddedKafka
+from tests.kafka_tools import properties_of, publish, set_offsets_raw
+from tests.replay.calling import call_main
+from tests.replay.doctor.world import SOURCE, examine, make_table, make_workspace
+from tests.secured import PASSWORD, SecuredKafka, start_secured
+
+MakeTopic = Callable[..., str]
+TABLE = "CREATE TABLE orders (order_id TEXT PRIMARY KEY, updated_at TEXT)"
+INDEX = "CREATE INDEX orders_updated_at ON orders (updated_at)"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A topic and its group."""
+    with start_secured(tmp_path_factory.mktemp("secured")) as found:
+        create_topic(found.properties, "orders", partitions=1)
+        publish(found.properties, "orders", {0: 9})
+        set_offsets_raw(found.properties, "service", "orders", {0: 9})
+        yield found
+
+
+@pytest.fixture
+def workspace(kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path) -> Workspace:
+    """With a good source."""
+    make_table(tmp_path, TABLE, INDEX)
+    return make_workspace(tmp_path, properties_of(kafka.bootstrap), topic(), source=SOURCE)
+
+
+def look_at_tool(workspace: Workspace) -> dict[str, Finding]:
+    streams = list(workspace.config.streams.values())
+    return {one.check: one for one in examine_tool(workspace, streams).findings}
+
+
+def test_each_right_that_is_missing_is_found(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the line that grants it; what cannot be read is unknown, and the rest is judged."""
+    make_table(tmp_path, TABLE, INDEX)
+    by_name = {"sasl.password": "${env:DOCTOR_PASSWORD}"}
+    monkeypatch.setenv("DOCTOR_PASSWORD", PASSWORD)
+    everyone = make_workspace(tmp_path, {**secured.properties, **by_name}, source=SOURCE)
+    wanted = list_wanted(everyone, everyone.config.stream("orders"))
+    assert list(wanted) == ["see", "hold", "rebuild", "doctor"]
+    every = list(dict.fromkeys(right for rights in wanted.values() for right in rights))
+    all_rights = secured.add_user("all-rights", every)
+    whole = examine(make_workspace(tmp_path, {**all_rights, **by_name}, source=SOURCE))
+    assert not {"rights", "unread"} & set(whole)
+
+    without = [
+        one
+        for one in every
+        if (one.resource, one.operation)
+        not in (
+            (Resource.TOPIC, Operation.ALTER_CONFIGS),
+            (Resource.CLUSTER, Operation.DESCRIBE_CONFIGS),
+        )
+    ]
+    login = {**secured.add_user("some-rights", without), **by_name}
+    workspace = make_workspace(tmp_path, login, source=SOURCE)
+    stream = workspace.config.stream("orders")
+    found = [
+        (one.check, one.level, one.found)
+        for one in examine_stream(workspace, stream).findings
+        if one.check in ("rights", "unread")
+    ]
+    assert found == [
+        (
+            "rights",
+            Level.STOPS,
+            "hold: the tool may not ALTER_CONFIGS on topic orders (to raise its retention)",
+        ),
+        (
+            "unread",
+            Level.UNKNOWN,
+            next(text for check, _, text in found if check == "unread"),
+        ),
+        (
+            "rights",
+            Level.UNKNOWN,
+            "doctor: the tool may not DESCRIBE_CONFIGS on the cluster (to read the brokers' "
+            "settings)",
+        ),
+    ]
+    assert "the brokers' settings could not be read" in found[1][2]
+
+
+def test_without_any_right_nothing_is_called_well(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCTOR_PASSWORD", PASSWORD)
+    secured.add_user("nobody", [])
+    login = {**secured.login("nobody"), "sasl.password": "${env:DOCTOR_PASSWORD}"}
+    make_workspace(tmp_path, login)
+    code, out, _ = call_main(("doctor", "orders", "--json"), tmp_path, {})
+    document = json.loads(out)
+    assert (code, document["result"]) == (1, 1)
+    stream = next(one for one in document["examinations"] if one["about"] == "stream")
+    levels = {(one["check"], one["level"]) for one in stream["findings"]}
+    assert {("rights", "stops"), ("unread", "unknown")} <= levels
+    assert not any(one["level"] in ("loses", "warns") for one in stream["findings"])
+
+
+def test_nothing_is_found_in_a_good_tool(workspace: Workspace) -> None:
+    assert look_at_tool(workspace) == {}
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(-20, Level.WARNS), (400, Level.STOPS)])
+def test_a_clock_that_is_off(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, ahead: int, level: Level
+) -> None:
+    """This host's, against the controller's."""
+    monkeypatch.setattr(facts, "time", SimpleNamespace(time=lambda: time.time() - ahead))
+    finding = look_at_tool(workspace)["clock"]
+    assert finding.level is level
+    word = "ahead of" if ahead > 0 else "behind"
+    assert f"{word} this host's" in finding.found
+
+
+def test_a_full_disk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "LEAST_FREE", 10**18)
+    finding = look_at_tool(workspace)["staging-disk"]
+    assert finding.level is Level.STOPS
+    assert "are free, and a rebuild of what is lost may need" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("version", "check", "level"),
+    [("11.0.2", "spark", Level.STOPS), ("25", "versions", Level.WARNS)],
+)
+def test_a_java_that_is_not_tested(
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    check: str,
+    level: Level,
+) -> None:
+    java = tmp_path / "jdk/bin/java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    assert look_at_tool(workspace)[check].level is level
+
+
+def test_jars_that_are_not_there_yet(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKLOG_CACHE", str(tmp_path / "cache"))
+    finding = look_at_tool(workspace)["spark"]
+    assert finding.level is Level.WARNS
+    assert not (tmp_path / "cache").exists()
+
+
+def test_sources_that_cannot_be_read_or_have_no_index(
+    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic()
+    make_table(tmp_path, "CREATE TABLE other (x TEXT)")
+    finding = examine(make_workspace(tmp_path, properties, name, source=SOURCE))["sources"]
+    assert finding.level is Level.STOPS
+    make_table(tmp_path, TABLE)
+    finding = examine(make_workspace(tmp_path, properties, name, source=SOURCE))["sources"]
+    assert finding.level is Level.WARNS
+    assert "no index begins with its time column updated_at" in finding.found
+    make_table(tmp_path, *finding.commands)
+    assert "sources" not in examine(make_workspace(tmp_path, properties, name, source=SOURCE))
+    wrong = {**SOURCE, "time_column": "changed_at"}
+    finding = examine(make_workspace(tmp_path, properties, name, source=wrong))["sources"]
+    assert "it has no column changed_at" in finding.found
+
+
+def test_a_cluster_that_is_away_is_unknown(tmp_path: Path) -> None:
+    make_workspace(tmp_path, {"bootstrap.servers": "127.0.0.1:1"})
+    code, out, _ = call_main(("doctor", "--json"), tmp_path, {})
+    document = json.loads(out)
+    assert (code, document["result"]) == (2, 2)
+    findings = [one for each in document["examinations"] for one in each["findings"]]
+    assert {one["level"] for one in findings} == {"unknown"}
+
+
+def test_a_ledger_that_cannot_be_opened_stops_no_look(
+    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    make_workspace(tmp_path, properties_of(kafka.bootstrap), topic())
+    config = tmp_path / "backlog.yaml"
+    config.write_text(config.read_text().replace(f"{tmp_path}/ledger.db", "/dev/null/ledger.db"))
+    code, out, _ = call_main(("doctor", "--json"), tmp_path, {})
+    tool, stream = json.loads(out)["examinations"]
+    assert code == 1
+    assert [(one["check"], one["level"]) for one in tool["findings"]] == [("ledger", "stops")]
+    assert stream["name"] == "orders"
+
+
+def test_a_client_file_needs_no_cluster_and_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "producer.properties").write_text("acks=1\n")
+    code, out, err = call_main(("doctor", "--client", "producer.properties"), tmp_path, {})
+    assert code == 1, err
+    assert "producer in producer.properties" in out
+    assert "acks=all" in out
+    (tmp_path / "producer.properties").write_text("acks=all\n")
+    code, out, _ = call_main(("doctor", "--client", "producer.properties"), tmp_path, {})
+    assert (code, "nothing here loses messages" in out) == (0, True)

@@ -1,0 +1,191 @@
+"""Topics and brokers that are set wrong, for real."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import make_producer
+from backlog.kafka.topics import read_metadata
+from monitoring.doctor.finding import Finding, Level
+from sandbox.embedded import EmbeddedKafka
+from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
+from tests.replay.doctor.world import examine, list_levels, make_workspace
+
+DAY = 86_400_000
+GOOD = {"min.insync.replicas": "2"}
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """As a cluster should be."""
+    with EmbeddedKafka.start(tmp_path_factory.mktemp("three") / "kafka", brokers=3) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, Finding]]:
+    """Makes a topic that its group has read, and examines it."""
+
+    def make(*, replication: int = 3, **config: str) -> dict[str, Finding]:
+        name = f"topic-{uuid.uuid4().hex[:8]}"
+        properties = properties_of(three.bootstrap)
+        settings = {**GOOD, **{key.replace("_", "."): value for key, value in config.items()}}
+        create_topic(properties, name, partitions=2, replication=replication, config=settings)
+        if int(settings["min.insync.replicas"]) <= replication:
+            publish(properties, name, {0: 5, 1: 5})
+            set_offsets_raw(properties, "service", name, {0: 5, 1: 5})
+        return examine(make_workspace(tmp_path, properties, name))
+
+    return make
+
+
+def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, Finding]]) -> None:
+    assert look() == {}
+
+
+@pytest.mark.parametrize(
+    ("replication", "config", "expected"),
+    [
+        (1, {"min_insync_replicas": "1"}, {"replication-factor": "loses", "flush": "loses"}),
+        (
+            1,
+            {"min_insync_replicas": "1", "flush_messages": "1"},
+            {"replication-factor": "loses"},
+        ),
+        (
+            1,
+            {"min_insync_replicas": "2", "flush_messages": "1"},
+            {
+                "replication-factor": "loses",
+                "min-insync-replicas": "stops",
+                "under-replicated": None,
+            },
+        ),
+        (
+            2,
+            {"min_insync_replicas": "1"},
+            {"replication-factor": "warns", "min-insync-replicas": "loses"},
+        ),
+        (2, {}, {"replication-factor": "warns", "min-insync-replicas": "stops"}),
+        (3, {"min_insync_replicas": "1"}, {"min-insync-replicas": "loses"}),
+        (3, {"min_insync_replicas": "3"}, {"min-insync-replicas": "stops"}),
+        (
+            3,
+            {"unclean_leader_election_enable": "true"},
+            {"unclean-leader-election": "loses"},
+        ),
+        (3, {"flush_messages": "1"}, {"flush": "warns"}),
+        (3, {"flush_ms": "1000"}, {"flush": "warns"}),
+        (
+            3,
+            {"retention_ms": "3600000", "segment_ms": "600000"},
+            {"retention": "loses"},
+        ),
+        (3, {"retention_ms": str(2 * DAY), "segment_ms": str(DAY)}, {"retention": "warns"}),
+        (3, {"retention_ms": str(4 * DAY)}, {"segments": "warns"}),
+        (3, {"retention_ms": str(8 * DAY)}, {"offsets-retention": "warns"}),
+        (3, {"retention_ms": "-1"}, {"offsets-retention": "warns"}),
+        (3, {"cleanup_policy": "compact"}, {"compaction": "loses"}),
+        (3, {"max_message_bytes": "600"}, {"message-size": "warns"}),
+        (3, {"max_message_bytes": "500"}, {"message-size": "stops"}),
+    ],
+)
+def test_each_misconfiguration_is_found(
+    look: Callable[..., dict[str, Finding]],
+    replication: int,
+    config: dict[str, str],
+    expected: dict[str, str | None],
+) -> None:
+    """And nothing else is."""
+    found = list_levels(look(replication=replication, **config))
+    found.pop("under-replicated", None)
+    assert found == {name: level for name, level in expected.items() if level}
+
+
+def test_a_finding_says_what_was_read_and_what_mends_it(
+    look: Callable[..., dict[str, Finding]], three: EmbeddedKafka
+) -> None:
+    (finding,) = look(unclean_leader_election_enable="true").values()
+    assert finding.found == "unclean.leader.election.enable is true"
+    assert finding.commands == (
+        f"kafka-configs.sh --bootstrap-server {three.bootstrap} --alter --entity-type topics "
+        f"--entity-name {finding.subject.removeprefix('topic ')} --add-config "
+        "unclean.leader.election.enable=false",
+    )
+    assert finding.to_json()["page"] == "docs/doctor.md#unclean-leader-election"
+
+
+def test_messages_from_the_future(three: EmbeddedKafka, tmp_path: Path) -> None:
+    properties = properties_of(three.bootstrap)
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    config = {**GOOD, "message.timestamp.after.max.ms": str(365 * DAY)}
+    create_topic(properties, name, partitions=1, replication=3, config=config)
+    producer = make_producer(properties)
+    producer.produce(name, b"later", timestamp=int(time.time() * 1000) + DAY)
+    assert producer.flush(30) == 0
+    set_offsets_raw(properties, "service", name, {0: 1})
+    finding = examine(make_workspace(tmp_path, properties, name))["future-timestamps"]
+    assert finding.level is Level.WARNS
+    assert "ahead of this host's clock" in finding.found
+
+
+def test_brokers_that_go_away(tmp_path: Path) -> None:
+    """One, then so many that writes are refused, then the leader."""
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        create_topic(properties, "orders", partitions=1, replication=3, config=GOOD)
+        create_topic(properties, "loose", partitions=1, replication=2)
+        (leader, *others) = read_metadata(properties, "orders").topics["orders"].partitions[0].isrs
+        # The first broker holds the controller.
+        victims = [number for number in (3, 2) if number in (leader, *others)]
+        kafka.kill(victims[0])
+        await_in_sync(properties, 2)
+        workspace = make_workspace(tmp_path, properties)
+        finding = examine(workspace)["under-replicated"]
+        assert (finding.level, "fewer replicas" in finding.found) == (Level.WARNS, True)
+        kafka.kill(victims[1])
+        await_in_sync(properties, 1)
+        finding = examine(workspace)["under-replicated"]
+        assert finding.level is Level.STOPS
+        assert "writes with acks=all are refused" in finding.found
+
+
+def await_in_sync(properties: dict[str, str], count: int) -> None:
+    """The controller notices after a session time-out."""
+
+    def is_so() -> bool:
+        partition = read_metadata(properties, "orders").topics["orders"].partitions[0]
+        return len(partition.isrs) == count and partition.leader >= 0
+
+    wait_until(is_so, what=f"{count} in sync")
+
+
+def test_brokers_that_are_set_wrong(tmp_path: Path) -> None:
+    wrong = {
+        "transaction.max.timeout.ms": "10000",
+        "transaction.state.log.replication.factor": "3",
+        "offsets.retention.minutes": "60",
+        "offsets.topic.replication.factor": "1",
+        "group.consumer.migration.policy": "disabled",
+        "broker.rack": "cellar",
+    }
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=2, properties=wrong) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        create_topic(properties, "orders", partitions=1, replication=2)
+        found = examine(make_workspace(tmp_path, properties))
+        assert list_levels(found) == {
+            "min-insync-replicas": Level.LOSES,
+            "offsets-retention": Level.LOSES,
+            "transactions": Level.STOPS,
+            "replication-factor": Level.WARNS,
+            "brokers": Level.WARNS,
+            "racks": Level.WARNS,
+            "commit-log": Level.LOSES,
+        }
