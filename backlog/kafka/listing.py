@@ -20,6 +20,8 @@ from backlog.kafka.readers import may_list_all, read_all_commits
 from backlog.kafka.topics import read_metadata
 
 _PARTITIONS_AT_ONCE = 2000
+# A wrong address shows at the first request.
+_FIRST_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,10 @@ def list_all_groups(properties: Properties, limit: Deadline) -> FoundGroups:
         ClusterUnreachable, KafkaFailure.
     """
     admin = connect(properties)
+    subject, first = f"cluster {admin.addresses}", Deadline(limit.remaining(_FIRST_SECONDS))
     listed = {
         one.group_id: one.state.name.lower() if one.state else ""
-        for one in list_consumer_groups(admin, "the cluster", "list all groups", limit)
+        for one in list_consumer_groups(admin, subject, "list all groups", first)
     }
     types, types_unknown = read_group_listings(properties, limit)
     names = sorted(listed)

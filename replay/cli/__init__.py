@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     try:
-        code: Any = app(words, prog_name="backlogctl", standalone_mode=False)
+        code = _call(words)
         if code == _INTERRUPTED:
             shared.SESSION.say("")
             shared.SESSION.say("interrupted; the same command begins again")
@@ -152,6 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return shared.show_error(error, as_json=as_json)
     finally:
         _forget_interrupt()
+
+
+def _call(words: list[str]) -> Any:
+    try:
+        return app(words, prog_name="backlogctl", standalone_mode=False)
+    except typer.Abort:  # Ctrl-C or Ctrl-D at a question
+        return _INTERRUPTED
 
 
 def _forget_interrupt() -> None:

@@ -134,14 +134,15 @@ def _write_found(
 
 
 def _ask(found: Discovery) -> list[Candidate]:
-    from backlog.errors import BacklogError
+    from backlog.errors import BacklogError, UsageError
     from replay.around.discovery import read_choice
 
     def read(answer: str) -> list[Candidate]:
         try:
             return read_choice(found, answer)
         except BacklogError as error:
-            raise typer.BadParameter(str(error)) from error
+            told = error.message if isinstance(error, UsageError) else str(error)
+            raise typer.BadParameter(told) from error
 
     asked = "Which groups? Numbers (1 3-5), names, patterns, or all"
     chosen: list[Candidate] = typer.prompt(asked, value_proc=read)

@@ -115,11 +115,12 @@ def _watch(session: Session, workspace: Workspace, found: Recovery) -> Recovery:
     from rich.live import Live
 
     from backlog.values import FINAL, RecoveryState
+    from replay.telling.layout import Folded
 
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_draw(workspace, found), refresh=True)
+                live.update(Folded(_draw(workspace, found)), refresh=True)
                 if found.state in (*FINAL, RecoveryState.FAILED):
                     break
                 time.sleep(_LOOK_SECONDS)

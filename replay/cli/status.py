@@ -53,6 +53,7 @@ def show_status(
     from backlog.errors import UsageError
     from replay.around.holds import release_due
     from replay.around.observation import choose_streams
+    from replay.telling.layout import Folded
     from replay.telling.terminal import draw_status
 
     if watch and session.json:
@@ -73,7 +74,8 @@ def show_status(
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                live.update(draw_status(collect_status(workspace, chosen, adopting)), refresh=True)
+                view = draw_status(collect_status(workspace, chosen, adopting))
+                live.update(Folded(view), refresh=True)
                 time.sleep(interval)
         except KeyboardInterrupt:
             return

@@ -22,7 +22,7 @@ from rich.table import Column
 
 from backlog.numbers import format_duration, format_rate
 from backlog.progress import TICK_SECONDS, Say, Ticker
-from replay.telling.layout import ANY_WIDTH, tell
+from replay.telling.layout import ANY_WIDTH, Folded, tell
 from replay.telling.texts import Text
 
 
@@ -41,7 +41,7 @@ class _WholeProgress(Progress):
         wide = self.console.options.update(max_width=ANY_WIDTH)
         if Measurement.get(self.console, wide, table).maximum <= self.console.width:
             return table
-        return Group(*(tell(self._describe_task(task)) for task in self.tasks))
+        return Folded(Group(*(tell(self._describe_task(task)) for task in self.tasks)))
 
 
 @contextmanager

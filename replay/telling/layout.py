@@ -17,14 +17,16 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table as RichTable
 
 from replay.telling.texts import AnyText, Text
 
 _UNIT = r"(?:d|h|min|s|ms|[kMGT]?B|M|G|%)(?!\w)"
-# A word; what backticks hold together; a figure with its unit, such as `1 h 10 min`.
+# A word; what backticks hold together; a figure with its unit, as `1 h 10 min`; a day and its time.
 _PIECE = re.compile(
-    rf"(?:`[^`\n]*`|(?<=\d) (?={_UNIT})|(?<=\d [dh]) (?=\d+ {_UNIT})|(?<=\d min) (?=\d+ s\b)|\S)+"
+    rf"(?:`[^`\n]*`|(?<=\d) (?={_UNIT})|(?<=\d [dh]) (?=\d+ {_UNIT})|(?<=\d min) (?=\d+ s\b)"
+    r"|(?<=\d-\d\d) (?=\d\d:\d\d)|\S)+"
 )
 ANY_WIDTH = 100_000
 # Narrower than that, a column or a line of prose is hard to read.
@@ -86,6 +88,25 @@ class Line:
 
     def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
         return Measurement(self.text.cell_len, self.text.cell_len)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """For a view that is drawn again and again: rich cuts its lines, and counts them.
+
+    What is longer than a line goes on in the next one, as a terminal does it.
+    """
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        width = options.max_width
+        for line in Segment.split_lines(console.render(self.content, options)):
+            length = Segment.get_line_length(line)
+            cuts = [*range(width, length, width), max(1, length)]
+            for part in Segment.divide(line, cuts):
+                yield from part
+                yield Segment.line()
 
 
 class WholeConsole(Console):
@@ -265,9 +286,12 @@ class Table:
         # Cells come wrapped and aligned: rich cuts what it wraps, and aligns nothing else.
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         fitted = list(zip(self.columns, widths, strict=True))
-        for column, width in fitted:
-            name = _fill(Text(column.name), width, is_right=column.is_right)
-            table.add_column(name, width=width, no_wrap=True, overflow="ignore", vertical="bottom")
+        names = [_fill(Text(one.name), width, is_right=one.is_right) for one, width in fitted]
+        most = max(name.plain.count("\n") for name in names)
+        for name, width in zip(names, widths, strict=True):
+            # Names stand on the line, cells begin below it.
+            raised = Text("\n" * (most - name.plain.count("\n"))) + name
+            table.add_column(raised, width=width, no_wrap=True, overflow="ignore")
         for row in self.rows:
             table.add_row(
                 *(

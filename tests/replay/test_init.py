@@ -189,49 +189,86 @@ def test_a_file_is_kept_without_force(world: World) -> None:
     assert "next: backlogctl status --config other.yaml" in out
 
 
-def test_a_person_chooses_from_the_table(world: World) -> None:
-    """On a terminal: a wrong answer is asked again; numbers, names and quoted names are taken."""
-    command = [sys.executable, "-m", "replay.cli", "init", "--bootstrap", world.bootstrap]
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
-        command,
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=world.directory,
-        env=environment,
-    )
-    os.close(follower)
-    said = ""
+class Terminal:
+    """`init` in a terminal of 80 columns."""
 
-    def hear(pattern: str) -> None:
-        nonlocal said
+    def __init__(self, world: World) -> None:
+        self._leader, follower = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "replay.cli", "init", "--bootstrap", world.bootstrap],
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            cwd=world.directory,
+            env={
+                **os.environ,
+                "COLUMNS": "80",
+                "TERM": "dumb",
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+            },
+        )
+        os.close(follower)
+        self._said = ""
+
+    def hear(self, pattern: str) -> str:
+        """Waits until it has said that; gives what came before."""
         end = time.monotonic() + 60
-        while not re.search(pattern, said):
-            assert time.monotonic() < end, said
+        while not re.search(pattern, self._said):
+            assert time.monotonic() < end, self._said
             try:
-                said += os.read(leader, 10_000).decode()
+                self._said += os.read(self._leader, 10_000).decode()
             except OSError:
                 break
-        assert re.search(pattern, said), said
-        said = re.split(pattern, said, maxsplit=1)[1]
+        assert re.search(pattern, self._said), self._said
+        before, self._said = re.split(pattern, self._said, maxsplit=1)
+        return before
 
-    table = r"or all: "
-    hear(table)
-    os.write(leader, b"99\n")
-    hear("99 is not in the table")
-    hear(table)
-    os.write(leader, b"empty, 'two words'\n")
-    hear("wrote backlog.yaml: 2 streams")
-    process.wait(60)
-    os.close(leader)
-    assert process.returncode == 0
+    def type(self, text: str) -> None:
+        os.write(self._leader, text.encode())
+
+    def close(self) -> int:
+        code = self.process.wait(60)
+        os.close(self._leader)
+        return code
+
+
+QUESTION = r"or all: "
+
+
+def test_a_person_chooses_from_the_table(world: World) -> None:
+    """A wrong answer is asked again; numbers, names, patterns and quoted names are taken."""
+    terminal = Terminal(world)
+    table = terminal.hear(QUESTION)
+    assert "never committed" in table
+    assert "…" not in table
+    for wrong, told in (
+        ("99", "99 is not in the table"),
+        ("nobody", "no group has this name"),
+        ("sharing", "it is a share group"),
+        ("'open", "a quote is not closed"),
+    ):
+        terminal.type(f"{wrong}\n")
+        terminal.hear(told)
+        terminal.hear(QUESTION)
+    (number,) = re.findall(r"(\d+) +(?:group: )?active ", table)
+    terminal.type(f"{number}, emp*, 'two words'\n")
+    terminal.hear("wrote backlog.yaml: 3 streams")
+    assert terminal.close() == 0
     assert world.read_streams() == {
         "orders": ("orders", "empty"),
-        "payments": ("payments", "two words"),
+        "payments.active": ("payments", "active"),
+        "payments.two-words": ("payments", "two words"),
     }
+
+
+def test_a_person_may_leave(world: World) -> None:
+    """Ctrl-D at the question writes nothing, and is no bug."""
+    terminal = Terminal(world)
+    terminal.hear(QUESTION)
+    terminal.type("\x04")
+    terminal.hear("interrupted")
+    assert terminal.close() == 130
+    assert not (world.directory / "backlog.yaml").exists()
 
 
 def test_a_cluster_with_logins_and_narrow_rights(tmp_path: Path) -> None:

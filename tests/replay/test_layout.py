@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Group
+from rich.live import Live
 
 from replay.telling.bars import Bar, spin
 from replay.telling.layout import (
     Column,
     Facts,
+    Folded,
     Framed,
+    Line,
     Prose,
     Table,
     WholeConsole,
@@ -82,7 +86,15 @@ def test_sentences_are_only_broken_between_words(text: str, width: int) -> None:
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_commands_and_figures_with_units_are_not_broken(width: int) -> None:
     command = "`kafka-consumer-groups.sh --bootstrap-server HOST:PORT --group g --execute`"
-    figures = ("13 h 10 min", "1.2 M", "98.9 %", "6 d 23 h", "3 min 5 s", "76.9 GB")
+    figures = (
+        "13 h 10 min",
+        "1.2 M",
+        "11-25 08:03:36Z",
+        "98.9 %",
+        "6 d 23 h",
+        "3 min 5 s",
+        "76.9 GB",
+    )
     text = f"then set it with {command}: " + ", ".join(f"it is {one} now" for one in figures)
     for thing in (tell(text), tell(text, hang=2)):
         lines = draw(thing, width).splitlines()
@@ -115,6 +127,14 @@ def test_a_header_is_broken_before_the_table_is() -> None:
     table.add("1", "2 d")
     names = [line.split() for line in draw(table, 22).splitlines() if line.strip()][:2]
     assert names == [["lost", "at"], ["most", "kept", "for"]]
+
+
+def test_cells_of_a_row_begin_on_its_first_line() -> None:
+    table = Table([Column.parse(name) for name in ("=when", "what is told of it")])
+    table.add("noon", "several words that need more than a line")
+    lines = [line.rstrip() for line in draw(table, 36).splitlines() if line.strip()]
+    assert lines[2].split()[:2] == ["noon", "several"]
+    assert not lines[3].strip().startswith("noon")
 
 
 def test_lines_without_a_name_go_with_the_one_before() -> None:
@@ -157,6 +177,17 @@ def test_progress_is_not_cut(width: int) -> None:
     for whole in ("reading back", "4,345,678 of 12,345,678", "121,345/s", "13 h 3 min left"):
         assert whole in text
     assert "with three brokers, one by one" in text
+
+
+def test_a_live_view_folds_what_is_longer_than_a_line() -> None:
+    command = "backlogctl plan rebuild a-stream-with-a-long-name --allow surplus"
+    file = io.StringIO()
+    console = WholeConsole(file=file, width=30, force_terminal=True, color_system=None)
+    with Live(Folded(Group(tell("one two"), Line(Text(command)), Text())), console=console):
+        pass
+    lines = [line.rpartition("\x1b")[2].removeprefix("[2K") for line in file.getvalue().split("\n")]
+    assert command in "".join(lines)
+    assert all(len(line) <= 30 for line in lines)
 
 
 def test_what_is_longer_than_a_line_is_copied_whole() -> None:

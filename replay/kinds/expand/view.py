@@ -18,7 +18,7 @@ from backlog.progress import Ticker
 from backlog.values import Recovery
 from replay.telling.burndown import draw_progress
 from replay.telling.events import name_step
-from replay.telling.layout import print_line
+from replay.telling.layout import Folded, print_line
 from replay.telling.progress import describe_progress
 from replay.telling.texts import Text
 
@@ -100,7 +100,7 @@ class BurndownView:
 
     def _draw(self) -> RenderableType:
         width = min(_WIDTH, self._console.width)
-        return draw_progress(self._describe(), width)
+        return Folded(draw_progress(self._describe(), width))
 
     def _format_line(self) -> str:
         down = self._describe()["burndown"]
