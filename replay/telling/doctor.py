@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from backlog.numbers import format_plural
+from replay.telling.layout import Prose, tell
 
 _STYLES = {"loses": "bold red", "stops": "bold red", "unknown": "magenta", "warns": "yellow"}
 _ENDS = {
@@ -25,20 +25,21 @@ def print_examinations(console: Console, document: Mapping[str, Any]) -> None:
     for one in document["examinations"]:
         findings = one["findings"]
         count = format_plural(len(findings), "finding") if findings else "nothing found"
-        console.print(Text(f"{one['name'] or 'the tool'}: {count}", style="bold"))
+        console.print(tell(f"{one['name'] or 'the tool'}: {count}", "bold"))
         for finding in findings:
             _print_finding(console, finding)
         console.print()
-    console.print(_ENDS[document["result"]])
+    console.print(Prose(_ENDS[document["result"]]))
 
 
 def _print_finding(console: Console, finding: Mapping[str, Any]) -> None:
     level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_STYLES[finding["level"]])
-    console.print(level + Text(finding["subject"], style="bold"))
-    mend = [Text(f"→ {finding['mend']}")] if finding["mend"] else []
-    why = Text(f"{finding['why']} ({finding['page']})", style="dim")
-    for text in (Text(finding["found"]), why, *mend):
-        console.print(Padding(text, (0, 0, 0, _INDENT)))
+    console.print(Prose(level + Text(finding["subject"], style="bold"), _INDENT))
+    blank = " " * _INDENT
+    console.print(tell(f"{blank}{finding['found']}", hang=_INDENT))
+    console.print(tell(f"{blank}{finding['why']} ({finding['page']})", "dim", hang=_INDENT))
+    if finding["mend"]:
+        console.print(tell(f"{blank}→ {finding['mend']}", hang=_INDENT))
     for command in finding["commands"]:
         # Whole, so that it can be copied: the terminal wraps it.
-        console.print(Text(" " * _INDENT + command, style="cyan"), soft_wrap=True)
+        console.print(Text(blank + command, style="cyan"), soft_wrap=True)
