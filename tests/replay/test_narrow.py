@@ -20,6 +20,7 @@ from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.summary import draw_summary
 from replay.telling.burndown import draw_progress
+from replay.telling.doctor import print_examinations
 from replay.telling.documents import describe_gap, tell_plan
 from replay.telling.groups import draw_groups
 from replay.telling.layout import WholeConsole
@@ -243,6 +244,28 @@ def test_how_far_it_is_and_how_it_ended(tmp_path: Path, width: int) -> None:
     report = make_report(workspace, put_back(workspace).id)
     told = [report["standing"]["headline"], report["losses"]["sentence"], report["id"]]
     check_whole(draw(draw_summary(report), width), told, width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_doctor(width: int) -> None:
+    command = f"kafka-configs.sh --alter --entity-type topics --entity-name {LONG}"
+    finding = {
+        "level": "unknown",
+        "subject": f"topic {LONG}",
+        "found": f"the retention of {LONG} could not be read within 1 h 2 min",
+        "why": "messages may be deleted before they are read",
+        "page": "docs/watching.md",
+        "mend": "see `kafka-configs.sh --describe --all`",
+        "commands": [command],
+    }
+    document = {"examinations": [{"name": "orders", "findings": [finding]}], "result": 2}
+    console = WholeConsole(file=io.StringIO(), width=width, force_terminal=False)
+    print_examinations(console, document)
+    drawn = str(console.file.getvalue())  # type: ignore[attr-defined]
+    lines = [line for line in drawn.splitlines() if line.strip() != command]
+    assert len(lines) == len(drawn.splitlines()) - 1, "the command is a line"
+    told = [str(finding[name]) for name in ("subject", "found", "why", "mend")]
+    check_whole("\n".join(lines), told, width)
 
 
 def test_every_help_at_80_columns_has_all_its_words(
