@@ -97,6 +97,10 @@ bench-relay: $(SETUP) ## Measure the relay beside kcat
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 	$(PYTHON) -m benchmarks.watch $(ARGS)
 
+.PHONY: bench-watch-memory
+bench-watch-memory: $(SETUP) ## Measure whether the watcher's memory levels off, in a quarter of an hour
+	$(PYTHON) -m benchmarks.watch_memory $(ARGS)
+
 .PHONY: bench-airflow
 bench-airflow: $(AIRFLOW) ## Measure from a trigger in Airflow to a plan, and to the end
 	$(PYTHON) -m benchmarks.airflow $(ARGS)
