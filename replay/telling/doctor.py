@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_plural
-from replay.telling.layout import Line, tell
+from replay.telling.layout import Line, Prose, tell
 from replay.telling.texts import Text
 
 _STYLES = {"loses": "bold red", "stops": "bold red", "unknown": "magenta", "warns": "yellow"}
@@ -34,7 +34,7 @@ def draw_examinations(document: Mapping[str, Any]) -> RenderableType:
 
 def _draw_finding(finding: Mapping[str, Any]) -> Iterator[RenderableType]:
     level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_STYLES[finding["level"]])
-    yield Line(Text.assemble(level, (finding["subject"], "bold")))
+    yield Prose(Text.assemble(level, (finding["subject"], "bold")), _INDENT)
     yield _indent(finding["found"])
     yield _indent(f"{finding['why']} ({finding['page']})", "dim")
     if finding["mend"]:

@@ -290,7 +290,7 @@ class Table:
         most = max(name.plain.count("\n") for name in names)
         for name, width in zip(names, widths, strict=True):
             # Names stand on the line, cells begin below it.
-            raised = Text("\n" * (most - name.plain.count("\n"))) + name
+            raised = AnyText("\n" * (most - name.plain.count("\n"))) + name
             table.add_column(raised, width=width, no_wrap=True, overflow="ignore")
         for row in self.rows:
             table.add_row(

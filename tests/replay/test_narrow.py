@@ -20,7 +20,7 @@ from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.summary import draw_summary
 from replay.telling.burndown import draw_progress
-from replay.telling.doctor import print_examinations
+from replay.telling.doctor import draw_examinations
 from replay.telling.documents import describe_gap, tell_plan
 from replay.telling.groups import draw_groups
 from replay.telling.layout import WholeConsole
@@ -260,7 +260,7 @@ def test_doctor(width: int) -> None:
     }
     document = {"examinations": [{"name": "orders", "findings": [finding]}], "result": 2}
     console = WholeConsole(file=io.StringIO(), width=width, force_terminal=False)
-    print_examinations(console, document)
+    console.print(draw_examinations(document))
     drawn = str(console.file.getvalue())  # type: ignore[attr-defined]
     lines = [line for line in drawn.splitlines() if line.strip() != command]
     assert len(lines) == len(drawn.splitlines()) - 1, "the command is a line"
