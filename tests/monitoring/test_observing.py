@@ -345,10 +345,7 @@ def own_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 
 
 def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
-    own_kafka: EmbeddedKafka,
-    group: str,
-    ledger: Ledger,
-    caplog: pytest.LogCaptureFixture,
+    own_kafka: EmbeddedKafka, group: str, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     verbs.create_topic(properties_of(own_kafka.bootstrap), "orders", partitions=1)
     publish(properties_of(own_kafka.bootstrap), "orders", {0: 3})
