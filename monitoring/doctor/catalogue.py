@@ -221,7 +221,8 @@ _CHECKS = (
     ),
     Check(
         "versions", Room.TOOL, "Versions",
-        "The tool is tested with Python 3.11, Java 17 and 21, and brokers from 2.4 on.",
+        "With versions that it was never tried with, the tool may fail when it is needed.",
+        "Tested: Kafka 4.3, Java 17. Java 21 is taken; older brokers may work.",
     ),
     Check(
         "spark", Room.TOOL, "Java and Spark",

@@ -97,12 +97,14 @@ class Newest:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerClock:
-    """What the controller's clock said, and ours before and after; seconds since 1970."""
+class Controller:
+    """What the controller's clock said, and ours before and after, in seconds since 1970; the
+    version that the brokers' requests are of, such as (4, 3)."""
 
     theirs: float
     before: float
     after: float
+    version: tuple[int, ...]
 
     @property
     def skew(self) -> float:
@@ -174,9 +176,9 @@ def read_newest(
     return Newest(max(sizes), sum(sizes) / len(sizes), max(times, default=None))
 
 
-def read_controller_clock(properties: Properties, limit: Deadline) -> ControllerClock | None:
-    """The active controller's clock (KIP-836: for the leader itself DescribeQuorum answers with
-    its time of answering); None where that cannot be asked with these properties.
+def read_controller(properties: Properties, limit: Deadline) -> Controller | None:
+    """The active controller's clock and version; None where they cannot be asked with these
+    properties. Of the leader itself DescribeQuorum (KIP-836) answers with its time of answering.
 
     Raises:
         ClusterUnreachable, KafkaFailure: also of a cluster with ZooKeeper.
@@ -186,14 +188,15 @@ def read_controller_clock(properties: Properties, limit: Deadline) -> Controller
         return None
     subject, doing = f"cluster {find_addresses(properties)}", "read the controller's clock"
     try:
-        with RawClient(settings, limit) as client:
+        with RawClient(settings, limit, properties) as client:
             before = time.time()
             answer = client.admin.describe_metadata_quorum()
             after = time.time()
+            version = tuple(client.admin._manager.broker_version_data.broker_version)
         (partition,) = answer["topics"][0]["partitions"]
         for voter in partition["current_voters"]:
             if voter["replica_id"] == partition["leader_id"]:
-                return ControllerClock(voter["last_fetch_timestamp"] / 1000, before, after)
+                return Controller(voter["last_fetch_timestamp"] / 1000, before, after, version)
     except Exception as error:
         raise translate_error(error, doing, subject) from error
     raise KafkaFailure(f"could not {doing}: the quorum has no leader now", subject=subject)

@@ -16,11 +16,12 @@ from backlog.jars import SUPPORTED_JAVA, find_java, find_java_version
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.numbers import format_bytes, format_duration
 from backlog.values import GapState
-from monitoring.doctor.facts import read_controller_clock
+from monitoring.doctor.facts import Controller, read_controller
 from monitoring.doctor.finding import Finding, Level, Unread, read_part
 from replay.recovery.workspace import Workspace
 
 SKEW_SECONDS = 5.0
+TESTED_KAFKA = (4, 0)
 # Longer than any lease is extended for: two hosts would both hold it.
 SKEW_STOPS = 60.0
 LEAST_FREE = 1_000_000_000
@@ -34,7 +35,7 @@ def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Find
     yield from _judge_ledger_clock(workspace)
     clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
     for properties in clusters.values():
-        yield from _judge_cluster_clock(properties)
+        yield from _judge_controller(properties)
     rebuilds = [stream for stream in streams if stream.source is not None]
     if rebuilds:
         yield from _judge_staging(workspace, rebuilds)
@@ -55,21 +56,32 @@ def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
     yield from _judge_skew(f"ledger {ledger.label}", max(0.0, ahead) - max(0.0, behind))
 
 
-def _judge_cluster_clock(properties: Properties) -> Iterator[Finding]:
+def _judge_controller(properties: Properties) -> Iterator[Finding]:
     subject = f"cluster {find_addresses(properties)}"
-    clock = read_part(
-        "the controller's clock", lambda: read_controller_clock(properties, Deadline(_SECONDS))
+    found = read_part(
+        "the controller's clock", lambda: read_controller(properties, Deadline(_SECONDS))
     )
-    if isinstance(clock, Unread):
-        yield clock.to_finding()
-    elif clock is None:
+    if isinstance(found, Unread):
+        yield found.to_finding()
+    elif found is None:
         yield Finding(
             *("clock", Level.UNKNOWN, subject),
             "the controller's clock cannot be asked for with this login",
             "compare it by hand: `date -u` on both hosts",
         )
     else:
-        yield from _judge_skew(subject, clock.skew)
+        yield from _judge_skew(subject, found.skew)
+        yield from _judge_version(subject, found)
+
+
+def _judge_version(subject: str, found: Controller) -> Iterator[Finding]:
+    if found.version < TESTED_KAFKA:
+        yield Finding(
+            *("versions", Level.WARNS, subject),
+            f"its brokers speak as Kafka {'.'.join(map(str, found.version))}; tested is "
+            f"{'.'.join(map(str, TESTED_KAFKA))} and later",
+            "try a plan, and an expansion with --try, before they are needed",
+        )
 
 
 def _judge_skew(subject: str, skew: float) -> Iterator[Finding]:

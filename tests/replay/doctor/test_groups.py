@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 
-from backlog.kafka.clients import make_consumer
+from backlog.kafka.clients import make_consumer, make_producer
 from backlog.kafka.groups import describe_group_state
-from monitoring.doctor.finding import Level
+from monitoring.doctor.finding import Finding, Level
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, make_workspace
@@ -96,6 +97,39 @@ def test_a_group_that_stands_still(
     assert finding.level is Level.LOSES
     assert "15 behind" in finding.found
     assert finding.commands[0] == "backlogctl hold orders --for 6h"
+
+
+def test_retention_by_size_goes_by_what_is_written(
+    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+) -> None:
+    """Some 1,000 bytes a second into 100 kB: less than two minutes, whatever retention.ms says."""
+    name, group = topic(partitions=1, config={"retention.bytes": "100000"}), f"group-{unique}"
+    properties = properties_of(kafka.bootstrap)
+    workspace = make_workspace(tmp_path, properties, name, group)
+    stop = threading.Event()
+
+    def write() -> None:
+        producer = make_producer(properties)
+        while not stop.wait(0.1):
+            producer.produce(name, b"x" * 100)
+            producer.poll(0)
+        producer.flush(30)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        found: dict[str, Finding] = {}
+
+        def is_known() -> bool:
+            found.update(examine(workspace))
+            return "retention.bytes" in getattr(found.get("retention"), "found", "")
+
+        wait_until(is_known, what="the rate is known")
+    finally:
+        stop.set()
+        writer.join(60)
+    assert found["retention"].level is Level.LOSES
+    assert "retention.bytes 100.0 kB a partition" in found["retention"].found
 
 
 def test_rebalances_without_static_membership(

@@ -136,6 +136,15 @@ def test_a_clock_that_is_off(
     assert f"{word} this host's" in finding.found
 
 
+def test_brokers_that_are_older_than_what_was_tested(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "TESTED_KAFKA", (99, 0))
+    finding = look_at_tool(workspace)["versions"]
+    assert finding.level is Level.WARNS
+    assert "its brokers speak as Kafka 4." in finding.found
+
+
 def test_a_full_disk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "LEAST_FREE", 10**18)
     finding = look_at_tool(workspace)["staging-disk"]
