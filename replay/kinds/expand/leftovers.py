@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backlog.errors import BacklogError, LeaseHeld
+from replay.recovery.brakes import CancelRequested, PausedBecause
 
 CONSUMERS_STAY = "the recovery's consumers could not be ended"
 CONSUMERS_MISSING = "the group's own consumers could not be started"
@@ -27,10 +28,12 @@ class Leftovers:
 
         Raises:
             LeaseHeld: another runner does it.
+            CancelRequested, PausedBecause: somebody asked; that is no failure, and the next run, or
+                the cancellation, does it again.
         """
         try:
             yield
-        except LeaseHeld:
+        except (LeaseHeld, CancelRequested, PausedBecause):
             raise
         except BacklogError as error:
             self._failed[what] = error

@@ -77,7 +77,7 @@ def test_fault_43_and_44_a_live_run_is_told_from_another_process(world: World) -
     assert cancelled.state == "cancelled"
     out, err = runner.communicate(timeout=WITHIN)
     assert runner.returncode == 1, err
-    assert json.loads(out)["error"]["code"] == "cancelled"
+    assert json.loads(out)["error"]["code"] == "cancelled", out + err
     assert judge(world, recovery, state="cancelled") == []
     with pytest.raises(Refused, match="was cancelled"):
         world.run(recovery)
