@@ -63,7 +63,9 @@ def test_fault_78_half_open_connections_take_it_from_nobody(
             one.settimeout(30)
             with suppress(ConnectionResetError):
                 assert one.recv(10) == b""
-    assert len(caplog.records) < 10
+    # Clients of other tests may still live in this process.
+    told = [one for one in caplog.records if not one.name.startswith("kafka")]
+    assert len(told) < 10
 
 
 def test_a_slow_second_request_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
