@@ -189,12 +189,18 @@ def _compare(rights: Sequence[Right], allowed: _Allowed) -> RightsReading:
         found = allowed.get((right.resource, right.subject))
         if right.operation is Operation.CREATE and Operation.CREATE in cluster:
             continue
-        if found is None:
+        if found is None or _is_hidden(right, found):
             unknown.append(right)
         elif right.operation not in found:
             missing.append(right)
     reason = "the brokers do not tell" if unknown else ""
     return RightsReading(tuple(missing), tuple(unknown), reason)
+
+
+def _is_hidden(right: Right, found: Collection[Operation]) -> bool:
+    """Brokers tell what is allowed on the cluster only to who may describe it."""
+    other = right.operation is not Operation.DESCRIBE
+    return right.resource is Resource.CLUSTER and other and Operation.DESCRIBE not in found
 
 
 def _ask_all(client: RawClient, rights: Sequence[Right], limit: Deadline) -> _Allowed:
