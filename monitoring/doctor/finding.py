@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from backlog.errors import BacklogError
+from backlog.kafka.errors import TopicMissing
 from monitoring.doctor.catalogue import CATALOGUE
 
 Part = TypeVar("Part")
@@ -78,10 +79,10 @@ class Unread:
     error: BacklogError
 
     def to_finding(self) -> Finding:
-        """That it is unknown, and why."""
+        """That it is unknown, and why; without its topic nothing can be recovered."""
         return Finding(
             "unread",
-            Level.UNKNOWN,
+            Level.STOPS if isinstance(self.error, TopicMissing) else Level.UNKNOWN,
             self.error.subject or self.part,
             f"{self.part} could not be read: {self.error.message}",
             self.error.hint or "run `backlogctl doctor` again once it can be read",

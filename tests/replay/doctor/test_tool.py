@@ -199,6 +199,12 @@ def test_sources_that_cannot_be_read_or_have_no_index(
     assert "it has no column changed_at" in finding.found
 
 
+def test_a_topic_that_is_not_there_stops_a_recovery(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), "nowhere"))
+    assert found["unread"].level is Level.STOPS
+    assert "check `topic` and `cluster` of the stream" in found["unread"].mend
+
+
 def test_a_cluster_that_is_away_is_unknown(tmp_path: Path) -> None:
     make_workspace(tmp_path, {"bootstrap.servers": "127.0.0.1:1"})
     code, out, _ = call_main(("doctor", "--json"), tmp_path, {})
