@@ -37,6 +37,10 @@ demo-secure: $(SETUP) ## The same on a cluster with logins, TLS and narrow right
 demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
 	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
 
+.PHONY: demo-drain
+demo-drain: $(SETUP) ## Fill a broker's disk, move what is unread into an archive, put it back
+	@.venv/bin/backlogctl demo drain --report build/demo-drain-report.html $(ARGS)
+
 .PHONY: airflow
 airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all
 	@$(PYTHON) -m backlogctl_airflow.local $(ARGS)
@@ -92,6 +96,17 @@ bench-first-minute: $(SETUP) ## Measure where the time of a small plan goes
 bench-relay: $(SETUP) ## Measure the relay beside kcat
 	@scripts/need.sh kcat
 	$(PYTHON) -m benchmarks.relay $(ARGS)
+
+.PHONY: bench-drain
+bench-drain: $(SETUP) ## Measure the archive beside Spark's own Parquet and kcat
+	@scripts/need.sh kcat
+	$(PYTHON) -m benchmarks.drain $(ARGS)
+
+.PHONY: bench-audit
+bench-audit: $(SETUP) ## Measure audits by Spark and by batch headers, and what numbering costs a producer
+	$(PYTHON) -m benchmarks.audit_sequence $(ARGS)
+	$(PYTHON) -m benchmarks.forensics $(ARGS)
+	$(PYTHON) -m benchmarks.sequenced $(ARGS)
 
 .PHONY: bench-watch
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups

@@ -97,6 +97,10 @@ class Refused(BacklogError):
     exit_code = 5
 
 
+class PutBackAlready(Refused):
+    """There is nothing to put back: an earlier recovery has put all of it back."""
+
+
 class PlanStale(Refused):
     """Kafka or the ledger is no longer what the plan was made on: plan again."""
 

@@ -27,6 +27,7 @@ from backlog.values import Chunk
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MESSAGES_FOLDER = "messages"
 
 HEADER_TYPE = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 CHUNK_SCHEMA = pa.schema(
@@ -125,7 +126,7 @@ def write_chunk(
     """
     whole = table.select(CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA)
     name = f"slot={slot:05d}/chunk={number:06d}.parquet"
-    path, ids_path = f"messages/{name}", f"ids/{name}"
+    path, ids_path = f"{MESSAGES_FOLDER}/{name}", f"ids/{name}"
     _write_table(directory / path, whole)
     _write_table(directory / ids_path, whole.select(["message_id"]))
     return Chunk(

@@ -30,6 +30,15 @@ def make_message_id(topic: str, primary_key: Iterable[str | None], version: str)
     return digest.hexdigest()[:32]
 
 
+def make_original_id(topic_id: str, partition: int, offset: int) -> str:
+    """The deterministic id of a message that exists: H(topic id, partition, offset).
+
+    Returns:
+        32 hexadecimal digits (the first 128 bits of SHA-256).
+    """
+    return make_message_id(topic_id, [str(partition)], str(offset))
+
+
 def hash_identity(topic_id: str, identity: bytes) -> str:
     """What a bookmark keeps of a message's identity: SHA-256 of the topic's id, a zero byte and
     the identity.

@@ -17,6 +17,7 @@ class Cause(StrEnum):
 
     EXPIRED = "expired"
     SKIPPED = "skipped"
+    DISCARDED = "discarded"  # a drain took it off the brokers
     TOPIC_RECREATED = "topic_recreated"
     COMMIT_VANISHED = "commit_vanished"
     NEVER_COMMITTED = "never_committed"
@@ -153,7 +154,10 @@ DatePiece = Callable[[int, int], TimeBounds]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages the group will never read. `start`/`end` are None where the range is unknown."""
+    """Messages the group will never read. `start`/`end` are None where the range is unknown.
+
+    `archive` is the drain in whose archive its messages lie; None where they are in none.
+    """
 
     id: str
     stream: str
@@ -171,6 +175,7 @@ class Gap:
     last_time: datetime | None
     detected_at: datetime
     reason: str = ""
+    archive: str | None = None
 
     @property
     def count(self) -> int | None:

@@ -87,7 +87,9 @@ def render(document: dict[str, Any]) -> Table:
         ("CPU s, broker", "broker_cpu_seconds", 1),
         ("fullest : emptiest partition", "fullest_by_emptiest", 3),
     ):
-        table.add_row(label, *(_format(document["ways"][way][name], digits) for way in METHODS))
+        table.add_row(
+            label, *(format_figure(document["ways"][way][name], digits) for way in METHODS)
+        )
     table.add_section()
     for label, without in (
         ("each message there once, this time", "yes"),
@@ -100,14 +102,14 @@ def render(document: dict[str, Any]) -> Table:
     return table
 
 
-def _format(figure: dict[str, float] | None, digits: int) -> str:
+def format_figure(figure: dict[str, float] | None, digits: int) -> str:
     if figure is None:
         return "–"
     least, middle, most = (f"{figure[name]:,.{digits}f}" for name in ("min", "median", "max"))
     return f"{middle}\n({least}–{most})" if least != most else middle
 
 
-def _describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     java = subprocess.run(
         [find_java(), "-version"], capture_output=True, text=True, check=True
     ).stderr.splitlines()[0]
@@ -132,7 +134,7 @@ def main() -> None:
     found = measure(options.messages, options.repeat, Console(stderr=True))
     document = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _describe_machine(),
+        "machine": describe_machine(),
         "messages": options.messages,
         "repeat": options.repeat,
         "bytes_per_message": found["bytes_per_message"],

@@ -55,14 +55,20 @@ def estimate_copy(
     """
     needed = 0.0
     for part in backlog:
-        if part.lag <= 0 or part.high <= part.low:
-            continue
-        size = log_dirs.partition_bytes(part.partition)
-        if size is None:
+        share = measure_share(log_dirs, part)
+        if share is None:
             reason = log_dirs.reason or f"no broker reports the size of partition {part.partition}"
             return DiskCheck(None, _find_usable(log_dirs), None, reason)
-        needed += size * min(1.0, part.lag / (part.high - part.low))
+        needed += share
     return _compare(log_dirs, needed, replication, factor)
+
+
+def measure_share(log_dirs: LogDirs, part: PartitionBacklog) -> float | None:
+    """Bytes of one replica that these messages take, about; None where that is unknown."""
+    if part.lag <= 0 or part.high <= part.low:
+        return 0.0
+    size = log_dirs.partition_bytes(part.partition)
+    return None if size is None else size * min(1.0, part.lag / (part.high - part.low))
 
 
 def estimate_hold(

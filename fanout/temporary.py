@@ -28,6 +28,7 @@ from backlog.kafka.clients import Admin
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import Ledger, TemporaryTopic
 
+RECOVERY = "recovery"
 LONGEST_NAME = 249
 LARGEST_MESSAGE = 32 * 2**20
 CREATE_SECONDS = 60.0
@@ -38,13 +39,13 @@ _PAUSE = 0.3
 _ABSENT_SECONDS = 5.0
 
 
-def name_temporary_topic(topic: str, recovery_id: str) -> str:
-    """`<topic>.recovery.<id>`.
+def name_temporary_topic(topic: str, recovery_id: str, word: str = RECOVERY) -> str:
+    """`<topic>.recovery.<id>`, or with another word than `recovery`.
 
     Raises:
         UsageError: the name is too long for Kafka, or has characters that it does not take.
     """
-    name = f"{topic}.recovery.{recovery_id}"
+    name = f"{topic}.{word}.{recovery_id}"
     if not _LEGAL.fullmatch(name):
         raise UsageError(
             f"its temporary topic would be {name}, which Kafka does not take: at most "
@@ -54,14 +55,17 @@ def name_temporary_topic(topic: str, recovery_id: str) -> str:
     return name
 
 
-def make_temporary_config(source: TopicInfo) -> dict[str, str]:
+def make_temporary_config(source: TopicInfo, keep_ms: int | None = None) -> dict[str, str]:
     """Settings with which nothing of the temporary topic is deleted, refused or given a new time.
 
     Each is set by name, so that the brokers' own limits do not hold (fault 67).
+
+    Args:
+        keep_ms: after so long its messages are deleted after all.
     """
     config = {
         "cleanup.policy": "delete",
-        "retention.ms": "-1",
+        "retention.ms": str(-1 if keep_ms is None else keep_ms),
         "retention.bytes": "-1",
         "message.timestamp.type": "CreateTime",
         "message.timestamp.before.max.ms": _FOREVER,
@@ -89,11 +93,16 @@ def create_temporary_topic(
     source: TopicInfo,
     partitions: int,
     deadline: Deadline | None = None,
+    word: str = RECOVERY,
+    keep_ms: int | None = None,
 ) -> TemporaryTopic:
     """Creates the recovery's temporary topic, or finds the one that it made before.
 
     It is announced in the ledger first. A topic of this name that was announced, and never had a
     record, is that of a run that crashed before it recorded the id.
+
+    Args:
+        word: of its name. keep_ms: see `make_temporary_config`.
 
     Returns:
         The topic, with its id.
@@ -103,7 +112,7 @@ def create_temporary_topic(
         KafkaFailure: it could not be created until the deadline.
     """
     admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
-    name = name_temporary_topic(source.name, recovery_id)
+    name = name_temporary_topic(source.name, recovery_id, word)
     # 1. What the ledger knows.
     known = ledger.temporary_topics.get(recovery_id)
     if known is None:
@@ -120,7 +129,7 @@ def create_temporary_topic(
         _await_known(admin, name, known.topic_id, limit)
         return known
     # 3. Create, or find it empty and as we make it.
-    config = make_temporary_config(source)
+    config = make_temporary_config(source, keep_ms)
     topic_id = _create(admin, name, partitions, source.replication, config, limit)
     _refuse_foreign(admin, name, topic_id, partitions, config, limit)
     # 4. The id, by which it is known from here on.
@@ -208,6 +217,8 @@ def delete_temporary_topic(
     deny_topics: Iterable[str],
     is_drained: Callable[[], bool],
     deadline: Deadline | None = None,
+    word: str = RECOVERY,
+    keep_ms: int | None = None,
 ) -> None:
     """Deletes the recovery's temporary topic; one that is gone, or was never made, is fine.
 
@@ -215,6 +226,7 @@ def delete_temporary_topic(
         source: the topic that was expanded.
         deny_topics: glob patterns of topics that are never touched.
         is_drained: whether no data record of it is unread; asked only when all else is right.
+        word, keep_ms: what it was made with.
 
     Raises:
         Refused: its name or id is not what the ledger has, or it is not drained; it stays.
@@ -225,14 +237,14 @@ def delete_temporary_topic(
     known = ledger.temporary_topics.get(recovery_id)
     if known is None or known.deleted_at is not None:
         return
-    _refuse_wrong_name(known, cluster, source.name, deny_topics)
+    _refuse_wrong_name(known, cluster, source.name, deny_topics, word)
     # 2. It is ours by its id.
     found = _find_settled_id(admin, known.name, limit)
     if found is None:
         ledger.temporary_topics.mark_deleted(recovery_id)
         return
     if known.topic_id is None:  # it crashed between the creation and the record
-        config = make_temporary_config(source)
+        config = make_temporary_config(source, keep_ms)
         _refuse_foreign(admin, known.name, found, known.partitions, config, limit)
         known = ledger.temporary_topics.record_id(recovery_id, found)
     if found != known.topic_id:
@@ -340,13 +352,13 @@ def _refuse_foreign(
 
 
 def _refuse_wrong_name(
-    known: TemporaryTopic, cluster: str, source: str, deny_topics: Iterable[str]
+    known: TemporaryTopic, cluster: str, source: str, deny_topics: Iterable[str], word: str
 ) -> None:
     """Fault 60: the ledger alone is not trusted either."""
     subject = f"topic {known.name}"
     if known.cluster != cluster:
         raise Refused(f"it is on cluster {known.cluster}, not {cluster}", subject=subject)
-    if known.name != name_temporary_topic(source, known.recovery_id):
+    if known.name != name_temporary_topic(source, known.recovery_id, word):
         raise Refused(
             f"it is not the name of a temporary topic of {source}; it was left alone",
             subject=subject,

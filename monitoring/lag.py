@@ -145,12 +145,13 @@ def read_retention(config: Mapping[str, str]) -> timedelta | None:
 def count_lost(part: PartitionSample, sample: Sample, gaps: Iterable[Gap]) -> int | None:
     """Offsets in gaps that are neither verified nor waived, and what expired since.
 
-    None where unknown: there is no commit, and no gap.
+    What lies in an archive is not lost. None where unknown: there is no commit, and no gap.
     """
     place = (sample.group, sample.topic_id, part.partition)
     ours = [gap for gap in gaps if (gap.group, gap.topic_id, gap.partition) == place]
     settled = (GapState.VERIFIED, GapState.WAIVED)
-    recorded = sum(gap.count or 0 for gap in ours if gap.state not in settled)
+    open_gaps = [gap for gap in ours if gap.state not in settled and gap.archive is None]
+    recorded = sum(gap.count or 0 for gap in open_gaps)
     if part.committed is None:
         # Without a commit the ledger's gaps are what is known to be lost at least.
         return recorded or None

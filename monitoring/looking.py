@@ -26,6 +26,7 @@ from monitoring.sampler import StreamLike
 from monitoring.status import UNLIMITED, GroupStatus, Retention
 from monitoring.stopped import tell_stopped
 from monitoring.unseen import Unseen, make_unseen
+from monitoring.waiting import tell_waiting
 
 PEEK_SECONDS = 5.0
 
@@ -130,7 +131,7 @@ def assess_now(
         window=watch.window,
         horizon=watch.horizon,
     )
-    return tell_stopped(ledger, replace(status, unseen=tuple(unseen)))
+    return tell_stopped(ledger, tell_waiting(replace(status, unseen=tuple(unseen)), gaps))
 
 
 def judge_stored(

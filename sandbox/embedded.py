@@ -31,6 +31,7 @@ from sandbox import watchdog
 from sandbox.jars import ensure_kafka_jars
 from sandbox.ports import HOST, free_port, listens
 from sandbox.secured import PROTOCOL, Security
+from sandbox.small_disk import limit_disk
 
 _UP_WITHIN = 120.0
 _DOWN_WITHIN = 20.0
@@ -118,11 +119,12 @@ class EmbeddedKafka:
         heap: str,
         port: int,
         security: Security | None,
+        disk_bytes: int | None = None,
     ) -> None:
         self._nodes = [_Node(n, data_dir / f"broker-{n}") for n in range(1, brokers + 1)]
         self._properties = properties
         self._heap = heap
-        self._port = port
+        self._port, self._disk_bytes = port, disk_bytes
         self.security = security
         self._java = find_java()
         self._classpath = ""
@@ -141,17 +143,19 @@ class EmbeddedKafka:
         progress: Say | None = None,
         detached: bool = False,
         secured: bool = False,
+        disk_bytes: int | None = None,
     ) -> Self:
         """Start brokers on free ports and wait until they answer.
 
         A directory that held a Kafka before is started again with its data. `port` asks for a
         certain port of the first broker. A detached broker outlives this process. A secured one has
-        `security`.
+        `security`. One with `disk_bytes` has a disk of that size, which ends with it.
         """
         classpath = os.pathsep.join(str(jar) for jar in ensure_kafka_jars(progress))
         place = Path(data_dir).absolute()
         security = Security.make(place / "security") if secured else None
-        self = cls(place, brokers, dict(properties or {}), heap, port, security)
+        own = dict(properties or {})
+        self = cls(place, brokers, own, heap, port, security, disk_bytes)
         self._detached = detached
         self._classpath = classpath
         for attempt in range(_TRIES):
@@ -307,6 +311,8 @@ class EmbeddedKafka:
 
     def _spawn(self, node: _Node) -> None:
         command = [*self._jvm(self._heap), "kafka.Kafka", str(node.settings)]
+        if self._disk_bytes is not None:
+            command = limit_disk(command, node.directory / "data", self._disk_bytes)
         with node.log.open("w") as log:
             if self._detached:
                 node.process = subprocess.Popen(

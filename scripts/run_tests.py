@@ -27,9 +27,14 @@ MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
     "tests/fanout/relay/",
+    "tests/replay/drain/",
     "tests/replay/expand/",
+    "tests/replay/rebuild_archive/",
+    "tests/replay/redrive/",
+    "tests/replay/test_across_drain.py",
     "tests/replay/test_across_kinds.py",
     "tests/replay/test_recovery.py",
+    "tests/spark_backfill/archive/",
     "tests/spark_backfill/injection/",
 )
 

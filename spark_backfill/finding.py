@@ -10,11 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backlog.clock import format_time, utc_now
 from backlog.values import OffsetRange
+from spark_backfill.archived.opening import OpenArchive
+from spark_backfill.archived.surviving import list_stretches
 from spark_backfill.evidence import ConsumedEvidence, Evidence, InjectedEvidence, label_candidates
 from spark_backfill.evidence.holes import Holes, measure_holes
 from spark_backfill.evidence.offsets import LogOffsets, read_offsets
 from spark_backfill.evidence.survivors import LogSpan
-from spark_backfill.freezing import freeze_candidates, freeze_survivors, prepare_directory
+from spark_backfill.freezing import freeze_candidates, freeze_survivors
 from spark_backfill.guards import warn_about_index
 from spark_backfill.messages.candidates import SourceAccess, find_newest
 from spark_backfill.messages.rules import ORIGINAL, MessageRules
@@ -23,6 +25,7 @@ from spark_backfill.phases import PlanLog
 from spark_backfill.placing.placement import Ground, Placement, place_candidates
 from spark_backfill.proof import describe_unproved, prove_rules
 from spark_backfill.request import Proof, RebuildRequest
+from spark_backfill.staging_folder import prepare_staging
 from spark_backfill.tally import check_identity_unique
 
 _MORE_ROWS = 1000
@@ -41,6 +44,7 @@ class Reading:
     rules: MessageRules
     consumed: ConsumedEvidence | None
     log: PlanLog
+    archives: tuple[OpenArchive, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +91,17 @@ def find_lost(reading: Reading, factor: int) -> Found:
         undated=undated,
     )
     warn_about_index(access, rules, windows.read, log.warnings)
-    work = prepare_directory(request)
+    work = prepare_staging(request.staging_root, request.directory)
     with log.timed("candidates", f"reading candidates from {access.table.label}"):
         candidates = freeze_candidates(access, rules, windows.read, work, log.warnings.append)
     young_after = format_time(utc_now() - rules.source.margin)
     with log.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
         survivors, offsets = freeze_survivors(
-            spark, request, rules, ranges, work, log.warnings.append
+            spark, request, rules, ranges, work, log.warnings.append, reading.archives
         )
         spans = survivors.measure_spans()
-        injected = InjectedEvidence(spark, request.staging_root, request.prior, ranges, survivors)
+        prior = (*request.prior, *request.elsewhere)
+        injected = InjectedEvidence(spark, request.staging_root, prior, ranges, survivors)
         holes = measure_holes(spans, request.prior, injected.list_stretches())
         # What we put back is in the log as well: the more specific label wins.
         evidence: list[Evidence] = [injected, survivors, *([consumed] if consumed else [])]
@@ -109,7 +114,7 @@ def find_lost(reading: Reading, factor: int) -> Found:
     with log.timed("labels", "finding the lost rows"):
         ground = Ground(
             request, rules, windows, ranges, survivors, injected, spans, holes,
-            not describe_unproved(proof), young_after, work,
+            not describe_unproved(proof), young_after, work, list_stretches(reading.archives),
         )  # fmt: skip
         placement = place_candidates(label_candidates(candidates, evidence), ground)
     undated_partitions = {gap.partition for gap in request.gaps if gap.first_time is None}

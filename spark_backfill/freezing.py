@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from backlog.errors import KafkaFailure, StagingError
-from backlog.manifest import MANIFEST_NAME
+from backlog.errors import KafkaFailure
 from backlog.values import OffsetRange
+from spark_backfill.archived.opening import OpenArchive
+from spark_backfill.archived.surviving import find_starts, read_survivors
 from spark_backfill.evidence import SurvivorEvidence
 from spark_backfill.evidence.offsets import LogOffsets, describe_moves, read_offsets
 from spark_backfill.failures import translating
@@ -29,27 +29,6 @@ from spark_backfill.request import RebuildRequest
 _SURVIVOR_TRIES = 3
 
 Warn = Callable[[str], None]
-
-
-def prepare_directory(request: RebuildRequest) -> Path:
-    """An empty directory that only its owner can enter; a plan that was killed leaves remains.
-
-    Raises:
-        StagingError: the recovery is staged already, or the directory cannot be made.
-    """
-    directory = request.directory
-    if (directory / MANIFEST_NAME).exists():
-        raise StagingError(
-            "this recovery is staged already", subject=str(directory), hint="plan a new one"
-        )
-    with translating("make the staging directory", subject=str(directory), kind=StagingError):
-        request.staging_root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(mode=0o700)
-        work = directory / "work"
-        work.mkdir(mode=0o700)
-    return work
 
 
 def freeze_candidates(
@@ -83,8 +62,13 @@ def freeze_survivors(
     ranges: tuple[OffsetRange, ...],
     work: Path,
     warn: Warn,
+    archives: Sequence[OpenArchive] = (),
 ) -> tuple[SurvivorEvidence, LogOffsets]:
-    """Reads the log after the table, so that a row's message is there if it was ever sent."""
+    """Reads the log after the table, so that a row's message is there if it was ever sent.
+
+    Args:
+        archives: what was moved off the log.
+    """
     topic, properties = rules.stream.topic, request.client_properties
     offsets = read_offsets(properties, topic, request.partitions)
     for left in reversed(range(_SURVIVOR_TRIES)):
@@ -98,6 +82,8 @@ def freeze_survivors(
             lost=ranges,
             work=work / "survivors",
             restated=rules.fidelity == RESTATED,
+            archived=read_survivors(archives, rules.source.identity.header),
+            archived_starts=find_starts(archives),
         )
         try:
             evidence.freeze()

@@ -42,11 +42,10 @@ def planning_into(directory: str) -> Iterator[None]:
 def explain_full_disk(error: BaseException, doing: str, subject: str) -> BacklogError | None:
     """What is said of a disk of ours that is full; None where the error is another one."""
     text = _read_all(error)
-    # A database that says so means its own disk.
-    if "sqlexception" in text or not any(full in text for full in _TEXTS):
+    if not _is_full(text):
         return None
     staging = _STAGING.get()
-    if _PYTHON not in text and any(name in text for name in _SPARKS_OWN):
+    if _is_sparks_own(text):
         where = _name_local_directory()
         other = "set `spark.local.dir` under `spark.conf` to a directory that has some"
     else:
@@ -58,6 +57,21 @@ def explain_full_disk(error: BaseException, doing: str, subject: str) -> Backlog
         subject=subject,
         hint=f"{stands}free space there, or {other}, and do it again",
     )
+
+
+def is_target_full(error: BaseException) -> bool:
+    """Whether the disk that is written to is full, and not one of Spark's own."""
+    text = _read_all(error)
+    return _is_full(text) and not _is_sparks_own(text)
+
+
+def _is_full(text: str) -> bool:
+    # A database that says so means its own disk.
+    return "sqlexception" not in text and any(full in text for full in _TEXTS)
+
+
+def _is_sparks_own(text: str) -> bool:
+    return _PYTHON not in text and any(name in text for name in _SPARKS_OWN)
 
 
 def _read_all(error: BaseException) -> str:

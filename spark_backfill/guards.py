@@ -145,14 +145,19 @@ def require_messages(
     verdict: RebuildVerdict,
     proof: Proof,
     spans: tuple[LogSpan, ...],
+    archived: int = 0,
 ) -> None:
-    """Refuses a plan that proves nothing, has nothing to send (fault 37), or too much."""
+    """Refuses a plan that proves nothing, or has nothing to send (fault 37).
+
+    Args:
+        archived: messages of archives that are put back beside the rows.
+    """
     subject = f"stream {rules.stream.name}"
     survivors = sum(span.records_before_ours for span in spans)
     require_proof(proof, request.allow, subject, survivors=survivors)
     lost = counts.total(LOST)
     expected = sum(item.expected for item in verdict.partitions)
-    if not lost:
+    if not lost and not archived:
         uncertain = sum(counts.uncertain.values())
         hint = ""
         if uncertain:
@@ -168,11 +173,16 @@ def require_messages(
             subject=subject,
             hint=hint + "check --since and --until, `time_column` and `identity`; or waive the gap",
         )
-    if lost > rules.stream.limits.max_messages:
+    require_few(request, lost + archived)
+
+
+def require_few(request: RebuildRequest, count: int) -> None:
+    """Refuses a plan that sends too much."""
+    most = request.stream.limits.max_messages
+    if count > most:
         raise Refused(
-            f"{lost} messages are more than `limits.max_messages` "
-            f"({rules.stream.limits.max_messages})",
-            subject=subject,
+            f"{count} messages are more than `limits.max_messages` ({most})",
+            subject=f"stream {request.stream.name}",
             hint="raise the limit, or plan a shorter time with --since and --until",
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,8 +14,15 @@ from sqlalchemy.engine import Engine
 
 from backlog.errors import UsageError
 from backlog.manifest import Manifest, write_manifest
+from backlog.numbers import format_plural
 from backlog.progress import Say
 from backlog.values import Chunk, OffsetRange
+from spark_backfill.archived.choosing import Chosen, choose_archived
+from spark_backfill.archived.judging import add_again, add_archived, count_archived
+from spark_backfill.archived.opening import OpenArchive, describe_moved, open_archives
+from spark_backfill.archived.planning import plan_archived
+from spark_backfill.archived.segments import number_segments
+from spark_backfill.archived.staging import stage_all
 from spark_backfill.evidence import (
     CONSUMED,
     INJECTED,
@@ -37,7 +44,7 @@ from spark_backfill.guards import (
 )
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
-from spark_backfill.messages.staging import ChunkLimits, stage_lost
+from spark_backfill.messages.staging import ChunkLimits
 from spark_backfill.phases import PlanLog
 from spark_backfill.placing.attribution import fill_needs
 from spark_backfill.placing.placement import (
@@ -82,15 +89,32 @@ def plan_rebuild(
         SourceError, KafkaFailure, StagingError: something could not be read or written.
     """
     log = PlanLog(progress or (lambda line: None), spark)
-    check_policy(request)
+    has_rows = bool(request.gaps) and request.stream.source is not None
+    if has_rows or not (request.archived or request.gaps):
+        check_policy(request)
     ranges = _find_ranges(request)
-    with (
-        planning_into(str(request.directory)),
-        log.telling(),
-        _open_source(spark, request, ranges) as (access, rules, consumed),
-    ):
+    with planning_into(str(request.directory)), log.telling():
+        with log.timed("archives", "verifying the archive") if request.archives else nullcontext():
+            archives = open_archives(spark, request.archives)
+        log.warnings += describe_moved(archives, request.target_topic, request.target_partitions)
+        if has_rows:
+            return _plan_rows(spark, request, ranges, archives, log, limits)
+        staged = plan_archived(spark, request, ranges, archives, log, limits)
+        return _finish_archived(request, staged, log)
+
+
+def _plan_rows(
+    spark: SparkSession,
+    request: RebuildRequest,
+    ranges: tuple[OffsetRange, ...],
+    archives: tuple[OpenArchive, ...],
+    log: PlanLog,
+    limits: ChunkLimits | None,
+) -> RebuildOutcome:
+    """Rows of the table, and beside them what archives hold."""
+    with _open_source(spark, request, ranges) as (access, rules, consumed):
         warn_about_rules(request, access, rules, log.warnings)
-        reading = Reading(spark, request, ranges, access, rules, consumed, log)
+        reading = Reading(spark, request, ranges, access, rules, consumed, log, archives)
         found = find_lost(reading, 1)
         factor = 1
         while found.is_short_of_rows:
@@ -105,27 +129,37 @@ def plan_rebuild(
         basis = find_basis(
             request, rules, ranges, found.spans, found.holes, counts, found.proof, found.placement
         )
-        verdict = judge_plan(expected, counts.to_tally(), basis)
+        segments = number_segments((r for a in archives for r in a.manifest.ranges), ranges)
+        archived = choose_archived(
+            spark, request, archives, found.injected, segments, found.work, found.candidates
+        )
+        verdict = judge_plan(expected, add_again(counts.to_tally(), archived.again), basis)
+        verdict = add_archived(verdict, archived)
         with explaining(found.zone, log.warnings):
-            require_messages(request, rules, counts, verdict, found.proof, found.spans)
-        with log.timed("staging", f"staging {counts.total(LOST)} messages"):
-            chosen = decided.where(F.col("label") == LOST).select("message_id", "slot")
-            chunks = stage_lost(
-                found.candidates.drop("slot").join(chosen, "message_id"),
-                rules,
-                counts.slots,
-                recovery_id=request.recovery_id,
-                directory=request.directory,
-                limits=limits,
+            require_messages(
+                request, rules, counts, verdict, found.proof, found.spans, archived.count
             )
+        staged = counts.total(LOST) + archived.count
+        with log.timed("staging", f"staging {format_plural(staged, 'message')}"):
+            lost_from = F.coalesce("home", "counted", "slot").alias("lost_from")
+            lost = decided.where(F.col("label") == LOST).select("message_id", "slot", lost_from)
+            rows = (found.candidates, lost, rules, counts.slots)
+            chunks, slots = stage_all(request, archived, segments, limits, rows)
             keys = rules.key_names()
+            rejected = sum(item.quarantined for item in archived.taken.values())
             quarantine = write_quarantine(
-                decided, keys, request.directory, counts.total(QUARANTINED)
+                decided,
+                keys,
+                request.directory,
+                counts.total(QUARANTINED) + rejected,
+                archived.rejected,
             )
             uncertain = write_uncertain(
                 decided, keys, request.directory, sum(counts.uncertain.values())
             )
-        result = _Result(request, rules, found, counts, quarantine, verdict, uncertain)
+        result = _Result(
+            request, rules, found, counts, quarantine, verdict, uncertain, archived, slots
+        )
         return _finish(result, chunks, log)
 
 
@@ -151,10 +185,12 @@ class _Result:
     quarantine: Quarantine
     verdict: RebuildVerdict
     uncertain: Uncertain
+    archived: Chosen
+    slots: Mapping[int, int]
 
     def counts(self) -> Counts:
         partitions = self.verdict.partitions
-        return Counts(
+        rows = Counts(
             expected=sum(item.expected for item in partitions),
             candidates=self.labels.candidates,
             duplicates=self.labels.duplicates,
@@ -168,6 +204,7 @@ class _Result:
             surplus=sum(item.surplus for item in partitions),
             shortfall=sum(item.shortfall for item in partitions),
         )
+        return count_archived(rows, self.archived)
 
 
 def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> RebuildOutcome:
@@ -176,11 +213,7 @@ def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> Rebuild
     order = result.found.placement.order
     origin: dict[str, Any] = {
         **request.origin,
-        "stream": request.stream.fingerprint(),
-        "gaps": [
-            {"id": g.id, "partition": g.partition, "start": g.start, "end": g.end}
-            for g in sorted(request.gaps, key=lambda g: g.id)
-        ],
+        **_describe_gaps(request),
         "bounds": list(result.found.bounds.to_text()),
         "partitions": request.partitions,
         "log_start": {str(p): at for p, at in sorted(result.found.offsets.starts.items())},
@@ -189,7 +222,7 @@ def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> Rebuild
         "verdict": verdict.kind,
         "fidelity": result.rules.fidelity,
     }
-    manifest = Manifest(request.recovery_id, request.stream.topic, chunks, origin)
+    manifest = Manifest(request.recovery_id, request.target_topic, chunks, origin)
     sha256 = write_manifest(request.directory, manifest)
     shutil.rmtree(result.found.work, ignore_errors=True)
     return RebuildOutcome(
@@ -212,15 +245,54 @@ def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> Rebuild
         evidence=describe_evidence(result.found.placement),
         uncertain=result.uncertain,
         displacement=None if order is None else order.displacement,
-        slots=tuple(sorted(result.labels.slots)),
+        slots=tuple(sorted(result.slots)),
     )
+
+
+def _finish_archived(
+    request: RebuildRequest, staged: tuple[RebuildOutcome, tuple[Chunk, ...]], log: PlanLog
+) -> RebuildOutcome:
+    """The same, where no row was read."""
+    outcome, chunks = staged
+    origin: dict[str, Any] = {
+        **request.origin,
+        **_describe_gaps(request),
+        "partitions": request.partitions,
+        "log_start": {str(p): at for p, at in sorted(outcome.log_start.items())},
+        "log_end": {str(p): at for p, at in sorted(outcome.log_end.items())},
+        "verdict": outcome.verdict,
+        "fidelity": outcome.fidelity,
+    }
+    manifest = Manifest(request.recovery_id, request.target_topic, chunks, origin)
+    sha256 = write_manifest(request.directory, manifest)
+    shutil.rmtree(request.directory / "work", ignore_errors=True)
+    return replace(
+        outcome, manifest_sha256=sha256, warnings=tuple(log.warnings), seconds=log.seconds
+    )
+
+
+def _describe_gaps(request: RebuildRequest) -> dict[str, Any]:
+    return {
+        "stream": request.stream.fingerprint(),
+        "gaps": [
+            {"id": g.id, "partition": g.partition, "start": g.start, "end": g.end}
+            for g in sorted((*request.gaps, *request.archived), key=lambda g: g.id)
+        ],
+        "archives": {
+            source.recovery_id: source.manifest_sha256
+            for source in request.archives
+            if source.taken
+        },
+    }
 
 
 def _find_ranges(request: RebuildRequest) -> tuple[OffsetRange, ...]:
     subject = f"stream {request.stream.name}"
-    if not request.gaps:
+    if not (request.gaps or request.archived):
         raise UsageError("has no gap to rebuild", subject=subject, hint="see `backlogctl gaps`")
-    unknown = [gap.id for gap in request.gaps if gap.start is None or gap.end is None]
+    unknown = [
+        gap.id for gap in (*request.gaps, *request.archived) if gap.start is None or gap.end is None
+    ]
     if unknown:
         raise UsageError(
             f"the range of {', '.join(unknown)} is not known, so it cannot be planned",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backlog.config import Source, Stream
-from backlog.values import Bookmark, EdgeTimes, Gap
+from backlog.values import Bookmark, EdgeTimes, Gap, OffsetRange
 
 ALLOW_PROOF = "proof"
 
@@ -69,6 +69,19 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveSource:
+    """An archive of the topic, as the ledger knows it.
+
+    `taken`: ranges of it that are put back. Its other messages are evidence: they are not lost.
+    """
+
+    recovery_id: str
+    location: str
+    manifest_sha256: str
+    taken: tuple[OffsetRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RebuildRequest:
     """Everything a plan reads; nothing else is looked up.
 
@@ -77,11 +90,15 @@ class RebuildRequest:
         client_properties: of the stream's cluster, secrets revealed.
         partitions: of the topic, now.
         topic_config: of the topic, now (`max.message.bytes`, `cleanup.policy`).
-        gaps: the gaps to plan, all of this stream.
+        gaps: the gaps to plan, all of this stream, whose messages are in no archive.
+        archived: those whose messages are; each range is `taken` of one of `archives`.
+        archives: all of this topic that are there still.
         staging_root: `staging.dir`; this recovery's files go to `<root>/<recovery_id>`.
         since, until: bounds given by the operator; they win over the gaps' own times.
         allow: what the operator allowed by name: `surplus`, `proof`.
         prior: chunks of earlier recoveries of this topic that are committed.
+        elsewhere: the same of another target, where messages are not sent twice either.
+        target: the topic that gets the messages, and its number of partitions; None for this one.
         edge_times: between which samples the gaps' first and last messages were published.
         bookmarks: which messages the group's committed offsets pointed at.
         growth: when the topic got partitions, oldest first.
@@ -101,6 +118,10 @@ class RebuildRequest:
     until: datetime | None = None
     allow: frozenset[str] = frozenset()
     prior: tuple[PriorChunk, ...] = ()
+    elsewhere: tuple[PriorChunk, ...] = ()
+    archived: tuple[Gap, ...] = ()
+    archives: tuple[ArchiveSource, ...] = ()
+    target: tuple[str, int] | None = None
     edge_times: tuple[EdgeTimes, ...] = ()
     bookmarks: tuple[Bookmark, ...] = ()
     growth: tuple[Growth, ...] = ()
@@ -114,7 +135,17 @@ class RebuildRequest:
     @property
     def topic_id(self) -> str:
         """The topic's, as the gaps have it."""
-        return self.gaps[0].topic_id if self.gaps else ""
+        return next((gap.topic_id for gap in (*self.gaps, *self.archived)), "")
+
+    @property
+    def target_topic(self) -> str:
+        """The topic that gets the messages."""
+        return self.stream.topic if self.target is None else self.target[0]
+
+    @property
+    def target_partitions(self) -> int:
+        """How many partitions it has."""
+        return self.partitions if self.target is None else self.target[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +156,8 @@ class PartitionOutcome:
     says how it is known where the loss begins; `uncertain` rows lie at its edges, within
     `displacement` places or what counting may be wrong by. `differs`: by how many rows the check
     of that evidence says otherwise. `surplus` and `shortfall` do not count uncertain rows that
-    `edge` takes in or leaves out.
+    `edge` takes in or leaves out. `from_archive` are those of `rebuilt` that come as they were
+    from an archive; `expected` counts their messages, not offsets.
     """
 
     partition: int
@@ -139,12 +171,17 @@ class PartitionOutcome:
     evidence: str = ""
     uncertain: int = 0
     differs: int = 0
+    from_archive: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Totals of a plan: candidates = surviving + consumed + already_injected + outside +
+    """Totals of a plan: candidates + archived = surviving + consumed + already_injected + outside +
     quarantined + rebuilt.
+
+    `archived` messages of archives lie in the gaps, or were put back and lost again; those of
+    `rebuilt` that are of them are `from_archive`. `archived_holes`: offsets of archived gaps that
+    held no message.
 
     `outside` rows lie in no gap: the group has read their messages. `duplicates` were rows of a
     primary key that was already there.
@@ -162,6 +199,9 @@ class Counts:
     quarantined: int = 0
     surplus: int = 0
     shortfall: int = 0
+    archived: int = 0
+    archived_holes: int = 0
+    from_archive: int = 0
 
 
 @dataclass(frozen=True, slots=True)

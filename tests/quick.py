@@ -10,7 +10,10 @@ from tests.durations import read_durations
 _LEFT_OUT = {"airflow", "browser", "prometheus", "spark"}
 _LONG = 5.0  # seconds; what took longer has many processes, or waits for real time
 # Whole stories, however fast they are.
-_STORIES = ("tests/crash/", "tests/replay/expand/", "tests/spark_backfill/test_cluster.py")
+_STORIES = (
+    *("tests/crash/", "tests/replay/drain/", "tests/replay/expand/"),
+    "tests/spark_backfill/test_cluster.py",
+)
 
 
 class Quick:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import typer
 
+from monitoring.forensics.findings import SuspicionCode
+from replay.audits.sequence import UNSURE
 from replay.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -123,3 +125,12 @@ def test_each_step_of_a_protocol_that_code_names_is_explained() -> None:
     for path, text in read_sources():
         for step in _STEPS.findall(text):
             assert step in explained, f"{path.relative_to(ROOT)}: P{step}"
+
+
+def test_each_finding_of_an_audit_is_a_heading() -> None:
+    text = "".join(path.read_text() for path in sorted(ROOT.glob("replay/audits/*.py")))
+    said = set(re.findall(r"""(?:Finding|_Difference)\(\s*"([a-z-]+)",""", text)) | set(UNSURE)
+    said |= {str(code) for code in SuspicionCode}
+    headings = re.findall(r"^### (.+)$", (ROOT / "docs/audits.md").read_text(), re.MULTILINE)
+    assert len(said) > 20
+    assert said == set(headings)

@@ -38,7 +38,15 @@ def test_the_files_that_use_them_are_named() -> None:
     root = Path(__file__).parents[1]
     using = {
         str(path.relative_to(root))
-        for folder in ("backlog", "monitoring", "fanout", "spark_backfill", "replay", "sandbox")
+        for folder in (
+            "backlog",
+            "delivery",
+            "monitoring",
+            "fanout",
+            "spark_backfill",
+            "replay",
+            "sandbox",
+        )
         for path in (root / folder).rglob("*.py")
         if "from kafka" in (text := path.read_text())
         and ("_manager" in text or "KafkaAdminClient.__new__" in text)

@@ -19,8 +19,16 @@ _FINAL = (
     "tests/replay/expand/",
     "tests/spark_backfill/injection/",
 )
-# Whole stories of the same.
-_STORIES = ("tests/replay/test_across_kinds.py", "tests/replay/test_recovery.py")
+# Whole stories of the same, and what must not lose one either.
+_STORIES = (
+    "tests/replay/drain/",
+    "tests/replay/rebuild_archive/",
+    "tests/replay/redrive/",
+    "tests/replay/test_across_drain.py",
+    "tests/replay/test_across_kinds.py",
+    "tests/replay/test_recovery.py",
+    "tests/spark_backfill/archive/",
+)
 _CHANCE = """
 from pathlib import Path
 

@@ -10,6 +10,7 @@ from typing import Any
 from backlog.config.kafka_properties import FILE_PROPERTIES
 
 DEFAULT_LEDGER = "sqlite:///backlog.db"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
 
 
@@ -21,7 +22,11 @@ def anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
     if isinstance(staging, Mapping):
         directory = staging.get("dir", "staging")
         if isinstance(directory, str):
-            anchored["staging"] = {**staging, "dir": base_dir / Path(directory).expanduser()}
+            staging = {**staging, "dir": base_dir / Path(directory).expanduser()}
+        archive = staging.get("archive")
+        if isinstance(archive, str) and archive and not _URL.match(archive):
+            staging = {**staging, "archive": str(base_dir / Path(archive).expanduser())}
+        anchored["staging"] = staging
     if isinstance(streams := anchored.get("streams"), Mapping):
         anchored["streams"] = {
             name: _anchor_consumers(stream, base_dir) for name, stream in streams.items()

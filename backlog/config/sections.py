@@ -64,7 +64,14 @@ class Staging(Section):
     keep: Duration = Field(
         default=timedelta(days=30),
         description="How long staged messages are kept after their recovery is verified, rejected "
-        "or cancelled; the next plan or run removes them. Manifests and lists of message ids stay.",
+        "or cancelled; the next plan or run removes them. Manifests and lists of message ids stay. "
+        "An archive is kept that long after all of it is put back or waived.",
+    )
+    archive: Text | None = Field(
+        default=None,
+        description="Where archives lie, each in a folder of its own: a directory, or a URL that "
+        "Spark's Hadoop can write, such as `s3a://bucket/backlog`. Without it, `archives` in "
+        "`dir`. It must not be on a broker's disk.",
     )
 
     @field_validator("dir")

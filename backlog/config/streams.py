@@ -24,6 +24,7 @@ from backlog.config.base import (
     Zone,
 )
 from backlog.config.consumers import Consumers, Expand
+from backlog.config.redrive import Redrive
 from backlog.config.sections import Positive
 
 
@@ -262,6 +263,18 @@ class Stream(Section):
     )
     expand: Expand = Field(
         default_factory=Expand, description="How an emergency expansion drains the backlog."
+    )
+    redrive: Redrive = Field(
+        default_factory=Redrive, description="How messages that exist are put back."
+    )
+    audits: tuple[Literal["sequence", "producers", "consumed", "counts"], ...] = Field(
+        default=(),
+        description="What `nightly_audit` looks for in the off-peak window: docs/audits.md.",
+    )
+    mask: tuple[Text, ...] = Field(
+        default=(),
+        description="What is not shown of messages: names of JSON fields at any depth, "
+        "`header:NAME`, `key` or `value`.",
     )
     deliver: Literal["topic"] | None = Field(
         default=None, description="`topic` is needed by name when other groups read the topic too."

@@ -17,6 +17,8 @@ ledger: sqlite:///backlog.db
 staging:
   dir: ./staging
   keep: 30d
+  # Where `plan drain` puts archives; not on a broker's disk. Without it, in `dir`.
+  # archive: s3a://bucket/backlog    # or a directory
 
 # The topic, on the same cluster as the stream, that says which messages were put back. It is
 # created at the first run.
@@ -116,8 +118,8 @@ OF_A_STREAM = """\
       #   events   append-only events, sent as they were (identity by header)
       #   refuse   nothing is rebuilt
       stale: restate
-    # How the group's consumers are started and stopped; `plan expand` needs it. A consumer learns
-    # what to read from BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS.
+    # How the group's consumers are started and stopped; an expansion and a drain need it. A
+    # consumer learns what to read from BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS.
     # consumers:
     #   launcher: process        # process | command | manual
     #   command: [python, -m, order_service, "--group={group}"]
@@ -144,6 +146,17 @@ OF_A_STREAM = """\
     #   messages_per_second: 5000
     #   max_live_lag: 10000
     #   max_messages: 5000000
+    # What is not shown of messages: JSON fields at any depth, header:NAME, key or value.
+    # mask: [email, header:authorization]
+    # Dead letters of a framework of your own (Spring Kafka's and Kafka Connect's are known).
+    # redrive:
+    #   max_replays: 3
+    #   rehearsal_keep: 24h
+    #   dead_letters:
+    #     topic: failed-topic        # the headers' names
+    #     partition: failed-partition
+    #     offset: failed-offset
+    #     error: failed-because
 """
 
 

@@ -26,6 +26,7 @@ from backlog.kafka.groups import (
     set_group_offsets,
 )
 from backlog.kafka.readers import list_topic_readers
+from backlog.kafka.record_deletion import delete_records
 from backlog.kafka.topics import (
     Isolation,
     TopicInfo,
@@ -49,6 +50,7 @@ __all__ = [
     "connect",
     "create_topic",
     "delete_group",
+    "delete_records",
     "delete_topic",
     "describe_group_state",
     "describe_topic",

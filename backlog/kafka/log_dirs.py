@@ -23,13 +23,15 @@ _SAME_VOLUME = 1 << 20
 class BrokerLogDirs:
     """One broker's disks: bytes, None where its version does not report them (before Kafka 3.3).
 
-    `partitions` are the bytes of the topic's replicas on this broker.
+    `partitions` are the bytes of the topic's replicas on this broker; `directories` are its
+    `log.dirs`, as paths on its own host.
     """
 
     broker: int
     usable_bytes: int | None
     total_bytes: int | None
     partitions: Mapping[int, int] = field(default_factory=dict)
+    directories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,29 @@ class LogDirs:
         sizes = [broker.partitions.get(partition) for broker in self.brokers or ()]
         return max((size for size in sizes if size is not None), default=None)
 
+    @property
+    def replica_share(self) -> float:
+        """How much of each message a broker gets on average: the topic's replicas as the brokers
+        hold them; 1 where that is unknown."""
+        if not self.brokers:
+            return 1.0
+        held = sum(len(broker.partitions) for broker in self.brokers)
+        partitions = {number for broker in self.brokers for number in broker.partitions}
+        return min(1.0, held / (len(partitions) * len(self.brokers))) if partitions else 1.0
+
+    def sum_bytes(self) -> int | None:
+        """Bytes of all replicas of the topic; None where that is unknown."""
+        if self.brokers is None:
+            return None
+        return sum(size for broker in self.brokers for size in broker.partitions.values())
+
 
 def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None = None) -> LogDirs:
     """The disks of every broker, and what the topic takes there.
 
     Args:
         properties: the cluster's client properties, as librdkafka takes them.
+        topic: "" for the disks alone.
 
     Returns:
         Within the deadline, whatever happens; unknown with a reason where they cannot be read.
@@ -77,7 +96,7 @@ def _ask(
 ) -> LogDirs:
     try:
         with RawClient(settings, limit, properties) as client:
-            return _to_log_dirs(client.admin.describe_log_dirs([topic]), topic)
+            return _to_log_dirs(client.admin.describe_log_dirs([topic] if topic else []), topic)
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
         return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")
 
@@ -119,6 +138,7 @@ def _to_broker(broker: int, directories: list[dict[str, Any]], topic: str) -> Br
         sum(usable for _, usable in volumes) if known else None,
         sum(total for total, _ in volumes) if known else None,
         partitions,
+        tuple(sorted(str(directory["log_dir"]) for directory in directories)),
     )
 
 

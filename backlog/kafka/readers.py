@@ -13,7 +13,13 @@ from backlog.clock import Deadline
 from backlog.kafka.calls import Connection, ask, connect, retry_transient, wait_for
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import AccessDenied, GroupMissing
-from backlog.kafka.groups import GROUPS_AT_ONCE, check_commits, cut, list_consumer_groups
+from backlog.kafka.groups import (
+    GROUPS_AT_ONCE,
+    check_commits,
+    cut,
+    describe_group_states,
+    list_consumer_groups,
+)
 from backlog.kafka.topics import DEFAULT_SECONDS
 from backlog.numbers import format_plural
 
@@ -27,7 +33,8 @@ class TopicReaders:
     """Who reads a topic, as far as the tool may see.
 
     Attributes:
-        known: by group, its committed offsets by partition; groups in alphabetical order.
+        known: by group, its committed offsets by partition; groups in alphabetical order. None
+            are there of a group that only has members on the topic.
         hidden: groups whose commits may not be read.
         sees_all: whether the brokers list every group to us.
     """
@@ -57,7 +64,7 @@ class TopicReaders:
 def list_topic_readers(
     connection: Connection, topic: str, deadline: Deadline | None = None
 ) -> TopicReaders:
-    """Every group with a committed offset on the topic, of either protocol, with its offsets.
+    """Every group with a committed offset or a member on the topic, of either protocol.
 
     Brokers list all groups only to those who may describe the cluster (Kafka's ListGroups), and
     the commits of a group to those who may describe it.
@@ -79,6 +86,11 @@ def list_topic_readers(
         offsets = {p: commit.offset for p, commit in commits.items() if commit is not None}
         if offsets:
             known[name] = offsets
+    silent = [name for name in names if name not in known and name not in hidden]
+    for name, state in describe_group_states(admin, silent, limit).items():
+        if any(topic in member.topics for member in state.members):
+            known[name] = {}
+    known = dict(sorted(known.items()))
     return TopicReaders(known, tuple(hidden), sees_all=may_list_all(admin, limit))
 
 

@@ -109,18 +109,20 @@ def list_offsets(
     connection: Connection,
     topic: str,
     partitions: Iterable[int],
-    spec: Literal["earliest", "latest"],
+    spec: Literal["earliest", "latest"] | int,
     isolation: Isolation = "read_uncommitted",
     deadline: Deadline | None = None,
 ) -> dict[int, int]:
     """Log starts (`earliest`), or ends: the LSO with `read_committed`, else the high watermark.
+
+    Of a time, in milliseconds: the first offset of that time or a later one, -1 where none is.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure: for any partition.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     make: Callable[[], Any] = OffsetSpec.earliest if spec == "earliest" else OffsetSpec.latest
-    what = make()
+    what = OffsetSpec.for_timestamp(spec) if isinstance(spec, int) else make()
     request = {TopicPartition(topic, partition): what for partition in partitions}
     if not request:
         return {}
@@ -129,7 +131,9 @@ def list_offsets(
         if isolation == "read_committed"
         else IsolationLevel.READ_UNCOMMITTED
     )
-    subject, doing = f"topic {topic}", f"read the {spec} offsets"
+    subject, doing = f"topic {topic}", "read the offsets of a time"
+    if not isinstance(spec, int):
+        doing = f"read the {spec} offsets"
 
     def call() -> dict[int, int]:
         futures = ask(

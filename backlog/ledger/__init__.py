@@ -1,5 +1,6 @@
 """The ledger: models, allowed transitions, verbs and migrations."""
 
+from backlog.ledger.archives import ArchiveRecord
 from backlog.ledger.burndown import BurndownSample
 from backlog.ledger.chunks import ChunkRecord
 from backlog.ledger.holds import OPERATOR, Hold
@@ -13,6 +14,7 @@ from backlog.ledger.temporary_topics import TemporaryTopic
 
 __all__ = [
     "OPERATOR",
+    "ArchiveRecord",
     "BurndownSample",
     "ChunkRecord",
     "CommitMark",

@@ -15,6 +15,8 @@ from backlog.errors import UsageError
 from backlog.ledger.columns import encode_json
 from backlog.ledger.database import Database
 from backlog.ledger.models import events, recoveries
+from backlog.ledger.owners import Owner
+from backlog.ledger.recovery_rows import read_recovery, refuse_lost_lease
 from backlog.values import Event
 
 GENESIS = "0" * 64
@@ -25,16 +27,30 @@ class Events:
         self._database = database
 
     def append(
-        self, recovery_id: str, actor: str, action: str, detail: Mapping[str, Any] | None = None
+        self,
+        recovery_id: str,
+        actor: str,
+        action: str,
+        detail: Mapping[str, Any] | None = None,
+        *,
+        owner: Owner | None = None,
     ) -> Event:
         """Adds a line at the end of the recovery's record.
 
+        Args:
+            owner: whose lease it must be still, decided in the same transaction.
+
         Raises:
+            LeaseHeld: the lease is no longer the owner's; nothing was added.
             UsageError: there is no such recovery.
         """
         with self._database.write() as connection:
             now = self._database.now(connection)
-            return append_event(connection, recovery_id, now, actor, action, detail or {})
+            # It locks the recovery's row; who has no lease has added nothing.
+            line = append_event(connection, recovery_id, now, actor, action, detail or {})
+            if owner is not None:
+                refuse_lost_lease(read_recovery(connection, recovery_id), owner)
+            return line
 
     def list(self, recovery_id: str) -> tuple[Event, ...]:
         """The record, oldest line first."""

@@ -7,18 +7,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy import Connection, and_, not_, select, update
 from sqlalchemy.engine import RowMapping
 
 from backlog.errors import InvalidTransition, UsageError
-from backlog.ledger.counters import take_id
 from backlog.ledger.database import Database
-from backlog.ledger.gap_changes import confirm_bounded, list_trimmed
+from backlog.ledger.gap_changes import list_trimmed
+from backlog.ledger.gap_recording import ITSELF, insert_gap, record_gap, to_gap
 from backlog.ledger.models import gaps, recoveries, transitions
-from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
-
-# Who closes a gap that turned out to be none.
-ITSELF = "backlogctl"
+from backlog.values import Cause, DatePiece, Gap, GapState, Sample
 
 
 class Gaps:
@@ -32,6 +29,10 @@ class Gaps:
         the open gap of the same cause and certainty that ends there, or becomes a new gap. A gap
         that is planned or later is frozen, and its range is never opened again. One of unknown
         range is the same when its cause and start are. `gap.id` and `gap.state` are not used.
+
+        What a drain discards is unread at that moment, whatever became of its offsets before: gaps
+        that are over do not count then, but those of its own archive. Those of a drain that was
+        given up never count again: its messages stayed in the topic.
 
         Args:
             date: dates a new piece, which may be younger than the range it was seen in; without it
@@ -48,22 +49,7 @@ class Gaps:
         with self._database.write() as connection:
             self._database.lock_name(connection, f"gaps:{gap.stream}")
             now = self._database.now(connection)
-            known = connection.execute(
-                select(gaps)
-                .where(
-                    gaps.c.stream == gap.stream,
-                    gaps.c.group_id == gap.group,
-                    gaps.c.topic_id == gap.topic_id,
-                    gaps.c.partition == gap.partition,
-                )
-                .order_by(gaps.c.start_offset, gaps.c.id)
-                .with_for_update()
-            ).mappings()
-            if gap.end is None:
-                return _record_unknown(connection, gap, list(known), now)
-            ranged = [row for row in known if row["end_offset"] is not None]
-            checked = confirm_bounded(connection, gap, ranged, now)
-            return _record_range(connection, gap, checked, now, date)
+            return record_gap(connection, gap, now, date)
 
     def trim_read(self, sample: Sample, read_to: Mapping[int, int]) -> int:
         """Waives open bounded gaps that the group turned out to have read in part; what is left
@@ -82,10 +68,24 @@ class Gaps:
             for row, reached in found:
                 gap = to_gap(row)
                 rest = replace(gap, reason=f"{gap.reason}; the rest of {gap.id}".lstrip("; "))
-                kept = _insert_gap(connection, rest, reached, gap.end, now)
+                kept = insert_gap(connection, rest, reached, gap.end, now)
                 text = f"read up to {reached} after all; {kept.id} has the rest"
                 move_gaps(connection, [gap.id], GapState.WAIVED, now, None, text, ITSELF)
         return len(found)
+
+    def waive_from(self, gap: Gap, at: int, reason: str, actor: str) -> Gap:
+        """Waives a gap from an offset inside it on; what lies before becomes an open gap.
+
+        Raises:
+            InvalidTransition: it cannot be waived.
+        """
+        with self._database.write() as connection:
+            self._database.lock_name(connection, f"gaps:{gap.stream}")
+            now = self._database.now(connection)
+            text = f"{reason}; a gap of its own has what lies before {at}"
+            move_gaps(connection, [gap.id], GapState.WAIVED, now, None, text, actor)
+            kept = replace(gap, reason=f"{gap.reason}; the part of {gap.id} before {at}")
+            return insert_gap(connection, kept, gap.start, at, now)
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.
@@ -115,6 +115,17 @@ class Gaps:
                 move_gaps(connection, [gap_id], GapState.WAIVED, now, None, text, ITSELF)
         return len(answered)
 
+    def list_waiting(self, stream: str | None = None) -> tuple[Gap, ...]:
+        """Gaps whose messages lie in an archive, and that no recovery is about to put back."""
+        query = select(gaps).where(
+            gaps.c.state == GapState.STAGED.value, gaps.c.recovery_id == gaps.c.archive
+        )
+        if stream is not None:
+            query = query.where(gaps.c.stream == stream)
+        query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start_offset)
+        with self._database.read() as connection:
+            return tuple(to_gap(row) for row in connection.execute(query).mappings())
+
     def get(self, gap_id: str) -> Gap:
         """One gap.
 
@@ -134,6 +145,14 @@ class Gaps:
         if states is not None:
             query = query.where(gaps.c.state.in_([state.value for state in states]))
         query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start_offset, gaps.c.id)
+        with self._database.read() as connection:
+            return tuple(to_gap(row) for row in connection.execute(query).mappings())
+
+    def list_lost(self, stream: str) -> tuple[Gap, ...]:
+        """All gaps of a stream but those that turned out to be none: the group read them."""
+        read = and_(gaps.c.state == GapState.WAIVED.value, gaps.c.changed_by == ITSELF)
+        query = select(gaps).where(gaps.c.stream == stream, not_(read))
+        query = query.order_by(gaps.c.partition, gaps.c.start_offset, gaps.c.id)
         with self._database.read() as connection:
             return tuple(to_gap(row) for row in connection.execute(query).mappings())
 
@@ -166,6 +185,11 @@ class Gaps:
             return move_gaps(connection, tuple(ids), to, now, recovery_id, reason, actor)
 
 
+def is_waiting(gap: Gap, owner: str | None) -> bool:
+    """Whether its messages lie in an archive, and no recovery is about to put them back."""
+    return gap.state is GapState.STAGED and gap.archive is not None and owner == gap.archive
+
+
 def move_gaps(
     connection: Connection,
     ids: Sequence[str],
@@ -180,8 +204,10 @@ def move_gaps(
     for row in _read_rows(connection, ids, lock=True):
         gap = to_gap(row)
         owner = row["recovery_id"]
-        foreign = recovery_id is not None and owner not in (None, recovery_id)
-        if foreign or (gap.state is not to and not _is_allowed(connection, gap.state, to)):
+        # In the archive of the drain that has it, it is for whoever puts it back.
+        taken = to is GapState.PLANNED and is_waiting(gap, owner)
+        foreign = recovery_id is not None and owner not in (None, recovery_id) and not taken
+        if foreign or (gap.state is not to and not _is_allowed(connection, gap, owner, to)):
             has = f", of recovery {owner}" if owner else ""
             raise InvalidTransition(
                 f"it is {gap.state}{has} and cannot become {to}",
@@ -206,33 +232,25 @@ def move_gaps(
 
 
 def release_gaps(connection: Connection, recovery_id: str, now: datetime, actor: str) -> None:
-    """Opens the gaps of a recovery that will never run again; verified ones stay so."""
-    held = select(gaps.c.id).where(
+    """Opens the gaps of a recovery that will never run again; verified ones stay so.
+
+    One whose messages lie in an archive waits there again; one that waits in the recovery's own
+    archive goes on waiting.
+    """
+    held = select(gaps.c.id, gaps.c.archive, gaps.c.state).where(
         gaps.c.recovery_id == recovery_id, gaps.c.state.in_(("planned", "staged", "injected"))
     )
-    ids = connection.execute(held).scalars().all()
-    move_gaps(connection, ids, GapState.OPEN, now, recovery_id, None, actor)
-
-
-def to_gap(row: RowMapping | dict[str, Any]) -> Gap:
-    return Gap(
-        id=row["id"],
-        stream=row["stream"],
-        cluster=row["cluster"],
-        topic=row["topic"],
-        group=row["group_id"],
-        topic_id=row["topic_id"],
-        partition=row["partition"],
-        start=row["start_offset"],
-        end=row["end_offset"],
-        cause=Cause(row["cause"]),
-        certainty=Certainty(row["certainty"]),
-        state=GapState(row["state"]),
-        first_time=row["first_time"],
-        last_time=row["last_time"],
-        detected_at=row["detected_at"],
-        reason=row["reason"],
-    )
+    rows = connection.execute(held).all()
+    waiting = {row.id for row in rows if row.archive == recovery_id and row.state == "staged"}
+    open_again = [
+        row.id for row in rows if row.archive in (None, recovery_id) and row.id not in waiting
+    ]
+    move_gaps(connection, open_again, GapState.OPEN, now, recovery_id, None, actor)
+    for row in rows:
+        if row.archive not in (None, recovery_id):
+            move_gaps(connection, [row.id], GapState.STAGED, now, None, None, actor)
+            changes = {"recovery_id": row.archive, "changed_at": now}
+            connection.execute(update(gaps).where(gaps.c.id == row.id).values(**changes))
 
 
 def _read_rows(connection: Connection, ids: Sequence[str], *, lock: bool) -> list[RowMapping]:
@@ -252,7 +270,10 @@ def _read_rows(connection: Connection, ids: Sequence[str], *, lock: bool) -> lis
     return found
 
 
-def _is_allowed(connection: Connection, before: GapState, after: GapState) -> bool:
+def _is_allowed(connection: Connection, gap: Gap, owner: str | None, after: GapState) -> bool:
+    before = gap.state
+    if before is GapState.STAGED and after is GapState.WAIVED and not is_waiting(gap, owner):
+        return False
     query = select(transitions.c.subject).where(
         and_(
             transitions.c.subject == "gap",
@@ -285,111 +306,3 @@ def _find_answer(gap: Gap, commits: Mapping[int, int]) -> str:
     if gap.cause is Cause.COMMIT_VANISHED and gap.start is not None and committed <= gap.start:
         return f"the group has a commit again, {committed}, not above the one that vanished"
     return ""
-
-
-def _record_unknown(
-    connection: Connection, gap: Gap, known: Sequence[RowMapping], now: datetime
-) -> Gap:
-    for row in known:
-        same = row["cause"] == gap.cause.value and row["start_offset"] == gap.start
-        # What closed by itself says nothing about the next time.
-        over = row["state"] == GapState.WAIVED.value and row["changed_by"] == ITSELF
-        if same and row["end_offset"] is None and not over:
-            return to_gap(row)
-    return _insert_gap(connection, gap, gap.start, None, now)
-
-
-def _record_range(
-    connection: Connection,
-    gap: Gap,
-    known: Sequence[RowMapping | dict[str, Any]],
-    now: datetime,
-    date: DatePiece | None,
-) -> Gap:
-    assert gap.start is not None
-    assert gap.end is not None
-    last: Gap | None = None
-    cursor = gap.start
-    for row in [*known, None]:
-        # `known` is disjoint and sorted: what lies between two of them is new.
-        until = gap.end if row is None else min(gap.end, row["start_offset"])
-        if cursor < until:
-            piece = gap
-            if date is not None:
-                times = date(cursor, until)
-                piece = replace(gap, first_time=times.lower, last_time=times.upper)
-            last = _add_piece(connection, piece, cursor, until, known, now)
-            cursor = until
-        if row is not None and row["end_offset"] > cursor:
-            if row["start_offset"] < gap.end:
-                last = _choose_live(row, known, gap.end)
-            cursor = max(cursor, min(gap.end, row["end_offset"]))
-    assert last is not None
-    return last
-
-
-def _choose_live(
-    row: RowMapping | dict[str, Any], known: Sequence[RowMapping | dict[str, Any]], end: int
-) -> Gap:
-    """The gap that has the end of a range: of a waived one and its rest, the rest."""
-    rest = [
-        item
-        for item in known
-        if item["state"] != GapState.WAIVED.value
-        and row["start_offset"] <= item["start_offset"] < end <= item["end_offset"]
-    ]
-    return to_gap(rest[-1] if rest else row)
-
-
-def _add_piece(
-    connection: Connection,
-    gap: Gap,
-    start: int,
-    end: int,
-    known: Sequence[RowMapping | dict[str, Any]],
-    now: datetime,
-) -> Gap:
-    for row in known:
-        if (
-            row["end_offset"] == start
-            and row["state"] == GapState.OPEN.value
-            and row["cause"] == gap.cause.value
-            and row["certainty"] == gap.certainty.value
-        ):
-            changes = {
-                "end_offset": end,
-                # What is not known of one piece is not known of both.
-                "first_time": row["first_time"],
-                "last_time": gap.last_time,
-                "changed_at": now,
-            }
-            connection.execute(update(gaps).where(gaps.c.id == row["id"]).values(**changes))
-            return to_gap({**row, **changes})
-    return _insert_gap(connection, gap, start, end, now)
-
-
-def _insert_gap(
-    connection: Connection, gap: Gap, start: int | None, end: int | None, now: datetime
-) -> Gap:
-    row: dict[str, Any] = {
-        # By the time of recording: ids are in that order, whenever a loss was seen.
-        "id": take_id(connection, "g", now),
-        "stream": gap.stream,
-        "cluster": gap.cluster,
-        "topic": gap.topic,
-        "group_id": gap.group,
-        "topic_id": gap.topic_id,
-        "partition": gap.partition,
-        "start_offset": start,
-        "end_offset": end,
-        "cause": gap.cause.value,
-        "certainty": gap.certainty.value,
-        "state": GapState.OPEN.value,
-        "first_time": gap.first_time,
-        "last_time": gap.last_time,
-        "detected_at": gap.detected_at,
-        "reason": gap.reason,
-        "changed_at": now,
-    }
-    connection.execute(insert(gaps).values(**row))
-    return to_gap(row)

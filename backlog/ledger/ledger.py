@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from backlog.ledger.archives import Archives
+from backlog.ledger.audits import Audits
 from backlog.ledger.bookmarks import Bookmarks
 from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
 from backlog.ledger.database import Database
+from backlog.ledger.disks import Disks
 from backlog.ledger.events import Events
 from backlog.ledger.figures import Figures
 from backlog.ledger.gaps import Gaps
@@ -34,6 +37,9 @@ class Ledger:
         self.events = Events(database)
         self.steps = Steps(database)
         self.temporary_topics = TemporaryTopics(database)
+        self.archives = Archives(database)
+        self.disks = Disks(database)
+        self.audits = Audits(database)
         self.holds = Holds(database)
         self.burndown = Burndown(database)
         self.figures = Figures(database)

@@ -162,6 +162,7 @@ gaps = Table(
     Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id")),
     Column("changed_at", UtcTime, nullable=False),
     Column("changed_by", Text, nullable=False, server_default=""),
+    Column("archive", String(32)),
     CheckConstraint(
         "end_offset IS NULL OR (start_offset IS NOT NULL AND end_offset > start_offset)",
         name="backlog_gaps_range",
@@ -172,7 +173,7 @@ gaps = Table(
     CheckConstraint(
         "state IN ('open', 'waived') OR recovery_id IS NOT NULL", name="backlog_gaps_recovery"
     ),
-    # Ranges are disjoint, so a start names a gap.
+    # Ranges of gaps that are not over are disjoint, so a start names one.
     Index(
         "backlog_gaps_one_per_start",
         "stream",
@@ -181,8 +182,8 @@ gaps = Table(
         "partition",
         "start_offset",
         unique=True,
-        sqlite_where=text("end_offset IS NOT NULL"),
-        postgresql_where=text("end_offset IS NOT NULL"),
+        sqlite_where=text("end_offset IS NOT NULL AND state NOT IN ('waived', 'verified')"),
+        postgresql_where=text("end_offset IS NOT NULL AND state NOT IN ('waived', 'verified')"),
     ),
     Index("backlog_gaps_by_state", "stream", "state"),
 )
@@ -248,6 +249,21 @@ temporary_topics = Table(
     Column("deleted_at", UtcTime),
 )
 
+archives = Table(
+    "backlog_archives",
+    metadata,
+    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
+    *_make_texts("stream", "cluster", "topic", "topic_id", "location"),
+    Column("manifest_sha256", String(64), nullable=False),
+    Column("messages", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    # [[partition, start, end, messages, first time or null, last time or null], ...]
+    Column("ranges", JsonText, nullable=False),
+    Column("made_at", UtcTime, nullable=False),
+    Column("purged_at", UtcTime),
+    Column("purged_by", Text),
+)
+
 holds = Table(
     "backlog_holds",
     metadata,
@@ -288,4 +304,31 @@ burndown = Table(
     Column("handled", BigInteger, nullable=False),
     Column("consumers", Integer),
     Index("backlog_burndown_by_time", "recovery_id", "at"),
+)
+
+disks = Table(
+    "backlog_disks",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("cluster", Text, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("broker", Integer, nullable=False),
+    Column("usable_bytes", BigInteger),
+    Column("total_bytes", BigInteger),
+    Column("topic", Text),
+    Column("topic_bytes", BigInteger),
+    Index("backlog_disks_by_time", "cluster", "at"),
+)
+
+audits = Table(
+    "backlog_audits",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    *_make_texts("stream", "cluster"),
+    Column("audit", String(16), nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("verdict", String(16), nullable=False),
+    Column("missing", BigInteger, nullable=False),
+    Column("document", JsonText, nullable=False),
+    Index("backlog_audits_by_stream", "stream", "audit", "id"),
 )

@@ -17,7 +17,7 @@ from backlogctl_airflow.activity import (
     is_paused,
     list_states,
 )
-from backlogctl_airflow.policies import ALERTS, NIGHTLY, RECOVER
+from backlogctl_airflow.policies import ALERTS, ASKING, NIGHTLY, RECOVER
 from backlogctl_airflow.reasons import REASON, RunbookRefusal, fail
 from replay.runbooks.detecting import detect_backlog, should_plan
 from replay.runbooks.requests import AUTO
@@ -74,8 +74,8 @@ def tell_paused() -> None:
     """Fails where a DAG is paused that has work: nothing else would say so."""
     context = get_current_context()
     with opened(context) as workspace:
-        waiting = list_waiting_work(workspace, RECOVER)
-    work = {NIGHTLY: waiting.nightly, RECOVER: waiting.recovering}
+        waiting = list_waiting_work(workspace, ASKING)
+    work = {NIGHTLY: waiting.nightly, **waiting.recovering}
     paused = [
         f"{dag_id} is paused, and has work: {'; '.join(what)}. `airflow dags unpause {dag_id}`"
         for dag_id, what in work.items()

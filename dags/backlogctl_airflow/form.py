@@ -1,7 +1,8 @@
-"""The form of `recover_backlog`."""
+"""The form of a run that recovers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import Param, get_parsing_context
@@ -9,8 +10,7 @@ from airflow.sdk import Param, get_parsing_context
 from backlog.config.outline import Outline
 from replay.kinds import KINDS
 from replay.recovery.kind import Kind, Registry
-from replay.recovery.plan import Options
-from replay.runbooks.requests import AUTO, BY_STREAM, list_fields
+from replay.runbooks.requests import AUTO, BY_STREAM, list_actions, list_fields
 
 # Fields without a section come first, and are seen at once.
 _RECORD = "Approval and record"
@@ -40,6 +40,7 @@ def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
     # Without names anything goes, and the first task says what is wrong with the file.
     choice: dict[str, Any] = {"enum": names} if names else {}
     problem = f" **{outline.problem}**" if outline.problem else ""
+    actions = list_actions(kinds)
     return {
         # Without a default: what a form or a request leaves out is nobody's choice.
         "stream": Param(
@@ -49,17 +50,17 @@ def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
             description_md=f"What is behind, or has lost messages.{problem}",
         ),
         "action": Param(
-            AUTO,
+            actions[0],
             type="string",
-            enum=[AUTO, *kinds.names()],
-            values_display={AUTO: _AUTO_WORDS, **{kind.name: _say_action(kind) for kind in kinds}},
+            enum=list(actions),
+            values_display={
+                name: _AUTO_WORDS if name == AUTO else _say_action(kinds.get(name))
+                for name in actions
+            },
             title="Action",
             description_md="Every plan is shown before anything is changed.",
         ),
-        **{
-            name: _make_field(kind.options_model, name, section=kind.name.capitalize())
-            for kind, name, _ in list_fields(kinds)
-        },
+        **{name: _make_field(owners, name) for owners, name, _ in list_fields(kinds)},
         "note": Param(
             "",
             type=["null", "string"],
@@ -88,15 +89,14 @@ def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
     }
 
 
-def _make_field(model: type[Options], name: str, section: str) -> Param:
+def _make_field(owners: Sequence[Kind[Any, Any]], name: str) -> Param:
     """An option of a plan as a field; empty takes what is configured, or measured."""
-    schema = model.model_json_schema()["properties"][name]
+    schema = _read_schema(owners[0], name)
     words = schema.get("words")
-    otherwise = BY_STREAM.capitalize() if words else "Empty"
     shared = {
         "title": schema["title"],
-        "description_md": schema.get("description", "").replace("Else ", f"{otherwise}: "),
-        "section": section,
+        "description_md": _describe(owners, name),
+        "section": ", ".join(kind.name for kind in owners).capitalize(),
     }
     if words:
         return Param(BY_STREAM, type="string", enum=[BY_STREAM, *words], **shared)
@@ -106,6 +106,31 @@ def _make_field(model: type[Options], name: str, section: str) -> Param:
         return Param(schema["default"], type="boolean", **shared)  # a switch has no third state
     bounds = {key: value for key, value in typed.items() if key in _BOUNDS}
     return Param(None, type=["null", typed["type"]], **bounds, **shared)
+
+
+def _read_schema(kind: Kind[Any, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = kind.options_model.model_json_schema()["properties"][name]
+    return found
+
+
+def _describe(owners: Sequence[Kind[Any, Any]], name: str) -> str:
+    """What it means; for each kind where it means something else."""
+    told = {kind.name: _describe_one(_read_schema(kind, name)) for kind in owners}
+    if len(set(told.values())) == 1:
+        return told[owners[0].name]
+    return " ".join(f"**{kind.capitalize()}**: {text}" for kind, text in told.items())
+
+
+def _describe_one(schema: Mapping[str, Any]) -> str:
+    text: str = schema.get("in_form", schema.get("description", ""))
+    otherwise = BY_STREAM.capitalize() if schema.get("words") else "Empty"
+    text = text.replace("Else ", f"{otherwise}: ")
+    if schema.get("type") != "array":
+        return text
+    # In the shell it is said again; here it is a field of several lines.
+    for again in (" May be said again.", "; may be said again"):
+        text = text.replace(again, "")
+    return f"{text} One a line."
 
 
 def _say_action(kind: Kind[Any, Any]) -> str:

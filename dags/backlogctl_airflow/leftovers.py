@@ -1,4 +1,4 @@
-"""Expansions that nobody works on, and that no task of Airflow will end."""
+"""Recoveries that stopped consumers, that nobody works on, and no task of Airflow will end."""
 
 from __future__ import annotations
 

@@ -19,19 +19,19 @@ from backlogctl_airflow.reasons import keep_reason, skipping
 from backlogctl_airflow.recovering import come_again, make_origin, work_on
 from replay.recovery.workspace import Workspace
 from replay.runbooks.carrying import is_at_end
-from replay.runbooks.nights import Interval, Tonight, find_night_work, read_action
+from replay.runbooks.nights import Interval, Tonight, find_night_work, has_nights, read_action
 from replay.runbooks.working import find_task, hold_for_person
 
 LOG = logging.getLogger("backlogctl_airflow")
 
 
 def list_night_streams() -> list[str]:
-    """The streams that can be rebuilt: those that the run's conf names, or all."""
+    """The streams that something can be put back to: those that the run's conf names, or all."""
     context = get_current_context()
     with opened(context) as workspace:
         named = context["params"].get("streams") or list(workspace.config.streams)
         found = [workspace.config.stream(name) for name in dict.fromkeys(named)]
-        return [stream.name for stream in found if stream.source is not None]
+        return [stream.name for stream in found if has_nights(workspace, stream)]
 
 
 def plan_night(stream: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def plan_night(stream: str) -> dict[str, Any]:
     cast("dict[str, Any]", context)["stream"] = stream
     with opened(context) as workspace:
         chosen = workspace.config.stream(stream)
-        before = _await_window(context, chosen)
+        before = await_window(context, chosen)
         work = find_night_work(
             workspace,
             chosen,
@@ -76,7 +76,7 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
     return {"recovery": recovery.id, **carried.document}
 
 
-def _await_window(context: Context, stream: Stream) -> datetime:
+def await_window(context: Context, stream: Stream) -> datetime:
     """Until when gaps were found that are this night's: its window's opening, which is waited for.
 
     A run by hand is not the night: it plans at once, and everything that is known counts.

@@ -1,4 +1,4 @@
-"""What the tasks of `recover_backlog` do: open the configuration, call one verb, hand it on."""
+"""What the tasks of runs that recover do: open the configuration, call one verb, hand it on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from replay.recovery.workspace import Workspace
 from replay.runbooks.carrying import Carried, carry_on
 from replay.runbooks.describing import describe_end, describe_outcome
 from replay.runbooks.detecting import detect_backlog
-from replay.runbooks.planning import find_or_plan
+from replay.runbooks.planning import find_named_kind, find_or_plan
 from replay.runbooks.requests import AUTO, read_request, refuse_unknown
 from replay.runbooks.restoring import restore_layout
 from replay.runbooks.working import hold_for_person, lifts_hold, note_task
@@ -42,21 +42,25 @@ LOG = logging.getLogger("backlogctl_airflow")
 REFUSED = "refused"
 
 
-def choose() -> list[str]:
-    """Checks the form, and what `auto` means now; what was not chosen is skipped."""
+def choose(names: list[str]) -> list[str]:
+    """Checks the form, and what `auto` means now; what was not chosen is skipped.
+
+    Args:
+        names: of the kinds that the DAG has tasks for.
+    """
     context = get_current_context()
     with opened(context) as workspace:
-        refuse_unknown(context["dag_run"].conf or {}, workspace.kinds)
-        request = read_request(workspace, context["params"])
+        kinds = workspace.kinds.select(names)
+        refuse_unknown(context["dag_run"].conf or {}, kinds)
+        request = read_request(workspace, context["params"], kinds)
         if request.recovery:
-            named = workspace.ledger.recoveries.get(request.recovery)
-            actions: tuple[str, ...] = (workspace.kind_of(named).name,)
+            actions: tuple[str, ...] = (find_named_kind(workspace, request, kinds),)
         elif request.action != AUTO:
             actions = (request.action,)
         else:
             found = detect_backlog(workspace, workspace.config.stream(request.stream))
             LOG.info("%s: %s", found.stream, found.sentence)
-            actions = found.actions
+            actions = tuple(name for name in found.actions if name in kinds.names())
             if not actions:
                 keep_reason(context, f"nothing to do: {found.sentence}")
     LOG.info("to do: %s", ", ".join(actions) or "nothing")

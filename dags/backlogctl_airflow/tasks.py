@@ -16,11 +16,11 @@ BY_STREAM = "{{ stream }}"
 
 
 @task.branch(**LOOK)
-def choose() -> list[str]:
+def choose(kinds: list[str]) -> list[str]:
     """Checks the form, and what `auto` means now; what was not chosen is skipped."""
     from backlogctl_airflow import recovering
 
-    return recovering.choose()
+    return recovering.choose(kinds)
 
 
 @task(**PLAN)
@@ -98,7 +98,7 @@ def restore_left_open() -> list[str]:
 
 @task(**LOOK)
 def list_night_streams() -> list[str]:
-    """The streams that can be rebuilt: those that the run's conf names, or all."""
+    """The streams that a night may put back: those that the run's conf names, or all."""
     from backlogctl_airflow import nights
 
     return nights.list_night_streams()
@@ -118,3 +118,19 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
     from backlogctl_airflow import nights
 
     return nights.put_back(work)
+
+
+@task(**LOOK)
+def list_audits() -> list[dict[str, str]]:
+    """What the configuration says of each stream: those that the run's conf names, or all."""
+    from backlogctl_airflow import auditing
+
+    return auditing.list_audits()
+
+
+@task(outlets=[AssetAlias(ALERTS)], map_index_template="{{ audited }}", **PLAN)
+def audit(work: dict[str, str]) -> dict[str, Any]:
+    """One audit of one stream; what is missing is an event of its asset."""
+    from backlogctl_airflow import auditing
+
+    return auditing.audit(work)

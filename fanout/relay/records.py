@@ -35,6 +35,7 @@ from fanout.relay.interface import (
 )
 from fanout.relay.routing import Router
 from fanout.relay.source_reading import Batch, read_batch
+from fanout.relay.watchdog import WATCHDOG
 
 # The same message would be refused again.
 _LASTING = frozenset(
@@ -101,7 +102,8 @@ class _Relay:
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
         producer = self._producer = self._make_producer()  # 1. with the partition's static id
-        self._call(lambda: producer.init_transactions(_INIT_SECONDS), "take over")  # 2. fences
+        take_over = partial(producer.init_transactions, _INIT_SECONDS)
+        self._call(take_over, "take over", _INIT_SECONDS)  # 2. fences
         reach("p4.6.init.after")
         self._read_start(admin)  # 3. the group's stable commit says how far we are
         consumer = self._open_reader(admin)
@@ -294,9 +296,12 @@ class _Relay:
             dict(self._last_offsets),
         )
 
-    def _call(self, call: Callable[[], object], doing: str) -> object:
+    def _call(
+        self, call: Callable[[], object], doing: str, seconds: float = _CALL_SECONDS
+    ) -> object:
         try:
-            return call()
+            with WATCHDOG.watching(f"{doing} ({self._subject})", seconds):
+                return call()
         except KafkaException as error:
             raise self._explain(error, doing) from error
         except SystemError as error:

@@ -173,6 +173,37 @@ OURS: tuple[Metric, ...] = (
         "How long ago a hold should have been given back; 0 before that.",
     ),
     Metric(
+        "backlog_disk_usable_bytes",
+        ("cluster", "broker"),
+        "Free space of a broker's disks, by DescribeLogDirs; absent where it does not tell.",
+    ),
+    Metric(
+        "backlog_disk_total_bytes",
+        ("cluster", "broker"),
+        "Size of a broker's disks, by DescribeLogDirs; absent where it does not tell.",
+    ),
+    Metric(
+        "backlog_disk_seconds_to_full",
+        ("cluster", "broker"),
+        "Until a broker's disks are full, if they go on filling as in the last quarter of an hour; "
+        "absent where they do not fill, or nothing is known.",
+    ),
+    Metric(
+        "backlog_audit_verdict",
+        ("cluster", "stream", "audit", "verdict"),
+        "1 for what the last audit of this name came to: clean, lost, suspect or unknown.",
+    ),
+    Metric(
+        "backlog_audit_missing_messages",
+        ("cluster", "stream", "audit"),
+        "Messages that are lost by the last audit of this name, for all that is known.",
+    ),
+    Metric(
+        "backlog_audit_age_seconds",
+        ("cluster", "stream", "audit"),
+        "Since the last audit of this name began.",
+    ),
+    Metric(
         "backlog_sample_age_seconds",
         ("cluster", "stream"),
         "Since the last good look at a stream, or at all groups of a cluster (stream empty), by "

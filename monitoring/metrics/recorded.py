@@ -1,4 +1,4 @@
-"""The families that the ledger answers at the moment of a scrape: gaps, recoveries, holds."""
+"""The families that the ledger answers at a scrape: gaps, recoveries, holds, disks, audits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from backlog.ledger import Hold, Ledger
+from backlog.ledger.audits import AuditRecord
+from backlog.ledger.disks import DiskReading
 from backlog.ledger.figures import RecoveryFigure
 from backlog.ledger.steps import has_stopped_consumers
 from backlog.values import FINAL, RecoveryState
+from monitoring.disks import WINDOW as DISK_WINDOW
+from monitoring.disks import forecast_full
 from monitoring.metrics.exposition import Gauge
 
 
@@ -39,6 +43,11 @@ class Record:
         known = {recovery.id for recovery in recoveries}
         self._counts = {key: counts for key, counts in self._counts.items() if key in known}
         for name, labels, value in _describe_holds(self._ledger.holds.list(), now):
+            families[name].add_metric(labels, value)
+        readings = self._ledger.disks.history(since=now - DISK_WINDOW)
+        for name, labels, value in _describe_disks(readings, now):
+            families[name].add_metric(labels, value)
+        for name, labels, value in _describe_audits(self._ledger.audits.list_latest(), now):
             families[name].add_metric(labels, value)
         return list(families.values())
 
@@ -94,6 +103,32 @@ def _describe_holds(
         yield "backlog_retention_overdue_seconds", labels, max(0.0, late)
 
 
+def _describe_disks(
+    readings: Sequence[DiskReading], now: datetime
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    by_broker: dict[tuple[str, str], list[DiskReading]] = {}
+    for reading in readings:
+        by_broker.setdefault((reading.cluster, str(reading.broker)), []).append(reading)
+    for labels, own in by_broker.items():
+        last, forecast = own[-1], forecast_full(own, now)
+        if last.usable_bytes is not None:
+            yield "backlog_disk_usable_bytes", labels, last.usable_bytes
+        if last.total_bytes is not None:
+            yield "backlog_disk_total_bytes", labels, last.total_bytes
+        if forecast.seconds is not None:
+            yield "backlog_disk_seconds_to_full", labels, forecast.seconds
+
+
+def _describe_audits(
+    records: Sequence[AuditRecord], now: datetime
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    for one in records:
+        labels = (one.cluster, one.stream, one.audit)
+        yield "backlog_audit_verdict", (*labels, one.verdict), 1
+        yield "backlog_audit_missing_messages", labels, one.missing
+        yield "backlog_audit_age_seconds", labels, max(0.0, (now - one.at).total_seconds())
+
+
 _NAMES = (
     "backlog_gaps",
     "backlog_gap_messages",
@@ -110,4 +145,10 @@ _NAMES = (
     "backlog_retention_held_seconds",
     "backlog_retention_overdue_seconds",
     "backlog_hold_not_in_force",
+    "backlog_disk_usable_bytes",
+    "backlog_disk_total_bytes",
+    "backlog_disk_seconds_to_full",
+    "backlog_audit_verdict",
+    "backlog_audit_missing_messages",
+    "backlog_audit_age_seconds",
 )

@@ -63,7 +63,7 @@ def draw_lines(
     `--plot-alarm`, `--plot-1` to `--plot-6`; without them they are those for white paper.
 
     Args:
-        y: what the lines count: messages, seconds, or messages a second.
+        y: what the lines count: messages, seconds, messages a second, or bytes.
         title: what it shows, for those who do not see it; nothing is written above the lines.
         wide: for 500 pixels and more; a narrow one can be read on 320.
         name: distinguishes figures of the same content in one page.

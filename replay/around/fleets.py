@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from backlog.config import Stream
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from backlog.config import Config, Stream
 from backlog.errors import UsageError
 from backlog.progress import Say
 from fanout.launchers import Fleet, Launcher, Role, make_launcher
+from replay.recovery.masking import mask_values
 from replay.recovery.workspace import Workspace
 
 _DIRECTORY = "consumers"
+# How long is waited for consumers: decides no message.
+_WAITS = ("command_within", "stop_within")
 
 
 def fleet_of(
@@ -57,3 +63,45 @@ def launcher_of(workspace: Workspace, stream: Stream, say: Say) -> Launcher:
             hint="give it a `consumers` section; see docs/configuration.md",
         )
     return make_launcher(stream.consumers, workspace.properties(stream), say)
+
+
+def require_consumers(stream: Stream) -> None:
+    """Refuses a stream whose consumers nobody could stop and start.
+
+    Raises:
+        UsageError: its section does not say how.
+    """
+    if stream.consumers is None:
+        raise UsageError(
+            "it does not say how its consumers are started and stopped",
+            subject=f"stream {stream.name}",
+            hint=f"add `streams.{stream.name}.consumers` with `launcher: process`, `command` or "
+            "`manual` (people do it when asked); see docs/configuration.md",
+        )
+
+
+def freeze_consumers(config: Config, stream: Stream) -> dict[str, Any]:
+    """How the consumers are started and stopped, without the values of their variables."""
+    assert stream.consumers is not None
+    frozen = stream.consumers.model_dump(mode="json")
+    frozen["environment"] = sorted(stream.consumers.environment)
+    # A command may hold a password that came by reference.
+    masked: dict[str, Any] = mask_values(config.mask_secrets, frozen)
+    return masked
+
+
+def fingerprint_with_consumers(
+    config: Config, stream: Stream, names: Collection[str]
+) -> dict[str, Any]:
+    """These settings of a stream, and how its consumers are started and stopped, if at all."""
+    consumers = None if stream.consumers is None else freeze_consumers(config, stream)
+    return {**stream.model_dump(mode="json", include=set(names)), "consumers": consumers}
+
+
+def keep_waits(planned: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A stream's configuration now, to hold against a plan's: how long is waited for consumers may
+    change while the plan is open."""
+    before = planned.get("consumers")
+    if before and now["consumers"]:
+        now["consumers"] |= {name: before[name] for name in _WAITS if name in before}
+    return now

@@ -89,7 +89,10 @@ def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tu
     every = [*list_holding(stream)]
     for kind in kinds:
         every += kind.list_rights(config, stream, SOME_ID)
-    return tuple(dict.fromkeys(every))
+    found: dict[tuple[object, ...], Right] = {}
+    for right in every:  # two kinds may need the same one, each for its own purpose
+        found.setdefault((right.resource, right.name, right.prefixed, right.operation), right)
+    return tuple(found.values())
 
 
 def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]) -> list[str]:

@@ -19,6 +19,8 @@ from backlog.visible import VisibleFormatter
 from replay.cli import shared
 from replay.cli.acl import print_rights
 from replay.cli.approve import approve_recovery
+from replay.cli.archive import archive
+from replay.cli.audit import audit
 from replay.cli.broker import broker
 from replay.cli.cancel import cancel_recovery
 from replay.cli.consumers import consumers
@@ -55,7 +57,7 @@ class _InOrder(TyperGroup):
         return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)
 
 
-_ORDER = ("status", "doctor", "watch", "gaps", "waive", "hold", "plan")
+_ORDER = ("status", "doctor", "watch", "audit", "gaps", "waive", "hold", "plan")
 
 app = typer.Typer(
     name="backlogctl",
@@ -96,6 +98,7 @@ app.command("init", rich_help_panel=_HELP)(write_configuration)
 app.command("status", rich_help_panel=_LOOK)(show_status)
 app.command("doctor", rich_help_panel=_LOOK)(examine)
 app.command("watch", rich_help_panel=_LOOK)(watch_streams)
+app.add_typer(audit, name="audit", rich_help_panel=_LOOK)
 app.command("gaps", rich_help_panel=_LOOK)(list_gaps)
 app.command("waive", rich_help_panel=_LOOK)(waive_gap)
 app.command("hold", rich_help_panel=_RECOVER)(hold_retention)
@@ -109,6 +112,7 @@ app.command("pause", rich_help_panel=_RECOVER)(pause_recovery)
 app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
 app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
 app.command("report", rich_help_panel=_RECOVER)(report_recovery)
+app.add_typer(archive, name="archive", rich_help_panel=_RECOVER)
 app.command("acl", rich_help_panel=_HELP)(print_rights)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)

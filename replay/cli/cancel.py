@@ -26,16 +26,18 @@ def cancel_recovery(
         bool,
         typer.Option(
             "--leave-consumers",
-            help="Of an expansion: consumers are neither started nor stopped; you do that by hand.",
+            help="Of an expansion or a drain: consumers are neither started nor stopped; you do "
+            "that by hand.",
         ),
     ] = False,
 ) -> None:
     """Cancel a recovery: a rebuild keeps what it has put back, an expansion is cut over now.
 
     Nothing is lost: messages in a temporary topic are read to their end before the layout is
-    restored and the topic deleted.
+    restored and the topic deleted. A drain goes back where its group was not moved yet, and is
+    ended forward where it was: its archive is put back later.
     """
-    from replay.recovery.cancelling import cancel_work
+    from replay.recovery.cancelling import cancel_work, find_ways
     from replay.telling.documents import describe_recovery
 
     workspace = session.open_workspace()
@@ -44,7 +46,7 @@ def cancel_recovery(
     found = cancel_work(
         workspace, recovery, wait=wait, ways=ways, say=session.say, console=session.err
     )
-    kind = workspace.kind_of(found)
-    message = f"{recovery} is {found.state}; {kind.say_cancelled(found, ways)}"
+    asked = find_ways(workspace, recovery)  # it may have been cancelled before, in another way
+    message = f"{recovery} is {found.state}; {workspace.kind_of(found).say_cancelled(found, asked)}"
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)

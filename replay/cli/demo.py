@@ -17,6 +17,7 @@ class Story(StrEnum):
 
     REBUILD = "rebuild"
     EXPAND = "expand"
+    DRAIN = "drain"
 
 
 @verb
@@ -26,7 +27,8 @@ def run_demo(
         Story,
         typer.Argument(
             help="`rebuild`: lose 1,000 of 10,000 orders for real, and put exactly those back. "
-            "`expand`: drain a backlog of 300,000 orders ten times as fast."
+            "`expand`: drain a backlog of 300,000 orders ten times as fast. "
+            "`drain`: a disk is nearly full; move what is unread into an archive, and put it back."
         ),
     ] = Story.REBUILD,
     report: Annotated[
@@ -70,6 +72,11 @@ def run_demo(
 
         expansion = tell_expansion(console, report=report)
         document, passed = expansion.to_json(), expansion.passed
+    elif story is Story.DRAIN:
+        from replay.demo.drain.story import tell_story as tell_drain
+
+        drain = tell_drain(console, report=report)
+        document, passed = drain.to_json(), drain.passed
     else:
         from replay.demo.rebuild.story import tell_story
 

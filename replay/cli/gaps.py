@@ -50,7 +50,12 @@ def list_gaps(
         console.print(draw_gaps(document))
         for line in draw_warnings(list(warnings)):
             console.print(line)
-        repairable = {gap.stream for gap in found if gap.state is GapState.OPEN and gap.count}
+        waiting = {gap.id for gap in workspace.ledger.gaps.list_waiting()}
+        repairable = {
+            gap.stream
+            for gap in found
+            if gap.count and (gap.state is GapState.OPEN or gap.id in waiting)
+        }
         adopting = suggest_adoption(bootstrap, cluster, group)
         commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]
         if repairable:

@@ -101,11 +101,11 @@ def _measure(workspace: Workspace, found: Recovery) -> dict[str, Any]:
 def _draw_plan(workspace: Workspace, found: Recovery) -> RenderableType:
     """The plan; why it cannot be shown where this program cannot read it."""
     from backlog.errors import Refused
-    from replay.telling.documents import tell_plan
+    from replay.telling.documents import preview_plan
     from replay.telling.plans import draw_plan, draw_unread
 
     try:
-        return draw_plan(found, tell_plan(workspace, found))
+        return draw_plan(found, preview_plan(workspace, found))
     except Refused as refused:
         return draw_unread(found, refused)
 

@@ -1,5 +1,5 @@
-"""Looks that are too slow for each sample, in a thread of their own: the doctor, and the members
-of streams that somebody has to look at."""
+"""Looks that are too slow for each sample, in a thread of their own: the doctor, the brokers'
+disks, and the members of streams that somebody has to look at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Self
 from backlog.clock import utc_now
 from backlog.config import Stream, mask_secrets
 from backlog.errors import BacklogError
+from backlog.kafka.log_dirs import read_log_dirs
 from monitoring.board import Board, Checkup, MemberLook
+from monitoring.disks import make_readings
 from monitoring.verdicts import Verdict
 from replay.around.doctor.examining import Examination, examine_stream, examine_tool
 from replay.around.members import describe_members
@@ -48,7 +50,10 @@ class Checkups:
     def _run(self) -> None:
         streams, due = list(self._workspace.config.streams.values()), time.monotonic()
         # The first samples come first.
+        clusters = sorted({stream.cluster for stream in streams})
         while not self._stop.wait(self._interval):
+            for cluster in clusters:
+                self._try(f"the disks of {cluster}", partial(self._look_at_disks, cluster))
             for stream in streams:
                 self._try(stream.name, partial(self._look_at_members, stream))
             if time.monotonic() >= due:
@@ -56,6 +61,12 @@ class Checkups:
                 self._examine("", partial(examine_tool, self._workspace, streams))
                 for stream in streams:
                     self._examine(stream.name, partial(examine_stream, self._workspace, stream))
+
+    def _look_at_disks(self, cluster: str) -> None:
+        config, disks = self._workspace.config, self._workspace.ledger.disks
+        properties = config.clusters[cluster].client_properties()
+        disks.add(make_readings(cluster, read_log_dirs(properties, ""), None))
+        disks.thin(self._workspace.ledger.now(), config.watch.horizon)
 
     def _look_at_members(self, stream: Stream) -> None:
         status = self._board.seen.streams.get(stream.name)

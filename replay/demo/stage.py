@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -142,3 +143,25 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
             return
+
+
+class Judged(Protocol):
+    """What the story came to, as its last line says it."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is well."""
+
+
+def print_end(console: Console, told: str, result: Judged, seconds: float) -> None:
+    """Where a reader goes on, how long it took, and the result.
+
+    Args:
+        told: in rich's markup.
+    """
+    console.print()
+    console.print(Padding(Text.from_markup(told), (0, 0, 0, 2)))
+    console.print(f"  [dim]That took {format_duration(seconds)}; everything it started is gone.[/]")
+    console.print()
+    mark, style = ("✔", "bold green") if result.passed else ("✘", "bold red")
+    console.print(Text(f"{mark} {result}", style=style))

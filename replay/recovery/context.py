@@ -58,6 +58,16 @@ class RunContext(Generic[PlanT]):
         """Adds a line to the recovery's record."""
         self.workspace.ledger.events.append(self.recovery.id, str(find_identity()), action, detail)
 
+    def decide(self, action: str) -> None:
+        """Adds a line that whoever goes on or cancels goes by: only with the lease.
+
+        Raises:
+            LeaseHeld: another run has taken over; nothing is on record.
+        """
+        self.workspace.ledger.events.append(
+            self.recovery.id, str(find_identity()), action, owner=self.lease.owner
+        )
+
     def open(self) -> None:
         """Called when the steps begin."""
 

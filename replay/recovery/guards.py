@@ -8,6 +8,7 @@ from typing import Any
 
 from backlog.config import Stream
 from backlog.errors import InvalidTransition, PlanStale, Refused
+from backlog.kafka.admin import TopicInfo
 from backlog.kafka.group_types import SHARE, read_group_type, say_why_not
 from backlog.values import Recovery, RecoveryState, Sample
 from monitoring.marks import is_missing
@@ -19,12 +20,17 @@ from replay.recovery.workspace import Workspace
 
 def check_denied(workspace: Workspace, stream: Stream) -> None:
     """Refuses topics of `guards.deny_topics`, and the Kafka ledger's own topic (fault 60)."""
+    check_denied_topic(workspace, stream.topic)
+
+
+def check_denied_topic(workspace: Workspace, topic: str) -> None:
+    """The same for any topic that messages are sent to."""
     config = workspace.config
     for pattern in (*config.guards.deny_topics, config.kafka_ledger.topic):
-        if fnmatchcase(stream.topic, pattern):
+        if fnmatchcase(topic, pattern):
             raise Refused(
                 f"it is denied by the pattern `{pattern}`",
-                subject=f"topic {stream.topic}",
+                subject=f"topic {topic}",
                 hint="see `guards.deny_topics`",
             )
 
@@ -56,6 +62,34 @@ def refuse_group_type(workspace: Workspace, stream: Stream) -> None:
         )
 
 
+def refuse_changed(topic: TopicInfo, sample: Sample) -> None:
+    """Refuses a topic that is another one than was sampled, or has other partitions.
+
+    Raises:
+        PlanStale: planning again may do.
+    """
+    if (topic.topic_id, topic.partitions) != (sample.topic_id, len(sample.partitions)):
+        raise PlanStale(
+            "it was changed while it was looked at",
+            subject=f"topic {sample.topic}",
+            hint="plan again",
+            retryable=True,
+        )
+
+
+def warn_about_approval(workspace: Workspace, stream: Stream, kind: str) -> list[str]:
+    """What a plan that a person approves means for other plans, and for `approval: auto`."""
+    warnings = [
+        f"the plan {other.id} ({other.kind}), which nobody approved, is rejected: this one takes "
+        "its place"
+        for other in workspace.ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
+        if other.kind != kind
+    ]
+    if stream.approval == "auto":
+        warnings.append("`approval: auto` is for exact rebuilds: this needs an approval by name")
+    return warnings
+
+
 def refuse_missing_group(workspace: Workspace, stream: Stream, sample: Sample) -> None:
     """Refuses a group that is not there and never was: that is unknown, not nothing lost."""
     known = any(gap.group == stream.group for gap in workspace.ledger.gaps.list(stream.name))
@@ -66,6 +100,17 @@ def refuse_missing_group(workspace: Workspace, stream: Stream, sample: Sample) -
             subject=f"group {stream.group}",
             hint=f"is its name right? see `streams.{stream.name}.group`",
         )
+
+
+def refuse_beyond_end(sample: Sample) -> None:
+    """Refuses a commit beyond the end of the log (fault 22)."""
+    for part in sample.partitions:
+        if part.committed is not None and part.committed > part.high:
+            raise Refused(
+                f"the committed offset {part.committed} lies beyond the end {part.high}",
+                subject=f"group {sample.group} on topic {sample.topic}[{part.partition}]",
+                hint="find out who set it, and set it to where the group really is",
+            )
 
 
 def check_configuration(plan: Plan, now: Mapping[str, Any], hint: str) -> None:

@@ -1,4 +1,4 @@
-"""Removes staged messages that nobody needs any more (`staging.keep`)."""
+"""Removes staged messages and archives that nobody needs any more (`staging.keep`)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,47 @@ from pathlib import Path
 
 from backlog.config import mask_secrets
 from backlog.errors import BacklogError
+from backlog.manifest import MESSAGES_FOLDER
 from backlog.values import Event, Recovery, RecoveryState
+from replay.recovery.archives import list_archives, purge_expired
 from replay.recovery.identity import find_identity
 from replay.recovery.workspace import Workspace
 
 LOG = logging.getLogger("backlog.replay")
 REMOVED = "staged messages removed"
 _ENDED = (RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED)
-_MESSAGES = "messages"  # beside it `ids` and the manifest: the evidence of later plans
 
 
 def clear_staging(workspace: Workspace) -> tuple[str, ...]:
-    """Removes the messages of recoveries that came to their end longer ago than `staging.keep`.
+    """Removes the messages of recoveries that came to their end longer ago than `staging.keep`,
+    and archives all of whose gaps were closed as long ago.
 
     Manifests, id lists and quarantine lists stay. What cannot be removed is logged and tried again
     the next time: this never fails the work that it follows.
 
     Returns:
-        The recoveries whose messages were removed.
+        The recoveries whose messages or archives were removed.
     """
+    return (*_clear_messages(workspace), *_clear_archives(workspace))
+
+
+def _clear_archives(workspace: Workspace) -> tuple[str, ...]:
+    cleared: list[str] = []
+    try:
+        now, known = workspace.ledger.now(), list_archives(workspace)
+    except BacklogError as error:
+        _warn(error)
+        return ()
+    for state in known:
+        try:
+            if purge_expired(workspace, state, now):
+                cleared.append(state.record.recovery_id)
+        except (BacklogError, OSError) as error:
+            _warn(error)
+    return tuple(cleared)
+
+
+def _clear_messages(workspace: Workspace) -> tuple[str, ...]:
     cleared: list[str] = []
     try:
         now, ended = workspace.ledger.now(), workspace.ledger.recoveries.list(states=_ENDED)
@@ -45,11 +67,12 @@ def clear_staging(workspace: Workspace) -> tuple[str, ...]:
 
 
 def _warn(error: Exception) -> None:
-    LOG.warning("old staged messages are not removed: %s", mask_secrets(str(error)))
+    LOG.warning("old staged messages or archives are not removed: %s", mask_secrets(str(error)))
 
 
 def _clear_one(workspace: Workspace, recovery: Recovery, now: datetime) -> bool:
-    directory = workspace.staging_of(recovery.id) / _MESSAGES
+    # Beside it `ids` and the manifest: the evidence of later plans.
+    directory = workspace.staging_of(recovery.id) / MESSAGES_FOLDER
     if not directory.is_dir():
         return False
     ended = find_end(recovery, workspace.ledger.events.list(recovery.id))

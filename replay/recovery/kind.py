@@ -5,7 +5,7 @@ recovery's kind by nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from replay.recovery.workspace import Workspace
     from replay.telling.account import Account, RecoveryRecord
     from replay.telling.standing import Standing
-    from replay.telling.value import Telling
+    from replay.telling.value import Fact, Telling
 
 PlanT = TypeVar("PlanT", bound=Plan)
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -52,12 +52,16 @@ class Traits:
             cancelled, no other recovery of the topic or group may begin.
         repairs_gaps: it takes gaps and closes them; cancelled, they are open again.
         injects: it sends messages by way of the Kafka ledger; later plans subtract them.
+        opens_gaps: what it does makes gaps, which another recovery closes.
+        uses_spark: its plans or its work start a Spark of their own.
     """
 
     stops_consumers: bool = False
     holds_when_failed: bool = False
     repairs_gaps: bool = False
     injects: bool = False
+    opens_gaps: bool = False
+    uses_spark: bool = False
 
 
 class Kind(ABC, Generic[PlanT, OptionsT]):
@@ -144,6 +148,11 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         """
         return False
 
+    @property
+    def is_suggested(self) -> bool:
+        """Whether `auto` may take it: it says when."""
+        return type(self).suggest is not Kind.suggest
+
     @abstractmethod
     def is_configured(self, stream: Stream) -> bool:
         """Whether the stream's section has what this kind needs."""
@@ -199,6 +208,10 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
     def tell(self, plan: PlanT, recovery: Recovery) -> Telling:
         """The plan for every renderer."""
 
+    def preview(self, workspace: Workspace, plan: PlanT, recovery: Recovery) -> tuple[Fact, ...]:
+        """What messages hold, for the operator's terminal alone: nothing keeps it."""
+        return ()
+
     @abstractmethod
     def account(self, plan: PlanT, record: RecoveryRecord) -> Account:
         """What came of it, for the report and for what `run` and `cancel` say."""
@@ -249,6 +262,15 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._kinds)
+
+    def select(self, names: Iterable[str]) -> Registry:
+        """Those of these names alone; KeyError where there is none of a name."""
+        return Registry([self._kinds[name] for name in names])
+
+    def without(self, *kinds: Kind[Any, Any]) -> Registry:
+        """All but these, by their names."""
+        left_out = {kind.name for kind in kinds}
+        return Registry([kind for kind in self if kind.name not in left_out])
 
     def get(self, name: str) -> Kind[Any, Any]:
         """The kind of that name; KeyError where there is none."""

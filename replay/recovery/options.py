@@ -53,17 +53,25 @@ OptionalMoment = Annotated[
 """A time, or None; text is ISO 8601."""
 
 
-def list_words(field: str, known: tuple[str, ...]) -> Any:
-    """A validator: each word of the field is one of these."""
+def list_words(field: str, known: tuple[str, ...], named: tuple[str, ...] = ()) -> Any:
+    """A validator: each word of the field is one of these.
+
+    Args:
+        named: words that are said with a name, as `WORD:NAME`.
+    """
+    forms = (*known, *(f"{word}:NAME" for word in named))
 
     def check(cls: object, value: Any) -> Any:
         words = value if isinstance(value, tuple) else () if value is None else (value,)
         for word in words:
-            if word not in known:
+            is_named = isinstance(word, str) and any(
+                word.startswith(f"{each}:") and len(word) > len(each) + 1 for each in named
+            )
+            if word not in known and not is_named:
                 raise PydanticCustomError(
                     "word",
                     "{told} is not known",
-                    {"told": repr(word), "hint": f"one of {', '.join(known)}"},
+                    {"told": repr(word), "hint": f"one of {', '.join(forms)}"},
                 )
         return value
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from backlog.hashing import hash_value
+from backlog.ledger import Ledger
+from backlog.ledger.disks import DiskReading
 from backlog.ledger.holds import Hold
 from backlog.values import FINAL, Event, Recovery, Sample
 from monitoring.lag import count_lag
@@ -53,11 +55,24 @@ def collect_record(workspace: Workspace, recovery_id: str) -> RecoveryRecord:
         chunks=ledger.chunks.list(recovery_id),
         burndown=ledger.burndown.list(recovery_id),
         samples=samples,
+        disks=read_disks(ledger, recovery, ended_at) if kind.traits.opens_gaps else (),
         holds=tuple(hold for hold in held if _concerns(hold, recovery, begin, end)),
         problem=ledger.events.find_break(recovery_id),
         plan_holds=hash_value(dict(recovery.plan)) == recovery.plan_hash,
         now=ledger.now(),
         ended_at=ended_at,
+    )
+
+
+def read_disks(
+    ledger: Ledger, recovery: Recovery, ended_at: datetime | None
+) -> tuple[DiskReading, ...]:
+    """The brokers' disks from some time before the plan to some time after the end."""
+    end = None if ended_at is None else ended_at + _LOOK_ON
+    return tuple(
+        one
+        for one in ledger.disks.history(recovery.cluster, recovery.created_at - _LOOK_ON)
+        if end is None or one.at <= end
     )
 
 

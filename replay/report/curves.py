@@ -8,6 +8,7 @@ from typing import Any
 
 from backlog.clock import format_time
 from backlog.values import ChunkState
+from monitoring.disks import list_space
 from replay.report.collecting import measure_lag
 from replay.telling.account import RecoveryRecord
 from replay.telling.progress import add_up_injected, thin
@@ -36,6 +37,19 @@ def describe_burndown(record: RecoveryRecord) -> list[dict[str, Any]]:
             "consumers": sample.consumers,
         }
         for sample in thin(record.burndown, MOST_POINTS)
+    ]
+
+
+def describe_disks(record: RecoveryRecord) -> list[dict[str, Any]]:
+    """`{"of", "points": [{"at", "used"}]}`: bytes used of brokers' disks, and by the topic."""
+    return [
+        {
+            "of": name,
+            "points": [
+                {"at": format_time(at), "used": used} for at, used in thin(points, MOST_POINTS)
+            ],
+        }
+        for name, points in list_space(record.disks, record.recovery.topic).items()
     ]
 
 

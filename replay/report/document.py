@@ -10,7 +10,12 @@ from backlog.values import RecoveryState
 from replay.recovery.masking import mask_values
 from replay.recovery.workspace import Workspace
 from replay.report.collecting import collect_record
-from replay.report.curves import describe_burndown, describe_injection, describe_lag
+from replay.report.curves import (
+    describe_burndown,
+    describe_disks,
+    describe_injection,
+    describe_lag,
+)
 from replay.report.losses import describe_losses
 from replay.report.planning import describe_people, describe_plan
 from replay.report.standing import describe_figures, describe_standing
@@ -68,6 +73,7 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
         "lag": describe_lag(record, isolation),
         "burndown": describe_burndown(record),
         "injection": describe_injection(record),
+        "disks": describe_disks(record),
         "verification": _describe_verification(account),
         "unexplained": _describe_rest(account),
         "record": {

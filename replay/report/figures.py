@@ -11,6 +11,7 @@ from backlog.clock import read_time
 from monitoring.plots import Mark, Series, draw_lines
 
 # What a figure of the lag has to mark; every step would be too much there.
+_LINES = 6
 _MARKED = ("planned", "approved", "run began", "verified", "cancelled", "failed", "loss detected")
 
 
@@ -64,6 +65,11 @@ def _draw_work(document: Mapping[str, Any]) -> Sequence[Figure]:
         total = [Series("put back", _read(injection["points"], "total"))]
         caption = "Messages put back, step by step"
         svg = draw_lines(total, marks=marks, y="messages", title=caption, name="injection")
+        figures.append(Figure(caption, svg))
+    if disks := [one for one in document["disks"] if len(one["points"]) > 1]:
+        used = [Series(one["of"], _read(one["points"], "used")) for one in disks]
+        caption = "Used space, step by step"
+        svg = draw_lines(used[:_LINES], marks=marks, y="bytes", title=caption, name="disks")
         figures.append(Figure(caption, svg))
     if injection["rates"]:
         rates = [Series("rate", _read(injection["rates"], "messages_per_second"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from backlog.clock import format_time
@@ -12,6 +13,7 @@ from replay.telling.account import Account, RecoveryRecord
 _CAUSES = {
     "expired": "retention deleted them unread",
     "skipped": "the group's commit jumped over them",
+    "discarded": "a drain took them off the brokers",
     "topic_recreated": "the topic was deleted and made anew",
     "commit_vanished": "the group's commit vanished",
     "never_committed": "the group never committed",
@@ -39,15 +41,31 @@ def _describe_all(record: RecoveryRecord, account: Account) -> str:
     gaps, recovery = record.gaps, record.recovery
     if not gaps:
         return account.no_losses
-    lost = sum(gap.count or 0 for gap in gaps)
-    places = format_plural(len({gap.partition for gap in gaps}), "partition")
-    told = (
-        f"At most {format_plural(lost, 'message')} of topic {recovery.topic} were lost to group "
-        f"{recovery.group} unread, in {format_plural(len(gaps), 'gap')} of {places}."
-    )
+    lost = [gap for gap in gaps if gap.archive is None]
+    archived = [gap for gap in gaps if gap.archive is not None]
+    told = []
+    if lost:
+        told.append(
+            f"At most {_count(lost)} of topic {recovery.topic} were lost to group "
+            f"{recovery.group} unread, in {_place(lost)}."
+        )
+    if archived:
+        told.append(
+            f"At most {_count(archived)} of topic {recovery.topic} that group {recovery.group} "
+            f"had not read are in an archive, in {_place(archived)}."
+        )
     if any(gap.count is None for gap in gaps):
-        told += " For some the range is not known."
-    return told + account.after_losses
+        told.append("For some the range is not known.")
+    return " ".join(told) + account.after_losses
+
+
+def _count(gaps: Sequence[Gap]) -> str:
+    return format_plural(sum(gap.count or 0 for gap in gaps), "message")
+
+
+def _place(gaps: Sequence[Gap]) -> str:
+    places = format_plural(len({gap.partition for gap in gaps}), "partition")
+    return f"{format_plural(len(gaps), 'gap')} of {places}"
 
 
 def _describe_gap(gap: Gap) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from backlog.clock import format_time
 from backlog.ledger.holds import Hold
 from backlog.numbers import format_duration, format_plural
-from backlog.values import Event, Gap, GapState
+from backlog.values import Cause, Event, Gap, GapState
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 from replay.report.collecting import measure_lag
 from replay.telling.account import RecoveryRecord
@@ -107,6 +107,8 @@ def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[Line]:
 
 
 def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
+    # What a drain moved is no loss, and its own steps say when.
+    gaps = tuple(gap for gap in gaps if gap.cause is not Cause.DISCARDED or gap.archive is None)
     known = [gap for gap in gaps if gap.first_time and gap.last_time]
     if known:
         first = min(gap.first_time for gap in known if gap.first_time)

@@ -13,6 +13,8 @@ from replay.recovery.approval import NOBODY
 from replay.recovery.states import ACTIVE
 from replay.recovery.workspace import Workspace
 
+# The occasion of a recovery where no gap is open.
+BEHIND = "behind"
 # A plan that was cancelled before anybody approved it.
 CANCELLED = "cancelled"
 
@@ -83,7 +85,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
             recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, ACTIVE)
         ),
         declined=find_declined(workspace, stream),
-        occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), "behind"),
+        occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND),
         alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
         warnings=tuple(entry["warnings"]),
     )
@@ -111,7 +113,8 @@ def choose_actions(
 ) -> tuple[str, ...]:
     """What `auto` means now: drain first what can still be saved, then rebuild what is lost.
 
-    A gap that cannot be rebuilt asks for nothing: it stays open until a person waives it.
+    A gap that cannot be rebuilt asks for nothing: it stays open until a person waives it. One that
+    waits in an archive may be put back by day too, where a person asks for `auto`.
 
     Args:
         topic_id: that the topic has now.
@@ -148,6 +151,6 @@ def find_declined(workspace: Workspace, stream: Stream) -> str:
 
 
 def _is_bad(workspace: Workspace, found: Detection) -> bool:
-    """Something will be lost, or is."""
+    """Something will be lost, or is; what waits in an archive is neither: it is for the night."""
     repairs = any(workspace.kinds.get(name).traits.repairs_gaps for name in found.actions)
-    return repairs or Verdict.LOSING in (found.verdict, found.course)
+    return (repairs and found.occasion != BEHIND) or Verdict.LOSING in (found.verdict, found.course)

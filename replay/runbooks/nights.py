@@ -9,13 +9,14 @@ from enum import StrEnum
 from typing import Any
 
 from backlog.config import Stream
-from backlog.errors import InvalidTransition, Refused
+from backlog.errors import InvalidTransition, PutBackAlready, Refused
 from backlog.numbers import format_moment
-from backlog.values import Gap, GapState, Recovery, RecoveryState
+from backlog.values import Gap, Recovery, RecoveryState
 from monitoring.timeline import date_loss
+from replay.kinds.rebuild.choosing import list_repairable, take_every
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.planning import plan_rebuild, say_why_not, take_every
+from replay.kinds.rebuild.planning import plan_rebuild
 from replay.recovery.approval import is_expired
 from replay.recovery.brakes import OPERATOR
 from replay.recovery.kind import Say, say_nothing
@@ -67,6 +68,13 @@ class Interval:
         return f"{format_moment(self.start)} to {format_moment(self.end)}"
 
 
+def has_nights(workspace: Workspace, stream: Stream) -> bool:
+    """Whether a night may have work for it: it has a table, or an archive."""
+    return stream.source is not None or bool(
+        workspace.ledger.archives.list(stream.name, with_purged=False)
+    )
+
+
 def find_night_work(
     workspace: Workspace,
     stream: Stream,
@@ -93,8 +101,8 @@ def find_night_work(
     wait = workspace.config.guards.approval_expires
     now = workspace.ledger.now()
     for recovery in sorted(workspace.ledger.recoveries.list(stream.name), key=_rank):
-        mine = recovery.kind == REBUILD.name and recovery.state in UNFINISHED
-        if mine and (why := hold(recovery)):
+        mine = recovery.kind == REBUILD.name and _delivers(recovery)
+        if mine and recovery.state in UNFINISHED and (why := hold(recovery)):
             return NightWork(stream.name, Tonight.NOTHING, recovery.id, why)
         if (work := _judge_earlier(stream, recovery, now, wait)) is not None:
             return work
@@ -111,6 +119,9 @@ def find_night_work(
         recovery = plan_rebuild(
             workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say
         )
+    except PutBackAlready as done:
+        # A person closes the gaps; until then no night can do anything about them.
+        return NightWork(stream.name, Tonight.NOTHING, "", f"{done.message}; {done.hint}")
     except Refused as refused:
         # Another recovery is in the way, or what was lost is answered meanwhile.
         gone = isinstance(refused, InvalidTransition) or not _count_gaps(workspace, stream, wants)
@@ -138,10 +149,9 @@ def _choose_wanted(
 
 
 def _count_gaps(workspace: Workspace, stream: Stream, wants: Callable[[Gap], bool]) -> int:
-    """Open gaps whose range is known: nobody can plan the others, and detection reports them."""
-    gaps = workspace.ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    # Its topic's id is the plan's to judge.
-    return sum(wants(gap) and not say_why_not(gap, stream, gap.topic_id) for gap in gaps)
+    """Gaps that can be put back, open or waiting in an archive: nobody can plan the others, and
+    detection reports them."""
+    return sum(wants(gap) for gap in list_repairable(workspace.ledger, stream))
 
 
 def _judge_earlier(
@@ -153,6 +163,12 @@ def _judge_earlier(
         asked = recovery.state is RecoveryState.PLANNED and now - recovery.created_at < wait
         if asked or recovery.state in UNFINISHED:
             why = f"its {recovery.kind} {recovery.id} is {recovery.state}"
+            return NightWork(stream.name, Tonight.NOTHING, "", why)
+        return None
+    if not _delivers(recovery):
+        # It repairs nothing: only while it runs is it in the way.
+        if recovery.state in BEGUN:
+            why = f"its rehearsal {recovery.id} is {recovery.state}"
             return NightWork(stream.name, Tonight.NOTHING, "", why)
         return None
     if recovery.state is RecoveryState.PLANNED:
@@ -182,6 +198,11 @@ def _judge_plan(stream: Stream, recovery: Recovery) -> NightWork:
     plan = REBUILD.read_plan(recovery)
     why = f"planned, {plan.outcome.verdict}; the stream's approval is `{plan.approval}`"
     return NightWork(stream.name, Tonight.ASK, recovery.id, why)
+
+
+def _delivers(recovery: Recovery) -> bool:
+    """Whether a rebuild's messages go to the stream's group; also of a plan nobody can read."""
+    return recovery.plan.get("target") is None
 
 
 def _is_stale(recovery: Recovery) -> bool:

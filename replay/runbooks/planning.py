@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backlog.errors import Refused, UsageError
 from backlog.values import Recovery, RecoveryState
-from replay.recovery.kind import Say, say_nothing
+from replay.recovery.kind import Registry, Say, say_nothing
 from replay.recovery.options import read_options
 from replay.recovery.origins import list_recoveries_of_run
 from replay.recovery.plan import Origin
@@ -39,6 +39,26 @@ def find_or_plan(
         chosen.options_model, choose_options(chosen, request.said), workspace.config, stream
     )
     return chosen.make_plan(workspace, stream, options, origin=origin, say=say)
+
+
+def find_named_kind(workspace: Workspace, request: RecoveryRequest, kinds: Registry) -> str:
+    """The kind of the recovery that a form names.
+
+    Args:
+        kinds: those that the form is for.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    recovery = workspace.ledger.recoveries.get(request.recovery)
+    name = workspace.kind_of(recovery).name
+    if name not in kinds.names():
+        raise UsageError(
+            f"it is a plan to {name}, and this DAG is for {', '.join(kinds.names())}",
+            subject=f"recovery {recovery.id}",
+            hint=f"name it in the DAG for that, or `backlogctl run {recovery.id}`",
+        )
+    return name
 
 
 def _find_named(workspace: Workspace, request: RecoveryRequest, kind: str) -> Recovery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ from replay.recovery.workspace import Workspace
 
 AUTO = "auto"
 BY_STREAM = "as configured"
-MAX_TEXT = 500
+MAX_TEXT, MAX_LINES = 500, 1000
 MAX_WAIT = timedelta(days=365)
 # Added by Airflow's OpenLineage provider to the runs that a DAG starts.
 _OF_OTHERS = ("openlineage",)
@@ -47,18 +47,25 @@ class RecoveryRequest:
     answer_within: timedelta | None = None
 
 
-def list_fields(kinds: Registry) -> Iterator[tuple[Kind[Any, Any], str, FieldInfo]]:
+def list_actions(kinds: Registry) -> tuple[str, ...]:
+    """What a form can ask for, its default first; where there is one kind, there is no choice."""
+    names = kinds.names()
+    return names if len(names) == 1 else (AUTO, *names)
+
+
+def list_fields(kinds: Registry) -> Iterator[tuple[tuple[Kind[Any, Any], ...], str, FieldInfo]]:
     """The options that a form has, those with a title; one that several kinds share is once there.
 
     Yields:
-        The first kind that has it, its name, and what the kind's model says of it.
+        The kinds that have it, its name, and what the first one's model says of it.
     """
-    seen: set[str] = set()
+    found: dict[str, list[Kind[Any, Any]]] = {}
     for kind in kinds:
         for name, info in kind.options_model.model_fields.items():
-            if info.title and name not in seen:
-                seen.add(name)
-                yield kind, name, info
+            if info.title:
+                found.setdefault(name, []).append(kind)
+    for name, owners in found.items():
+        yield tuple(owners), name, owners[0].options_model.model_fields[name]
 
 
 def refuse_unknown(conf: Mapping[str, Any], kinds: Registry) -> None:
@@ -78,17 +85,23 @@ def refuse_unknown(conf: Mapping[str, Any], kinds: Registry) -> None:
             )
 
 
-def read_request(workspace: Workspace, form: Mapping[str, Any]) -> RecoveryRequest:
+def read_request(
+    workspace: Workspace, form: Mapping[str, Any], kinds: Registry | None = None
+) -> RecoveryRequest:
     """Checks a form: what an API sends may be anything.
+
+    Args:
+        kinds: those that the form is for; all where it is None.
 
     Raises:
         UsageError: names the field; an unknown stream names the nearest.
     """
-    config, kinds = workspace.config, workspace.kinds
+    config, kinds = workspace.config, kinds or workspace.kinds
     stream = config.stream(_read_text(form, "stream"))
-    action = _read_text(form, "action") or AUTO
-    if action not in (AUTO, *kinds.names()):
-        known = ", ".join((AUTO, *kinds.names()))
+    actions = list_actions(kinds)
+    action = _read_text(form, "action") or actions[0]
+    if action not in actions:
+        known = ", ".join(actions)
         raise UsageError(f"{action!r} is not an action", subject="action", hint=f"one of {known}")
     said = {
         name: value
@@ -96,7 +109,11 @@ def read_request(workspace: Workspace, form: Mapping[str, Any]) -> RecoveryReque
         if (value := _read_option(form, name, info)) not in (None, "", BY_STREAM)
         and not (value is False and info.annotation is bool)  # a switch that is off
     }
-    for kind in kinds:
+    chosen = [
+        kind for kind in kinds if kind.name == action or (action == AUTO and kind.is_suggested)
+    ]
+    _refuse_strays(kinds, chosen, action, said)
+    for kind in chosen:
         read_options(kind.options_model, choose_options(kind, said), config, stream)
     return RecoveryRequest(
         stream=stream.name,
@@ -114,13 +131,50 @@ def choose_options(kind: Kind[Any, Any], said: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in said.items() if name in kind.options_model.model_fields}
 
 
+def _refuse_strays(
+    kinds: Registry, chosen: Sequence[Kind[Any, Any]], action: str, said: Mapping[str, Any]
+) -> None:
+    """An option of another action would be left out without a word: a key, and all is put back."""
+    known = {name for kind in chosen for name in kind.options_model.model_fields}
+    for owners, name, _ in list_fields(kinds):
+        if name in said and name not in known:
+            others = " or ".join(kind.name for kind in owners)
+            raise UsageError(
+                f"the action {action} has no such option",
+                subject=name,
+                hint=f"leave it empty, or take the action {others}",
+            )
+
+
 def _read_option(form: Mapping[str, Any], name: str, info: FieldInfo) -> Any:
     value = form.get(name)
+    if isinstance(info.default, tuple):
+        return _read_lines(value, name)
     if isinstance(value, str):
         return _read_text(form, name)
-    if isinstance(value, list | dict) and not isinstance(info.default, tuple):
+    if isinstance(value, list | dict):
         raise UsageError("it must be one value", subject=name)
     return value
+
+
+def _read_lines(value: Any, name: str) -> list[str] | None:
+    """A list of texts, or one text with one a line; empty ones are nobody's choice."""
+    if value is None:
+        return None
+    lines = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(lines, list | tuple):
+        raise UsageError("it must be a list of texts", subject=name)
+    if len(lines) > MAX_LINES:
+        raise UsageError(f"it has more than {MAX_LINES} lines", subject=name)
+    found = [text for line in lines if (text := _read_text({name: line}, name))]
+    for text in found:
+        if text.startswith("@"):
+            raise UsageError(
+                f"{text!r} names a file, which would be read where the task runs",
+                subject=name,
+                hint="write one a line; the command line takes files",
+            )
+    return found or None
 
 
 def _read_text(form: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Restores a layout that a scheduler's run left expanded."""
+"""Gives back what a scheduler's run left stopped: consumers, and their layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replay.recovery.workspace import Workspace
 from replay.runbooks.carrying import is_at_end
 from replay.runbooks.working import BEGINNINGS, is_airflow
 
-# The drain of what was relayed is waited for: it exists in the temporary topic only.
+# What must go forward is waited for: messages may be in a temporary topic, or an archive, only.
 RESTORE_SECONDS = 3600.0
 PAUSE_ASKED = "pause requested"
 _PAUSES = (PAUSE_ASKED, "paused")
@@ -29,8 +29,9 @@ def restore_layout(
     console: Console,
     say: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
-    """Cuts over now what this scheduler began and did not end; anything else is left alone.
+    """Cancels what this scheduler began and did not end; anything else is left alone.
 
+    Its kind knows whether that goes back or forward; the consumers are started in any case.
     Safe to call again, and after the work is done.
 
     Raises:
@@ -91,7 +92,7 @@ def _find_actor(workspace: Workspace, recovery_id: str, actions: tuple[str, ...]
 
 
 def list_left_open(workspace: Workspace) -> tuple[Recovery, ...]:
-    """Expansions that a scheduler's run began and that nobody works on now.
+    """What a scheduler's run began, that stops consumers, and that nobody works on now.
 
     Whether one of its tasks will is for the scheduler to say. What another version of this program
     planned is that version's to restore.

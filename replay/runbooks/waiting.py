@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backlog.numbers import format_plural
-from backlog.values import Gap, GapState, Recovery, RecoveryState
+from backlog.values import GapState, Recovery, RecoveryState
+from replay.kinds.rebuild.choosing import list_repairable
 from replay.kinds.rebuild.kind import KIND as REBUILD
-from replay.kinds.rebuild.planning import say_why_not
 from replay.recovery.brakes import OPERATOR
 from replay.recovery.origins import find_origin
 from replay.recovery.states import ACTIVE, UNFINISHED
@@ -17,34 +18,37 @@ from replay.runbooks.restoring import is_run_by_hand
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
-    """One sentence each: what the nights will do, and what runs of a scheduler have begun."""
+    """One sentence each: what the nights will do, and what runs of each DAG have begun."""
 
     nightly: tuple[str, ...]
-    recovering: tuple[str, ...]
+    recovering: Mapping[str, tuple[str, ...]]
 
 
-def list_waiting_work(workspace: Workspace, recovering_dag: str) -> WaitingWork:
+def list_waiting_work(workspace: Workspace, recovering_dags: Sequence[str]) -> WaitingWork:
     """From the ledger; what a person paused or carries on by hand is left out.
 
     Args:
-        recovering_dag: id of the DAG that carries recoveries out.
+        recovering_dags: ids of the DAGs that carry recoveries out.
     """
-    nightly, recovering = [], []
+    nightly: list[str] = []
+    recovering: dict[str, tuple[str, ...]] = {}
     for recovery in workspace.ledger.recoveries.list(states=ACTIVE):
         told = f"{recovery.id} of {recovery.stream} is {recovery.state}"
         if recovery.kind not in workspace.kinds.names() or _is_a_persons(workspace, recovery):
             continue
         origin = find_origin(recovery)
-        if origin is not None and origin.dag_id == recovering_dag:
-            recovering.append(told)
+        if origin is not None and origin.dag_id in recovering_dags:
+            recovering[origin.dag_id] = (*recovering.get(origin.dag_id, ()), told)
         elif recovery.kind == REBUILD.name and recovery.state in UNFINISHED:
             nightly.append(told)
     for name, stream in workspace.config.streams.items():
-        gaps = workspace.ledger.gaps.list(stream=name, states=[GapState.OPEN])
-        mine: list[Gap] = [gap for gap in gaps if not say_why_not(gap, stream, gap.topic_id)]
-        if stream.source is not None and mine:
-            nightly.append(f"{name} has {format_plural(len(mine), 'open gap')}")
-    return WaitingWork(tuple(nightly), tuple(recovering))
+        mine = list_repairable(workspace.ledger, stream)
+        if lost := [gap for gap in mine if gap.state is GapState.OPEN]:
+            nightly.append(f"{name} has {format_plural(len(lost), 'open gap')}")
+        if kept := len(mine) - len(lost):
+            waits = "waits" if kept == 1 else "wait"
+            nightly.append(f"{format_plural(kept, 'gap')} of {name} {waits} in an archive")
+    return WaitingWork(tuple(nightly), recovering)
 
 
 def _is_a_persons(workspace: Workspace, recovery: Recovery) -> bool:

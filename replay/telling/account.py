@@ -11,6 +11,7 @@ from backlog.values import Event, Gap, Recovery, Sample
 if TYPE_CHECKING:
     from backlog.ledger import BurndownSample
     from backlog.ledger.chunks import ChunkRecord
+    from backlog.ledger.disks import DiskReading
     from backlog.ledger.holds import Hold
     from backlog.ledger.steps import StepRecord
 
@@ -22,6 +23,7 @@ class RecoveryRecord:
     Attributes:
         gaps: the losses that it is about, as its kind finds them.
         samples: of its topic and group, around it.
+        disks: of its brokers, around it, where it moves what fills them.
         problem: what is wrong with the record of events; None for a whole one.
         plan_holds: whether the stored plan is still what its hash was made of.
     """
@@ -34,6 +36,7 @@ class RecoveryRecord:
     chunks: tuple[ChunkRecord, ...] = ()
     burndown: tuple[BurndownSample, ...] = ()
     samples: tuple[Sample, ...] = ()
+    disks: tuple[DiskReading, ...] = ()
     holds: tuple[Hold, ...] = ()
     problem: str | None = None
     plan_holds: bool = True

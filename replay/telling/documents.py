@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -35,6 +35,7 @@ def describe_gap(gap: Gap) -> dict[str, Any]:
         "topic": gap.topic,
         "group": gap.group,
         "reason": gap.reason,
+        "archive": gap.archive,
     }
 
 
@@ -101,6 +102,18 @@ def tell_plan(workspace: Workspace, recovery: Recovery) -> Telling:
     kind = workspace.kind_of(recovery)
     told: Telling = kind.tell(workspace.plan_now(recovery), recovery)
     return told
+
+
+def preview_plan(workspace: Workspace, recovery: Recovery) -> Telling:
+    """The plan for the operator's terminal, with a few messages where its kind shows some.
+
+    Raises:
+        Refused: this program does not know its kind, or cannot read its plan.
+    """
+    told = tell_plan(workspace, recovery)
+    kind = workspace.kind_of(recovery)
+    rows = kind.preview(workspace, workspace.plan_of(recovery), recovery)
+    return replace(told, facts=(*told.facts, *rows))
 
 
 def describe_run(

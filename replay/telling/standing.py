@@ -6,7 +6,7 @@ One value for the terminal, JSON, the scheduler and the page; each draws the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -65,6 +65,15 @@ class OnlyThere:
 
 
 @dataclass(frozen=True, slots=True)
+class InArchive:
+    """Messages in an archive; `is_only_there`: they may be deleted from the topic already."""
+
+    location: str
+    messages: int
+    is_only_there: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """Messages that were put back, of those that the plan has."""
 
@@ -82,6 +91,7 @@ class Standing:
         only_there: None for a kind, or a time, without a temporary topic.
         retention_held: topic settings that it holds.
         put_back: None for a kind that sends nothing.
+        archive: None for a kind, or a time, without one.
         problem: why something is unknown; "" where nothing is.
     """
 
@@ -97,6 +107,7 @@ class Standing:
     next_commands: tuple[str, ...]
     problem: str
     at: datetime
+    archive: InArchive | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -129,6 +140,7 @@ class Standing:
             "put_back": None
             if self.put_back is None
             else {"done": self.put_back.done, "planned": self.put_back.planned},
+            "archive": None if self.archive is None else asdict(self.archive),
             "next_commands": list(self.next_commands),
             "problem": self.problem,
             "at": format_time(self.at),
@@ -143,6 +155,7 @@ def make_standing(
     stopped: str = "",
     only_there: OnlyThere | None = None,
     put_back: PutBack | None = None,
+    archive: InArchive | None = None,
     problem: str = "",
 ) -> Standing:
     """With what is told of every kind in the same way."""
@@ -170,6 +183,7 @@ def make_standing(
         next_commands=tuple(commands),
         problem=problem,
         at=ledger.now(),
+        archive=archive,
     )
 
 
@@ -214,6 +228,10 @@ def list_lines(standing: Document) -> list[tuple[str, str]]:
     ]
     if standing["temporary"] is not None:
         lines.append(("only in the temporary topic", _say_only_there(standing["temporary"])))
+    if (archive := standing.get("archive")) is not None:
+        many = format_plural(archive["messages"], "message")
+        only = "" if archive["is_only_there"] else "; the topic has them too"
+        lines.append(("in the archive", f"{many}, in {archive['location']}{only}"))
     if standing["put_back"] is not None:
         back = standing["put_back"]
         lines.append(

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 
-from backlog.numbers import format_count, format_duration, format_moment
+from backlog.numbers import format_count, format_duration, format_moment, format_plural
 from monitoring.details import format_detail
 from replay.telling.events import find_finished_starts, name_line
 from replay.telling.layout import Column, Facts, Line, Prose, Table, print_line, tell
@@ -200,6 +200,12 @@ def draw_gaps(document: Document) -> RenderableType:
     summary = Text(f"{len(live)} open, at most ")
     summary.append(format_count(total), style="bold red" if total else "bold")
     summary.append(f" {'message' if total == 1 else 'messages'} lost")
+    kept = [
+        gap for gap in gaps if gap.get("archive") and gap["state"] not in ("verified", "waived")
+    ]
+    if kept:
+        waiting = format_plural(sum(gap["count"] or 0 for gap in kept), "message")
+        summary.append(f"; at most {waiting} in archives, not put back yet")
     return Group(*blocks, Prose(summary))
 
 
@@ -212,10 +218,15 @@ def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
             str(gap["partition"]),
             f"{gap['start']:,}–{gap['end'] - 1:,}" if known else "unknown",
             f"≤ {format_count(gap['count'])}" if known else "unknown",
-            f"{gap['cause']}, {gap['certainty']}".replace("_", " "),
+            _say_cause(gap),
             style_word(str(gap["state"])),
         )
     return table
+
+
+def _say_cause(gap: Document) -> str:
+    told = f"{gap['cause']}, {gap['certainty']}".replace("_", " ")
+    return f"{told}; in archive {gap['archive']}" if gap.get("archive") else told
 
 
 def draw_recoveries(document: Document) -> RenderableType:

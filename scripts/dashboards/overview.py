@@ -117,6 +117,31 @@ def overview() -> Parts:
             [(f"topk(20, max by ({PLACE}) (backlog_lost_messages{{{WHERE}}}) > 0)", LEGEND)],
         ),
         graph(
+            "Free space of the brokers' disks",
+            "By DescribeLogDirs; a broker without a line does not tell.",
+            [
+                (
+                    'min by (cluster, broker) (backlog_disk_usable_bytes{cluster=~"$cluster"})',
+                    "{{cluster}} broker {{broker}}",
+                )
+            ],
+            "bytes",
+            lowest=True,
+        ),
+        graph(
+            "Until the brokers' disks are full",
+            "At the rate of the last quarter of an hour; a broker without a line does not fill.",
+            [
+                (
+                    'min by (cluster, broker) (backlog_disk_seconds_to_full{cluster=~"$cluster"})',
+                    "{{cluster}} broker {{broker}}",
+                )
+            ],
+            "s",
+            TO_LOSS,
+            lowest=True,
+        ),
+        graph(
             "Age of the newest sample",
             "Of each stream, and of each cluster as a whole.",
             [

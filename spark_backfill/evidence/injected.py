@@ -6,11 +6,11 @@ of a chunk lie in their order between its first and its last offset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,10 +20,21 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlog.errors import Refused
 from backlog.values import OffsetRange
 from spark_backfill.evidence.base import INJECTED
-from spark_backfill.evidence.survivors import SurvivorEvidence
 from spark_backfill.failures import translating
 from spark_backfill.request import PriorChunk, Stretch
 from spark_backfill.spark.frames import make_empty
+
+# By partition and message id the offsets: what was put back twice can be there twice.
+Places = Mapping[int, Mapping[str, Sequence[int]]]
+
+
+class Survivors(Protocol):
+    """What is in the log: log starts, and where messages of recoveries are."""
+
+    @property
+    def starts(self) -> Mapping[int, int]: ...
+
+    def locate_ours(self, partitions: Sequence[int]) -> Places: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class InjectedEvidence:
     staging_root: Path
     prior: Sequence[PriorChunk]
     gaps: Sequence[OffsetRange] = field(default=())
-    survivors: SurvivorEvidence | None = None
+    survivors: Survivors | None = None
 
     def freeze(self) -> None:
         """Checks that every list is there; they never change.
@@ -118,14 +129,15 @@ class InjectedEvidence:
         if not near:
             return {}
         slots = sorted({chunk.slot for chunk in near})
-        there = {} if self.survivors is None else self.survivors.locate_ours(slots)
+        there: Places = {} if self.survivors is None else self.survivors.locate_ours(slots)
         starts = {} if self.survivors is None else self.survivors.starts
         found = {}
         for chunk, gaps in near.items():
             path = self._find_file(chunk)
             with translating("read id lists", subject=str(path), kind=Refused):
                 ids = pq.read_table(path, columns=["message_id"])["message_id"].to_numpy()
-            found[chunk] = locate_messages(chunk, ids, gaps, there, starts.get(chunk.slot))
+            here = there.get(chunk.slot, {})
+            found[chunk] = locate_messages(chunk, ids, gaps, here, starts.get(chunk.slot))
         return found
 
     def _find_file(self, chunk: PriorChunk) -> Path:
@@ -154,11 +166,19 @@ class Located:
     sure: np.ndarray
 
 
+def list_places(rows: Iterable[tuple[int, str, int]]) -> Places:
+    """Of partition, message id and offset."""
+    found: dict[int, dict[str, list[int]]] = {}
+    for partition, mid, offset in rows:
+        found.setdefault(partition, {}).setdefault(mid, []).append(offset)
+    return found
+
+
 def locate_messages(
     chunk: PriorChunk,
     ids: np.ndarray,
     gaps: Sequence[OffsetRange],
-    there: Mapping[str, int],
+    there: Mapping[str, Sequence[int]],
     log_start: int | None,
 ) -> Located:
     """Where the messages of a chunk lie: in their order, from its first offset to its last one.
@@ -167,13 +187,16 @@ def locate_messages(
 
     Args:
         ids: the message ids, in the order they were sent.
-        there: the offsets of those that are in the log.
+        there: the offsets of those that are in the log; those outside the chunk are of copies that
+            another one put back.
     """
     assert chunk.first_offset is not None
     assert chunk.last_offset is not None
     index = np.arange(len(ids))
-    known = np.array([there.get(mid, -1) for mid in ids], dtype=np.int64)
-    low, high = chunk.first_offset + index, chunk.last_offset - index[::-1]
+    first, last = chunk.first_offset, chunk.last_offset
+    own = [[at for at in there.get(mid, ()) if first <= at <= last] for mid in ids]
+    known = np.array([places[0] if places else -1 for places in own], dtype=np.int64)
+    low, high = first + index, last - index[::-1]
     if log_start is not None:
         high = np.minimum(high, log_start - 1)
     high = np.where(known < 0, np.maximum(low, high), known)

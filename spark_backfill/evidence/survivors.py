@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from backlog import stamps
 from backlog.errors import KafkaFailure
 from backlog.values import OffsetRange
 from spark_backfill.evidence.base import SURVIVING
+from spark_backfill.evidence.injected import Places, list_places
 from spark_backfill.failures import translating
 from spark_backfill.spark.frames import last_header, make_empty, mark_within
 from spark_backfill.spark.kafka_options import make_java_options
@@ -53,6 +54,9 @@ class LogSpan:
 class SurvivorEvidence:
     """Reads the topic once into a frozen copy under `work`: identities, and a sample in full.
 
+    Messages that were moved into an archive survive there: they are read as if the log still had
+    them.
+
     Messages within `lost` ranges still in the log (a group skipped them) are not survivors: the
     group will never read those. Our own injected messages are survivors like any others.
 
@@ -60,6 +64,8 @@ class SurvivorEvidence:
         header: the header that identifies a message; None for the key.
         restated: rows change, and their newest version is what counts. A message that the group
             read before it skipped some then explains a row only if it did not change later.
+        archived: messages of archives, in the columns of `read_messages`; None for none.
+        archived_starts: their first offset in each partition.
     """
 
     label: ClassVar[str] = SURVIVING
@@ -73,6 +79,8 @@ class SurvivorEvidence:
     lost: Sequence[OffsetRange]
     work: Path
     restated: bool = False
+    archived: DataFrame | None = None
+    archived_starts: Mapping[int, int] = field(default_factory=dict)
 
     def freeze(self) -> None:
         """Copies identity and place of every survivor.
@@ -93,6 +101,7 @@ class SurvivorEvidence:
             "timestamp",
             "ours",
             "stamp",
+            "in_archive",
             F.when(bucket < int(rate * _HASH_BUCKETS), content).alias("content"),
         )
         with self._translating("read the messages that survive"):
@@ -111,7 +120,7 @@ class SurvivorEvidence:
         below = [
             OffsetRange(item.partition, low, item.start)
             for item in self.lost
-            if self.restated and (low := self.starts.get(item.partition, item.start)) < item.start
+            if self.restated and (low := self._find_start(item)) < item.start
         ]
         if not below:
             return keys.select("key").distinct()
@@ -119,27 +128,40 @@ class SurvivorEvidence:
         marked = mark_within(keys, below, "below", **place)
         return marked.groupBy("key").agg(F.when(~newer, F.max("timestamp")).alias("until"))
 
-    def locate_ours(self, partitions: Sequence[int]) -> dict[str, int]:
-        """The offset of each surviving message of a recovery, by its message id."""
-        ours = self.read_frozen().where(F.col("ours") & F.col("partition").isin(list(partitions)))
-        return {row["stamp"]: row["offset"] for row in ours.select("stamp", "offset").collect()}
+    def _find_start(self, item: OffsetRange) -> int:
+        known = (self.starts, self.archived_starts)
+        return min(starts.get(item.partition, item.start) for starts in known)
+
+    def locate_ours(self, partitions: Sequence[int]) -> Places:
+        """Where each surviving message of a recovery is in the log."""
+        chosen = F.col("partition").isin(list(partitions)) & ~F.col("in_archive")
+        ours = self.read_frozen().where(F.col("ours") & chosen)
+        found = ours.select("partition", "stamp", "offset").collect()
+        return list_places(tuple(row) for row in found)
 
     def count_offsets(self) -> int:
         """Offsets between the frozen starts and ends."""
         return sum(max(0, self.ends[p] - self.starts[p]) for p in self.starts)
 
     def read_frozen(self) -> DataFrame:
-        """identity binary, partition, offset, timestamp, ours, stamp, content (of a sample, else
-        NULL)."""
+        """identity binary, partition, offset, timestamp, ours, stamp, in_archive, content (of a
+        sample, else NULL)."""
         return self.spark.read.parquet(str(self.work))
 
     def read_messages(self) -> DataFrame:
-        """The log's messages between the frozen offsets, as Kafka has them now.
+        """The log's messages between the frozen offsets, as Kafka has them now, and archived ones.
 
         Returns:
             identity binary, key, value, headers array<struct<key, value>>, partition, offset,
-            timestamp (ms), ours (a message of a recovery), stamp (its message id, else NULL).
+            timestamp (ms), ours (a message of a recovery), stamp (its message id, else NULL),
+            in_archive.
         """
+        log = self._read_log().withColumn("in_archive", F.lit(False))
+        if self.archived is None:
+            return log
+        return log.unionByName(self.archived.withColumn("in_archive", F.lit(True)))
+
+    def _read_log(self) -> DataFrame:
         partitions = sorted(p for p in self.starts if self.ends[p] > self.starts[p])
         options = {
             **make_java_options(self.client_properties),
@@ -179,9 +201,10 @@ class SurvivorEvidence:
         )
 
     def measure_spans(self) -> tuple[LogSpan, ...]:
-        """What was found in each partition."""
+        """What was found in each partition of the log."""
         ours = F.min(F.when(F.col("ours"), F.col("offset")))
-        frozen = self.read_frozen().select("partition", "offset", "ours")
+        frozen = self.read_frozen().where(~F.col("in_archive"))
+        frozen = frozen.select("partition", "offset", "ours")
         firsts = frozen.groupBy("partition").agg(ours.alias("first"))
         joined = frozen.join(F.broadcast(firsts), "partition")
         before = F.col("first").isNull() | (F.col("offset") < F.col("first"))

@@ -69,7 +69,10 @@ def fit_chunks(messages_per_second: int | None, slots: int) -> ChunkLimits:
 
 @dataclass(frozen=True, slots=True)
 class StampValues:
-    """What every message of a recovery is stamped with."""
+    """What every message of a recovery is stamped with.
+
+    Fidelity and header names are not used for messages that bring their own.
+    """
 
     recovery_id: str
     fidelity: str
@@ -132,8 +135,11 @@ def write_chunks(
 def stamp_messages(table: pa.Table, values: StampValues) -> pa.Table:
     """Rows of `slot, message_id, key, value, header_values, original_time` as a chunk.
 
-    Headers are the stream's own, then those of `stamps.stamp`, built in whole columns.
+    Headers are the stream's own, then those of `stamps.stamp`, built in whole columns. Rows with
+    `headers, fidelity, replays` instead of `header_values` bring their own.
     """
+    if "headers" in table.column_names:
+        return stamp_originals(table, values)
     rows = table.num_rows
     own = len(values.header_names)
     names = [
@@ -167,8 +173,66 @@ def stamp_messages(table: pa.Table, values: StampValues) -> pa.Table:
     flat = pool.take(pa.array(index.reshape(-1)))
     repeated = pa.array(names, type=pa.string()).take(pa.array(np.tile(np.arange(width), rows)))
     structs = pa.StructArray.from_arrays([repeated, flat], fields=list(HEADER_TYPE.value_type))
-    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * np.int32(width))
-    headers = pa.ListArray.from_arrays(offsets, structs).cast(HEADER_TYPE)
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
+    return _make_chunk(whole, ids, times, offsets, structs)
+
+
+def stamp_originals(table: pa.Table, values: StampValues) -> pa.Table:
+    """Rows of `slot, message_id, key, value, headers, fidelity, replays, original_time` as a chunk.
+
+    A message's own headers first, as they are, without the stamps of an earlier recovery.
+    """
+    rows, whole = table.num_rows, table.combine_chunks()
+    lists = _one_chunk(whole["headers"], pa.list_(HEADER_TYPE.value_type))
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    own = lists.flatten()
+    owners = np.repeat(np.arange(rows, dtype=np.int64), lengths)
+    stays = pc.invert(
+        pc.is_in(pc.struct_field(own, 0), value_set=pa.array(stamps.ALL, type=pa.string()))
+    )
+    kept = np.nonzero(stays.to_numpy(zero_copy_only=False))[0]
+    owners = owners[kept]
+    each = np.bincount(owners, minlength=rows) if rows else np.zeros(0, dtype=np.int64)
+    ids = _one_chunk(whole["message_id"], pa.string())
+    times = _one_chunk(whole["original_time"], pa.string())
+    stamped = (
+        (stamps.MESSAGE_ID, ids),
+        (stamps.RECOVERY_ID, pa.array([values.recovery_id] * rows, type=pa.string())),
+        (stamps.ORIGINAL_TIME, times),
+        (stamps.FIDELITY, _one_chunk(whole["fidelity"], pa.string())),
+        (stamps.REPLAYS, _one_chunk(whole["replays"].cast(pa.string()), pa.string())),
+    )
+    width = len(stamped)
+    ends = np.cumsum(each + width)
+    starts = ends - (each + width)
+    # Where in the pools below each header of the result comes from.
+    index = np.empty(int(ends[-1]) if rows else 0, dtype=np.int64)
+    firsts = np.cumsum(each) - each
+    index[starts[owners] + np.arange(len(kept)) - firsts[owners]] = np.arange(len(kept))
+    line = np.arange(rows, dtype=np.int64)
+    for place in range(width):
+        index[ends - width + place] = len(kept) + place * rows + line
+    own = own.take(pa.array(kept))
+    pool = pa.concat_arrays([own.field(1), *(column.cast(pa.binary()) for _, column in stamped)])
+    numbers = np.concatenate(
+        [np.arange(len(kept)), np.repeat(np.arange(len(kept), len(kept) + width), rows)]
+    )
+    names = pa.concat_arrays([own.field(0), pa.array([n for n, _ in stamped], type=pa.string())])
+    structs = pa.StructArray.from_arrays(
+        [names.take(pa.array(numbers[index])), pool.take(pa.array(index))],
+        fields=list(HEADER_TYPE.value_type),
+    )
+    return _make_chunk(whole, ids, times, np.concatenate([[0], ends]).astype(np.int32), structs)
+
+
+def _make_chunk(
+    whole: pa.Table,
+    ids: pa.Array,
+    times: pa.Array,
+    offsets: npt.NDArray[np.int32],
+    structs: pa.StructArray,
+) -> pa.Table:
+    headers = pa.ListArray.from_arrays(pa.array(offsets), structs).cast(HEADER_TYPE)
     return pa.table(
         [
             ids,
@@ -190,11 +254,20 @@ def _one_chunk(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
 
 
 def _measure_rows(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of key and value of each row."""
+    """Bytes of key, value and a message's own headers of each row."""
     total: npt.NDArray[np.int64] = np.zeros(table.num_rows, dtype=np.int64)
     for name in ("key", "value"):
         lengths = pc.fill_null(pc.binary_length(table[name].cast(pa.binary())), 0)
         total += lengths.to_numpy().astype(np.int64)
+    if "headers" in table.column_names:
+        lists = _one_chunk(table["headers"], pa.list_(HEADER_TYPE.value_type))
+        each = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        sizes = pc.fill_null(pc.binary_length(pc.struct_field(lists.flatten(), 1)), 0)
+        sums = np.concatenate(
+            [[0], np.cumsum(sizes.to_numpy(zero_copy_only=False), dtype=np.int64)]
+        )
+        ends = np.cumsum(each)
+        total += sums[ends] - sums[ends - each]
     return total
 
 

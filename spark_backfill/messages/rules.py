@@ -314,6 +314,18 @@ def _check_time_column(table: SourceTable, name: str, subject: str) -> None:
         )
 
 
+def check_expression(analysed: Any) -> str:
+    """Why an expression that Spark has analysed is refused; "" where it is not."""
+    text = analysed.toString()
+    if _CALLS_CODE.search(text):
+        return "calls code by reflection, which is refused"
+    if not analysed.deterministic():
+        return "gives another result each time, so nothing could be proved"
+    if "Generate" in text or "Subquery" in text or "subquery#" in text:
+        return "makes several rows of one, or reads another table"
+    return ""
+
+
 def _check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -> set[str]:
     """The columns that an expression reads."""
     if expr.column is not None:
@@ -337,16 +349,7 @@ def _check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) 
             subject=subject,
             hint="times and decimals are text here, see docs/messages.md",
         ) from None
-    text = analysed.toString()
-    if _CALLS_CODE.search(text):
-        raise ConfigurationError("calls code by reflection, which is refused", subject=subject)
-    if not analysed.deterministic():
-        raise ConfigurationError(
-            "gives another result each time, so nothing could be proved", subject=subject
-        )
-    if "Generate" in text or "Subquery" in text or "subquery#" in text:
-        raise ConfigurationError(
-            "makes several rows of one, or reads another table", subject=subject
-        )
+    if why := check_expression(analysed):
+        raise ConfigurationError(why, subject=subject)
     names = analysed.references().toSeq()
     return {names.apply(i).name() for i in range(names.size())}

@@ -1,4 +1,4 @@
-"""Staged messages: lost rows, slot by slot in their order, cut into chunk files.
+"""Staged messages: slot by slot in their order, cut into chunk files.
 
 One task writes the chunks of whole slots; only a line about each chunk goes to the driver. The
 same rows make the same bytes, whatever the number of tasks.
@@ -36,6 +36,7 @@ __all__ = [
     "StampValues",
     "fit_chunks",
     "stage_lost",
+    "stage_messages",
     "stamp_messages",
     "write_chunks",
 ]
@@ -65,19 +66,52 @@ def stage_lost(
     Raises:
         StagingError: what was written is not what was counted.
     """
+    return stage_messages(
+        # All of them have headers of the same names, and one fidelity: quicker than by message.
+        lost.withColumn("original_time", F.col("time")),
+        order=rules.order_names(),
+        counts=counts,
+        recovery_id=recovery_id,
+        directory=directory,
+        limits=limits,
+        same=(rules.fidelity, rules.header_names),
+    )
+
+
+def stage_messages(
+    messages: DataFrame,
+    *,
+    order: Sequence[str],
+    counts: Mapping[int, int],
+    recovery_id: str,
+    directory: Path,
+    limits: ChunkLimits | None = None,
+    same: tuple[str, tuple[str, ...]] | None = None,
+) -> tuple[Chunk, ...]:
+    """Writes the chunks of messages, slot by slot, in one pass.
+
+    Args:
+        messages: columns slot int, message_id string, key, value, original_time string, those of
+            `order`, and each message's own headers array<struct<name,value>>, fidelity string,
+            replays int (how often it is put back with this time).
+        order: columns by which the messages of a slot are sorted, `segment` first where several
+            sources follow each other; the message id decides the rest.
+        counts: messages by slot, as counted before.
+        same: fidelity and names of the headers, where they are the same for all: then the column
+            header_values array<binary> takes the place of headers, fidelity and replays.
+
+    Raises:
+        StagingError: what was written is not what was counted.
+    """
     slots = sorted(slot for slot, count in counts.items() if count)
     if not slots:
         return ()
-    chosen = max(slots, key=lambda slot: (counts[slot], -slot))
-    plain = limits or ChunkLimits()
-    cut = ChunkLimits(
-        plain.messages, plain.bytes, chosen, plain.canary_chunks, plain.canary_messages
-    )
-    values = StampValues(recovery_id, rules.fidelity, rules.header_names)
-    order = rules.order_names()
-    routed = _route_slots(lost, slots, counts)
+    cut = _choose_canary(limits or ChunkLimits(), slots, counts)
+    values = StampValues(recovery_id, *(same or ("", ())))
+    own = ("header_values",) if same else ("headers", "fidelity", "replays")
+    routed = _route_slots(messages, slots, counts)
     ordered = routed.sortWithinPartitions("slot", *order, "message_id").select(
-        "slot", "message_id", "key", "value", "header_values", F.col("time").alias("original_time")
+        "slot", "message_id", "key", "value", *own, "original_time"
     )
     target = str(directory)
 
@@ -100,6 +134,16 @@ def stage_lost(
             retryable=True,
         )
     return tuple(chunks)
+
+
+def _choose_canary(
+    plain: ChunkLimits, slots: Sequence[int], counts: Mapping[int, int]
+) -> ChunkLimits:
+    """The canary slot is the one with most messages."""
+    chosen = max(slots, key=lambda slot: (counts[slot], -slot))
+    return ChunkLimits(
+        plain.messages, plain.bytes, chosen, plain.canary_chunks, plain.canary_messages
+    )
 
 
 def _route_slots(lost: DataFrame, slots: Sequence[int], counts: Mapping[int, int]) -> DataFrame:

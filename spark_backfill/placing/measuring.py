@@ -108,12 +108,23 @@ class Measurement:
         delta = F.row_number().over(home.orderBy("rank")) - 1 - by_offset
         inner = F.col("i") < F.col("all") * _INNER
         matched = self.ranked.in_gaps().where(F.col("log_offset").isNotNull())
+        # Of archived messages the rows' order is known too, but they are before the log.
+        logs = make_rows(
+            self.ranked.frame.sparkSession,
+            [(number, self.survivors.starts[number]) for number in self.partitions],
+            "l_home int, l_start long",
+        )
+        matched = matched.join(F.broadcast(logs), F.col("home") == F.col("l_home"), "left")
+        in_log = F.col("log_offset") >= F.col("l_start")
+        until_here = home.orderBy("log_offset", "rank")
+        i_log = F.when(in_log, F.sum(in_log.cast("int")).over(until_here) - 1)
         rows = (
             matched.select(
                 "home",
                 "rank",
                 "log_offset",
                 by_offset.alias("i"),
+                i_log.alias("i_log"),
                 delta.alias("delta"),
                 F.count(F.lit(1)).over(home).alias("all"),
             )
@@ -131,7 +142,7 @@ class Measurement:
                 F.count_if(inner).alias("inner"),
                 F.max("rank").alias("last_rank"),
                 F.collect_list(
-                    F.when(F.col("i") < _FIRST_SURVIVORS, F.col("rank") - F.col("i"))
+                    F.when(F.col("i_log") < _FIRST_SURVIVORS, F.col("rank") - F.col("i_log"))
                 ).alias("starts"),
             )
             .collect()
@@ -144,7 +155,7 @@ class Measurement:
                 early=row["early"],
                 late=row["late"],
                 total=row["total"],
-                start=int(statistics.median_low(row["starts"])),
+                start=int(statistics.median_low(row["starts"])) if row["starts"] else None,
                 last_rank=row["last_rank"],
                 gone=max(0, there.get(row["home"], 0) - row["inner"]),
             )
@@ -173,7 +184,9 @@ class Measurement:
         for number in self.partitions:
             item, latest = displaced.get(number), self.latest.get(number)
             # Without a survivor that has a row, times say which rows come before the log.
-            known = (None, None) if item is None else (item.start + late, item.last_rank)
+            known: tuple[int | None, int | None] = (None, None)
+            if item is not None and item.start is not None:
+                known = (item.start + late, item.last_rank)
             latest = min(latest or self.young_after, self.young_after)
             texts = [cut.before for cut in cuts.get(number, ())]
             for i, (begin, end) in enumerate(pairwise([_FIRST, *texts, _LAST])):
@@ -237,13 +250,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Displacement:
-    """Survivors of one partition that have a row. `start` is the first one's rank."""
+    """Survivors of one partition that have a row. `start` is the rank of the first one in the log;
+    None where all are archived."""
 
     compared: int
     early: int
     late: int
     total: int
-    start: int
+    start: int | None
     last_rank: int
     gone: int
 

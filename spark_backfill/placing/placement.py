@@ -89,6 +89,12 @@ class Ground:
     proven: bool
     young_after: str
     work: Path
+    archived: tuple[Stretch, ...] = ()
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Offsets that stand for no lost row: what recoveries wrote, and what was archived."""
+        return (*self.injected.list_stretches(), *self.archived)
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -136,7 +142,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
         order,
         # That a row was handled says nothing of its later changes.
         ground.rules.source.consumed is not None and ground.rules.fidelity == ORIGINAL,
-        _find_uneven(placed, injected.list_stretches()),
+        _find_uneven(placed, ground.stretches),
         {
             number: max(edge.beyond for edge in _list_edges(gaps))
             for number, gaps in placed.items()
@@ -190,7 +196,7 @@ def _rank(
         clocks=CLOCKS,
         margin=rules.source.margin,
         latest=_find_latest(ground.windows),
-        ours=ground.injected.list_stretches(),
+        ours=ground.stretches,
         partitions=ranked_partitions,
         holes=ground.holes.share,
         young_after=ground.young_after,

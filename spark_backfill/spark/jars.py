@@ -18,6 +18,45 @@ SPARK_ARTIFACTS = (
     Artifact("org.xerial", "sqlite-jdbc", "3.49.1.0"),
 )
 
+# For object stores that speak S3: hadoop-aws of Spark's own Hadoop, and of Amazon's SDK what that
+# uses. The SDK in one piece, which hadoop-aws asks for, has 550 MB.
+_SDK = (
+    "annotations",
+    "apache-client",
+    "arns",
+    "auth",
+    "aws-core",
+    "aws-query-protocol",
+    "aws-xml-protocol",
+    "checksums",
+    "checksums-spi",
+    "crt-core",
+    "endpoints-spi",
+    "http-auth",
+    "http-auth-aws",
+    "http-auth-spi",
+    "http-client-spi",
+    "identity-spi",
+    "json-utils",
+    "metrics-spi",
+    "netty-nio-client",
+    "profiles",
+    "protocol-core",
+    "regions",
+    "s3",
+    "s3-transfer-manager",
+    "sdk-core",
+    "sts",
+    "third-party-jackson-core",
+    "utils",
+)
+S3_ARTIFACTS = (
+    Artifact("org.apache.hadoop", "hadoop-aws", "3.4.1"),
+    *(Artifact("software.amazon.awssdk", name, "2.25.53") for name in _SDK),
+    Artifact("software.amazon.eventstream", "eventstream", "1.0.1"),
+    Artifact("org.reactivestreams", "reactive-streams", "1.0.4"),
+)
+
 
 def find_spark_jars() -> Path:
     """Their directory; it is there once they were fetched."""
@@ -27,3 +66,8 @@ def find_spark_jars() -> Path:
 def ensure_spark_jars(progress: Say | None = None) -> tuple[Path, ...]:
     """The jars for `spark.jars`: the Kafka connector and the JDBC drivers."""
     return ensure_jars("spark", SPARK_ARTIFACTS, progress)
+
+
+def ensure_s3_jars(progress: Say | None = None) -> tuple[Path, ...]:
+    """What Spark needs to reach `s3a:` locations."""
+    return ensure_jars("s3", S3_ARTIFACTS, progress)

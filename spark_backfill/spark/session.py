@@ -31,13 +31,16 @@ from spark_backfill.spark.cluster import (
     require_master,
     ship_packages,
 )
-from spark_backfill.spark.jars import ensure_spark_jars
+from spark_backfill.spark.jars import ensure_s3_jars, ensure_spark_jars
+from spark_backfill.spark.object_store import require_s3
 
 # What a user may change: sizes and speed.
 _DEFAULTS: Mapping[str, str] = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # Rows of staged files and archives that are in memory at once; they may be large.
+    "spark.sql.parquet.columnarReaderBatchSize": "512",
 }
 # What exactness needs; wins over the user's settings.
 _REQUIRED: Mapping[str, str] = {
@@ -60,7 +63,7 @@ _UTC = "-Duser.timezone=UTC"
 
 
 def open_session(
-    settings: SparkSection, app_name: str, *, staging: Path | None = None
+    settings: SparkSection, app_name: str, *, staging: Path | None = None, s3: bool = False
 ) -> SparkSession:
     """Starts Spark, or returns the session that already runs in this process.
 
@@ -69,6 +72,7 @@ def open_session(
 
     Args:
         staging: a directory that executors elsewhere must share.
+        s3: reach object stores as well, which takes more jars: see `needs_s3`.
 
     Raises:
         EmbeddedError: no Java, or the connectors' jars could not be fetched.
@@ -87,7 +91,7 @@ def open_session(
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     _choose_python(own)
     builder = SparkSession.builder.master(settings.master).appName(app_name)
-    for name, value in make_conf(settings.master, own).items():
+    for name, value in make_conf(settings.master, own, s3=s3).items():
         builder = builder.config(name, value)
     log = Path(tempfile.gettempdir()) / f"backlog-spark-{os.getuid()}-{os.getpid()}.log"
     try:
@@ -101,6 +105,8 @@ def open_session(
             session: SparkSession = builder.getOrCreate()
     except SparkFailure as failure:
         raise explain_start(failure, settings.master) from None
+    if s3:
+        require_s3(session, "s3a:")
     session.sparkContext.setLogLevel("ERROR")
     for logger in _SPARK_LOGGERS:
         PySparkLogger.getLogger(logger).disabled = True
@@ -115,14 +121,14 @@ def open_session(
     return session
 
 
-def make_conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
+def make_conf(master: str, own: Mapping[str, str], *, s3: bool = False) -> dict[str, str]:
     """All settings of a session: the user's, over our defaults, under what exactness needs."""
     conf = {**_DEFAULTS}
     if is_local(master):
         conf |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
     elif master.startswith("spark://"):
         conf |= STANDALONE_DEFAULTS
-    conf = {**conf, **own, **_REQUIRED, **_name_jars(own, is_local(master))}
+    conf = {**conf, **own, **_REQUIRED, **_name_jars(own, is_local(master), s3)}
     for name in (DRIVER_OPTIONS, "spark.executor.extraJavaOptions"):
         conf[name] = f"{own.get(name, '')} {_UTC}".strip()
     archived = make_options(own.get(DRIVER_OPTIONS, ""))
@@ -167,10 +173,11 @@ def _choose_python(own: Mapping[str, str]) -> None:
     _prepend_path("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
 
 
-def _name_jars(own: Mapping[str, str], local: bool) -> dict[str, str]:
+def _name_jars(own: Mapping[str, str], local: bool, s3: bool) -> dict[str, str]:
     """Where tasks run in the driver's JVM, our jars are simply on its class path: of `spark.jars`
     Spark makes copies, loads their classes twice, and no archive of classes serves them."""
-    jars = [str(path) for path in ensure_spark_jars()]
+    found = [*ensure_spark_jars(), *(ensure_s3_jars() if s3 else ())]
+    jars = [str(path) for path in found]
     name, separator = (_CLASS_PATH, os.pathsep) if local else ("spark.jars", ",")
     theirs = filter(None, own.get(name, "").split(separator))
     return {name: separator.join([*theirs, *jars])}

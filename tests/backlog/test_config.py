@@ -70,7 +70,7 @@ def test_an_empty_mapping_is_all_defaults() -> None:
 
 def test_fault_62_an_unknown_key_is_named_with_its_path_line_and_the_nearest() -> None:
     said = refuse("    topic: orders", "    topc: orders")
-    assert "streams.orders.topc (line 65): unknown key; the nearest known key is `topic`" in said
+    assert "streams.orders.topc (line 67): unknown key; the nearest known key is `topic`" in said
     said = refuse("staging:", "Stagin:")
     assert "Stagin (line" in said
     assert "`staging`" in said

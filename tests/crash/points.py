@@ -1,4 +1,4 @@
-"""The points at which runners are killed, before and after each numbered step of P3 and P4."""
+"""The points at which runners are killed, before and after each numbered step of P3, P4, P5."""
 
 from __future__ import annotations
 
@@ -53,3 +53,25 @@ RELAY_POINTS = (
     "p4.6.offsets.after",
     "p4.6.commit.after",
 )
+# Of the runner of a drain, in the order in which one run comes to them.
+DRAIN_POINTS = (
+    "p5.2.stopped",
+    "p5.2.quiet",
+    "p5.3.fenced",
+    "p5.4.batch.written",
+    "p5.4.batch.noted",
+    "p5.4.manifest.before",
+    "p5.4.archived",
+    "p5.4.recorded",
+    "p5.5.confirmed",
+    "p5.5.forward",
+    "p5.5.gaps",
+    "p5.5.moved",
+    "p5.5.staged",
+    "p5.6.before",
+    "p5.6.deleted",
+    "p5.7.started",
+    "p5.8.verified",
+)
+# From here on a cancel goes forward.
+POINT_OF_NO_RETURN = "p5.5.forward"

@@ -2,7 +2,8 @@
 
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
 named point or a random moment, one to three times, and then it runs to the end. The oracle compares
-what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`.
+what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`; of a
+drain and what is put back after it: `drain.schedule`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.embedded import EmbeddedKafka
+from tests.crash.drain.schedule import DrainSchedule, run_drain
 from tests.crash.expand_schedule import ExpandSchedule, run_expansion
 from tests.crash.points import POINTS
 from tests.crash.runner import kill_runner, start_runner
@@ -107,6 +109,7 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
 KINDS: dict[str, tuple[Callable[[int], Any], Callable[[str, Path, Any], Any]]] = {
     "injection": (Schedule.draw, run_schedule),
     "expansion": (ExpandSchedule.draw, run_expansion),
+    "drain": (DrainSchedule.draw, run_drain),
 }
 
 

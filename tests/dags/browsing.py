@@ -72,6 +72,14 @@ class Visit:
         self._click(dialog.get_by_role("button", name=section))
         dialog.locator(f"[name=element_{field}]").fill(text)
 
+    def fill_lines(self, section: str, field: str, *lines: str) -> None:
+        """Writes into a field of several lines, in a section that is open already or opened."""
+        dialog = self.page.get_by_role("dialog")
+        box = dialog.locator(f"[name=element_{field}]")
+        if not box.is_visible():
+            self._click(dialog.get_by_role("button", name=section, exact=True))
+        box.fill("\n".join(lines))
+
     def trigger(self) -> str:
         """Sends the form; the run's id."""
         dialog = self.page.get_by_role("dialog")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from backlog.config import load_config
@@ -74,7 +74,10 @@ KINDS = (
     Kind("planned", 2, {"approval": "named", "auto_plan": True}),
     Kind("gone", 1, {"cluster": "gone"}, source=False),
     Kind("expand", 10, {"approval": "named"}, source=False, consumers=True),
+    Kind("drain", 2, {"approval": "auto"}, source=False, consumers=True),
+    Kind("letters", 2, {"approval": "named"}),
     Kind("both", 2, {"approval": "named"}, consumers=True),
+    Kind("audited", 1, {"audits": ["producers", "consumed"]}),
 )
 
 
@@ -144,6 +147,9 @@ class SlotWorld(World):
             )
 
 
+SlotWorldT = TypeVar("SlotWorldT", bound=SlotWorld)
+
+
 class Slots:
     """All streams of the session: their topics, groups, tables and the file that names them."""
 
@@ -203,11 +209,17 @@ class Slots:
         shop.lose_orders()
         return shop
 
-    def take_world(self, patch: Any, backlog: int = 1_600) -> SlotWorld:
+    def take_world(
+        self,
+        patch: Any,
+        backlog: int = 1_600,
+        kind: str = "expand",
+        make: type[SlotWorldT] = SlotWorld,  # type: ignore[assignment]
+    ) -> SlotWorldT:
         """A backlog and slow consumers that run."""
-        stream = self.take("expand")
+        stream = self.take(kind)
         patch.setenv("BACKLOG_CONFIG", str(self.config))  # of the commands that it starts
-        world = SlotWorld(
+        world = make(
             directory=self.place(stream),
             bootstrap=self.bootstrap,
             topic=self.name_topic(stream),

@@ -73,7 +73,10 @@ def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     told = json.loads(done.stdout.split("FOUND")[1])
     assert told["heavy"] == [], "the scheduler reads the files again and again"
     found = told["files"]
-    usual = ["detect_backlog", "nightly_backfill", "recover_backlog"]
+    usual = [
+        *("detect_backlog", "emergency_drain"),
+        *("nightly_audit", "nightly_backfill", "recover_backlog"),
+    ]
     for file in (good, no_yaml, empty, missing):
         assert not found[file]["errors"]
         assert found[file]["dags"] == usual, "ids for ever: a new one would come up paused"

@@ -10,8 +10,9 @@ import pytest
 from airflow.sdk import DAG
 
 import backlogctl_airflow.bundle
+from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
 from replay import kinds as registered
-from replay.kinds import KINDS
+from replay.kinds import DRAIN, KINDS
 from replay.kinds.expand.kind import Expand
 from replay.kinds.rebuild.kind import Rebuild
 from replay.recovery.kind import Kind, Registry
@@ -19,16 +20,16 @@ from replay.recovery.kind import Kind, Registry
 FILE = backlogctl_airflow.bundle.RUNBOOKS / "recover_backlog.py"
 
 
-class Drain(Expand):
+class Siphon(Expand):
     """A third kind, which stops consumers."""
 
-    name = "drain"
+    name = "siphon"
 
 
-class Redrive(Rebuild):
+class Mirror(Rebuild):
     """A third kind, which stops nobody."""
 
-    name = "redrive"
+    name = "mirror"
 
 
 def load(monkeypatch: pytest.MonkeyPatch, kinds: Registry) -> DAG:
@@ -42,10 +43,10 @@ def load(monkeypatch: pytest.MonkeyPatch, kinds: Registry) -> DAG:
     "kinds",
     [
         tuple(KINDS),
-        (*KINDS, Drain()),
-        (*KINDS, Redrive()),
-        (Drain(), *reversed(tuple(KINDS))),
-        (Redrive(),),
+        (*KINDS, Siphon()),
+        (*KINDS, Mirror()),
+        (Siphon(), *reversed(tuple(KINDS))),
+        (Mirror(),),
     ],
     ids=lambda kinds: "-".join(kind.name for kind in kinds),
 )
@@ -53,6 +54,7 @@ def test_every_kind_has_its_tasks_after_those_of_the_kind_before(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind[Any, Any], ...]
 ) -> None:
     dag = load(monkeypatch, Registry(kinds))
+    kinds = tuple(kind for kind in kinds if kind.name != DRAIN.name)
     stopping = [kind.name for kind in kinds if kind.traits.stops_consumers]
     expected = {
         f"{kind.name}.{task}" for kind in kinds for task in ("plan", "approve", "carry_out")
@@ -84,6 +86,28 @@ def test_every_kind_has_its_tasks_after_those_of_the_kind_before(
 
 
 def test_the_form_has_the_same_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    dag = load(monkeypatch, Registry([*KINDS, Drain()]))
+    dag = load(monkeypatch, Registry([*KINDS, Siphon()]))
     action = dag.params.get_param("action")
-    assert action.schema["enum"] == ["auto", *KINDS.names(), "drain"]
+    assert action.schema["enum"] == ["auto", "expand", "rebuild", "redrive", "siphon"]
+
+
+def test_a_drain_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may trigger recoveries need not be allowed to delete messages. It needs a Spark's room,
+    though it stops consumers."""
+    monkeypatch.setenv(SPARK_POOL, "spark")
+    monkeypatch.setenv(EXPAND_POOL, "expand")
+    recover = runpy.run_path(str(FILE))["dag"]
+    assert not [name for name in recover.task_ids if name.startswith("drain.")]
+    assert "discard" not in recover.params
+    dag = runpy.run_path(str(FILE.with_name("emergency_drain.py")))["dag"]
+    own = {f"drain.{task}" for task in ("plan", "approve", "carry_out", "restore_layout")}
+    assert set(dag.task_ids) == own | {"choose", "report"}
+    assert dag.get_task("drain.restore_layout").is_teardown
+    action = dag.params.get_param("action")
+    assert (action.value, action.schema["enum"]) == ("drain", ["drain"])
+    assert {"discard", "allow"} < set(dag.params)
+    assert "since" not in dag.params
+    for task in ("drain.plan", "drain.carry_out"):
+        assert dag.get_task(task).pool == "spark"
+    pools = {name: recover.get_task(f"{name}.plan").pool for name in ("expand", "redrive")}
+    assert pools == {"expand": "expand", "redrive": "spark"}

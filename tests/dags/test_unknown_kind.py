@@ -123,7 +123,7 @@ def named(act: Callable[[], Any]) -> Callable[[Any, Recovery], Any]:
 
 
 GIVEN: dict[str, Callable[[Any, Recovery], Any]] = {
-    "choose": named(recovering.choose),
+    "choose": named(lambda: recovering.choose(["expand", "rebuild"])),
     "plan": named(lambda: recovering.plan("expand", ["expand.plan"])),
     "report what the form names": named(recovering.report),
     "report what the run planned": lambda _, recovery: recovering.report(),

@@ -7,7 +7,9 @@ from datetime import timedelta
 
 from backlog.clock import utc_now
 from backlog.ledger import Ledger, Owner
+from backlog.ledger.audits import AuditRecord
 from backlog.ledger.burndown import BurndownSample
+from backlog.ledger.disks import DiskReading
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
 
 
@@ -31,6 +33,12 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
         detected_at=utc_now(),
     )
     kept = ledger.gaps.record(gap)
+    now = ledger.now()
+    ledger.audits.record(AuditRecord("orders", "main", "sequence", now, "lost", 7, {}))
+    ledger.disks.add(
+        DiskReading("main", now - timedelta(seconds=age), 1, left, 100_000)
+        for age, left in ((60, 16_000), (0, 10_000))
+    )
     ledger.gaps.record(replace(gap, partition=1, start=0, end=5))
     plan = {"outcome": {"counts": {"rebuilt": 40, "quarantined": 3}}}
     rebuild = ledger.recoveries.create(

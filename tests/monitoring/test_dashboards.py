@@ -16,7 +16,7 @@ from tests.monitoring.promql import LABELS, list_errors
 
 # Part of every Grafana; anything else would be a plugin.
 KINDS = {"stat", "table", "timeseries", "state-timeline", "bargauge"}
-UNITS = {"short", "none", "s", "mps", "cpm", "percentunit"}
+UNITS = {"bytes", "short", "none", "s", "mps", "cpm", "percentunit"}
 PATHS = sorted(TARGET.glob("*.json"))
 DASHBOARDS = [json.loads(path.read_text()) for path in PATHS]
 BY_TITLE = pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board["uid"])

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from backlog.clock import Deadline
-from replay.kinds.rebuild.context import RebuildContext
-from replay.kinds.rebuild.steps import inject
+from replay.injection.context import InjectionContext
+from replay.injection.steps import inject
 from replay.recovery.brakes import check_brakes
 from replay.recovery.context import RunContext
 
@@ -27,7 +27,7 @@ _TICK = 0.05
 def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
     """Changes the product in this process; `patch` sets an attribute."""
     before: list[int] = []
-    record = RebuildContext.record
+    record = InjectionContext.record
 
     def wait_and_check(context: RunContext[Any]) -> None:
         """Lets the first wave of this process go, and then none."""
@@ -48,7 +48,7 @@ def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
     if place == WAVE:
         patch(inject, "check_brakes", wait_and_check)
     else:
-        patch(RebuildContext, "record", wait_and_record)
+        patch(InjectionContext, "record", wait_and_record)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from tests.spark_backfill.world import fill_table, make_order, publish_orders
 
 pytestmark = pytest.mark.timeout(600)
 MORE = 60  # orders that are published later; the first half of them is lost
+# The archive of a test lies on the broker's own disk.
+_OPTIONS = {"expand": ("--rate", "200"), "drain": ("--allow", "disk")}
 NOTHING = "CREATE TABLE IF NOT EXISTS processed (order_id BIGINT NOT NULL)"
 
 
@@ -62,16 +64,16 @@ class Stream:
         document: dict[str, Any] = json.loads(said.out)
         return document
 
-    def plan(self, kind: str) -> str:
+    def plan(self, kind: str, *more: str) -> str:
         """Plans, and gives the id."""
-        options = ("--rate", "200") if kind == "expand" else ()
-        document = self.call("plan", kind, "orders", *options)
+        options = _OPTIONS.get(kind, ())
+        document = self.call("plan", kind, "orders", *options, *more)
         assert (document["kind"], document["state"]) == (kind, "planned")
         return str(document["id"])
 
-    def carry_out(self, kind: str) -> dict[str, Any]:
+    def carry_out(self, kind: str, *more: str) -> dict[str, Any]:
         """Plans, approves, runs; it ends verified."""
-        recovery = self.plan(kind)
+        recovery = self.plan(kind, *more)
         self.call("approve", recovery, "--by", "Ada")
         document = self.call("run", recovery)
         assert document["state"] == "verified"
@@ -80,7 +82,7 @@ class Stream:
         assert all(step["state"] == "done" for step in shown["progress"]["steps"])
         return document
 
-    def lose_more(self) -> None:
+    def lose_more(self, handled: Iterable[int] = range(TOTAL)) -> None:
         """Later orders: half of them expire unread. What was handled before is on record."""
         self.call("consumers", "stop", "orders")
         numbers, now = range(TOTAL, TOTAL + MORE), utc_now()
@@ -90,7 +92,7 @@ class Stream:
         with engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM processed"))
         engine.dispose()
-        fill_table(shop.url, NOTHING, [{"order_id": n} for n in range(TOTAL)], "processed")
+        fill_table(shop.url, NOTHING, [{"order_id": n} for n in handled], "processed")
         fill_table(shop.url, "SELECT 1", rows)
         set_offsets_raw(shop.properties, shop.group, shop.topic, before)
         publish_orders(shop.bootstrap, shop.topic, rows)
@@ -103,8 +105,12 @@ class Stream:
 
     def count_handled(self) -> int:
         """Different orders that the consumers handled."""
+        return len(self.list_handled())
+
+    def list_handled(self) -> set[int]:
+        """Orders that the consumers handled."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        return len({line.split(" ")[0] for line in lines})
+        return {int(line.split(" ")[0]) for line in lines}
 
     def find_rest(self) -> int:
         """Offsets that the group has not committed past; markers are among them."""

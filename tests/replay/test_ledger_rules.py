@@ -13,14 +13,16 @@ from backlog.errors import ConfigurationError, PlanStale, Refused
 from backlog.kafka.admin import describe_topic
 from backlog.kafka.errors import TopicMissing
 from backlog.values import Chunk, Recovery, RecoveryState
-from replay.kinds.rebuild import injection
-from replay.kinds.rebuild.injection import LEDGER_MADE, fence_recovery, freeze_ledger
+from replay.injection import ledger as injection
+from replay.injection.ledger import LEDGER_MADE, fence_recovery, freeze_ledger
+from replay.injection.plan import PlannedTarget, To
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.approval import approve_plan
 from replay.recovery.cancelling import cancel_work
 from replay.recovery.workspace import Workspace
 from sandbox.embedded import EmbeddedKafka
+from spark_backfill.injection.ledger_topic import CommittedChunk
 from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.request import PriorChunk
 from tests.replay.expand_makers import store_expand_plan
@@ -96,6 +98,24 @@ def test_ledger_that_a_run_made_is_remembered(
     set_ledger(monkeypatch, None)
     with pytest.raises(Refused, match="is gone"):
         freeze_ledger(desk, desk.config.stream("orders"))
+
+
+def test_what_went_into_a_topic_that_was_deleted_since_is_not_there(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known by its id; what no plan tells of counts as put back."""
+    target = PlannedTarget(to=To.OTHER, topic="other", topic_id="old", partitions=2)
+    recovery = put_back_some(desk, target=target)
+    set_ledger(monkeypatch, LEDGER)
+    committed = [
+        CommittedChunk(one, "other", 0, 0, "", "", 5, "", 0, 0) for one in (recovery, "r-unknown")
+    ]
+    monkeypatch.setattr(injection, "read_committed_chunks", lambda *_: committed)
+    stream = desk.config.stream("orders")
+    ours, unknown = PriorChunk(recovery, 0, 0), PriorChunk("r-unknown", 0, 0)
+    assert freeze_ledger(desk, stream, (), "other", "old")[1] == (ours, unknown)
+    assert freeze_ledger(desk, stream, (), "other", "new")[1] == (unknown,)
+    assert freeze_ledger(desk, stream, (), "other")[1] == (ours, unknown)
 
 
 class Fencing:

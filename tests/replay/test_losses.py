@@ -15,7 +15,10 @@ from backlog.kafka.admin import TopicInfo
 from backlog.kafka.readers import TopicReaders
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Chunk, ChunkState, Gap, GapState, RecoveryState
+from replay.injection import storing
+from replay.injection.plan import PlannedTarget, To
 from replay.kinds.rebuild import planning as plans
+from replay.kinds.rebuild.choosing import choose_gaps
 from replay.kinds.rebuild.losses import (
     date_edges,
     find_growth,
@@ -25,7 +28,8 @@ from replay.kinds.rebuild.losses import (
 )
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import RebuildPlan
-from replay.kinds.rebuild.planning import Losses, choose_gaps
+from replay.kinds.rebuild.planning import Losses
+from replay.kinds.rebuild.targets import Target
 from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
 from spark_backfill.request import Growth, PriorChunk
@@ -163,7 +167,7 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     monkeypatch.setattr(plans, "require_rights", lambda *arguments: [])
     monkeypatch.setattr(plans, "observe_losses", lambda *arguments: losses)
     monkeypatch.setattr(plans, "_compute_plan", compute)
-    monkeypatch.setattr(plans, "read_manifest", lambda *arguments: Staged())
+    monkeypatch.setattr(storing, "read_manifest", lambda *arguments: Staged())
     monkeypatch.setattr(workspace.ledger.chunks, "add_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         plans.plan_rebuild(workspace, stream, RebuildOptions())
@@ -185,3 +189,25 @@ def test_fault_23_what_expires_while_planning_is_told_with_both_bounds(
     assert [text.split(";")[0] for text in told] == [
         "partition 0: retention moved on while planning, from 20 to 35"
     ]
+
+
+@pytest.mark.parametrize("to", list(To))
+def test_readers_of_the_topic_matter_only_where_they_get_the_messages(
+    workspace: Workspace, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: To
+) -> None:
+    losses = Losses(TOPIC, (), {}, {}, TopicReaders({"audit": {0: 5}}), ())
+    planned = PlannedTarget(to=to, topic="side", topic_id=None, partitions=1)
+    target = None if to is To.TOPIC else Target(planned, {}, {})
+    monkeypatch.setattr(plans, "refuse_group_type", lambda *_: None)
+    monkeypatch.setattr(plans, "require_rights", lambda *_: [])
+    monkeypatch.setattr(plans, "list_rebuilding", lambda *_, **__: [])
+    monkeypatch.setattr(plans, "observe_losses", lambda *_: losses)
+    monkeypatch.setattr(plans, "find_target", lambda *_: target)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plans, "stage_and_store", stop)
+    with pytest.raises(KeyboardInterrupt):
+        plans.plan_rebuild(workspace, stream, RebuildOptions())
+    assert any("audit" in text for text in losses.warnings) is (to is To.TOPIC)

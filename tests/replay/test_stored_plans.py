@@ -134,9 +134,15 @@ def test_a_rebuild_keeps_what_it_says(desk: Workspace) -> None:
         (1, 20, 45),
         (2, 13, 45),
     ]
-    added = ("evidence", "uncertain", "displacement", "slots", "counts.outside", "partitions")
+    added = (
+        *("evidence", "uncertain", "displacement", "slots", "partitions"),
+        *("counts.outside", "counts.archived", "counts.archived_holes", "counts.from_archive"),
+    )
     assert differ(stored, plan.dump()) == {
         "others_unknown",
+        "target",
+        "gaps",
+        "options.to",
         "outcome.proof.rate",
         "outcome.seconds",
         *(f"outcome.{name}" for name in added),

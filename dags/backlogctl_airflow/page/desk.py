@@ -17,7 +17,7 @@ from backlog.config.root import DEFAULT_FILE
 from backlog.errors import BacklogError
 from backlog.values import Recovery, RecoveryState
 from backlogctl_airflow.addresses import find_question
-from backlogctl_airflow.policies import RECOVER, name_question
+from backlogctl_airflow.policies import ASKING, RECOVER, name_question
 from monitoring.observing import measure_skew
 from replay.console.page.app import make_page
 from replay.opening import open_workspace
@@ -117,9 +117,11 @@ def find_approval(recovery: Recovery) -> str:
     if recovery.state is not RecoveryState.PLANNED or origin is None:
         return ""
     # A night has another run ask.
-    mine = origin.dag_id == RECOVER
-    run_id = origin.run_id if mine else name_question(recovery.id)
-    return find_question(RECOVER, run_id, f"{recovery.kind}.approve")
+    mine = origin.dag_id in ASKING
+    dag_id, run_id = (
+        (origin.dag_id, origin.run_id) if mine else (RECOVER, name_question(recovery.id))
+    )
+    return find_question(dag_id, run_id, f"{recovery.kind}.approve")
 
 
 def _load_config() -> Config:

@@ -15,7 +15,7 @@ from backlogctl_airflow.policies import DAG_DEFAULTS, NIGHTLY, PLAN, TAGS, find_
 from backlogctl_airflow.starting import AskForApproval
 
 DOC = """
-### Rebuild the open gaps of every stream, and put the messages back in its off-peak window
+### Put back what every stream has lost, or has in an archive, in its off-peak window
 
 What one night does not finish, the next one goes on with. Exact plans of streams with
 `approval: auto` go on by themselves; any other plan waits in a run of `recover_backlog`.

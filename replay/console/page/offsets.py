@@ -23,6 +23,7 @@ class Kind(StrEnum):
 
     GONE = "gone"  # deleted by retention, after they were read
     LOST = "lost"  # deleted or skipped, and not put back
+    ARCHIVED = "archived"  # taken off the brokers unread, and not put back yet
     BACK = "back"  # lost, and put back
     WAIVED = "waived"  # lost, and closed with a reason
     READ = "read"  # there, and committed
@@ -34,6 +35,7 @@ class Kind(StrEnum):
 LEGEND: tuple[tuple[Kind, str], ...] = (
     (Kind.GONE, "expired, was read"),
     (Kind.LOST, "lost: never read"),
+    (Kind.ARCHIVED, "in an archive, not put back yet"),
     (Kind.BACK, "lost, put back"),
     (Kind.WAIVED, "lost, waived"),
     (Kind.READ, "read, still there"),
@@ -45,6 +47,7 @@ LEGEND: tuple[tuple[Kind, str], ...] = (
 # Of segments that are drawn as one, the first of these is what is shown.
 _WORST = (
     Kind.LOST,
+    Kind.ARCHIVED,
     Kind.UNREAD,
     Kind.UNKNOWN,
     Kind.WAIVED,
@@ -219,7 +222,9 @@ def _find_kind(part: PartitionStatus, gap: Gap | None, offset: int) -> Kind:
     if gap is not None:
         if gap.state is GapState.VERIFIED:
             return Kind.BACK
-        return Kind.WAIVED if gap.state is GapState.WAIVED else Kind.LOST
+        if gap.state is GapState.WAIVED:
+            return Kind.WAIVED
+        return Kind.LOST if gap.archive is None else Kind.ARCHIVED
     if part.committed is None:
         return Kind.GONE if offset < part.log_start else Kind.UNKNOWN
     if offset < part.log_start:

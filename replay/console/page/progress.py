@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
+from backlog.ledger.disks import DiskReading
 from backlog.values import Recovery, RecoveryState
+from monitoring.disks import list_space
 from monitoring.plots import Mark, Series
 from replay.console.page.drawings import Drawing, draw
 from replay.console.page.words import say_word
@@ -17,6 +19,7 @@ from replay.telling.progress import add_up_injected, measure_drain, thin
 # Rates are those of the last while.
 RATE_WINDOW = timedelta(seconds=60)
 MOST_POINTS = 300
+MOST_LINES = 6
 _BEGUN = (
     RecoveryState.RUNNING,
     RecoveryState.PAUSED,
@@ -113,6 +116,33 @@ def draw_burndown(samples: Sequence[BurndownSample], steps: Sequence[StepRecord]
     )
     marks = _mark_steps(steps, samples[0].at, samples[-1].at)
     return draw(series, marks=marks, y="messages", title="Messages left over time", both=True)
+
+
+def draw_disks(
+    readings: Sequence[DiskReading], topic: str, steps: Sequence[StepRecord]
+) -> Drawing | None:
+    """What is used of the brokers' disks, and by the topic; None before there is anything."""
+    used = {name: at for name, at in list_space(readings, topic).items() if len(at) > 1}
+    if not used:
+        return None
+    series = tuple(
+        Series(name, tuple(thin(points, MOST_POINTS)))
+        for name, points in [*used.items()][:MOST_LINES]
+    )
+    times = [at for points in used.values() for at, _ in points]
+    marks = _mark_steps(steps, min(times), max(times))
+    return draw(series, marks=marks, y="bytes", title="Used space of the brokers' disks", both=True)
+
+
+def draw_unread(
+    points: Sequence[tuple[datetime, int]], steps: Sequence[StepRecord]
+) -> Drawing | None:
+    """What the group has not read; None before there is anything."""
+    if len(points) < 2:
+        return None
+    marks = _mark_steps(steps, points[0][0], points[-1][0])
+    series = (Series("unread", tuple(thin(points, MOST_POINTS))),)
+    return draw(series, marks=marks, y="messages", title="Unread offsets of the group", both=True)
 
 
 def draw_injection(chunks: Sequence[ChunkRecord], steps: Sequence[StepRecord]) -> Drawing | None:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from backlog.errors import Refused
-from backlog.ledger import StepRecord
+from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
 from backlog.values import Event, Recovery, RecoveryState
 from monitoring.details import format_detail
 from replay.console.page.drawings import Drawing
-from replay.console.page.progress import Progress, draw_burndown, draw_injection, measure_progress
+from replay.console.page.progress import (
+    Progress,
+    draw_burndown,
+    draw_disks,
+    draw_injection,
+    draw_unread,
+    measure_progress,
+)
 from replay.console.page.statuses import has_runner
 from replay.console.page.words import say_moment, say_word
 from replay.recovery.workspace import Workspace
+from replay.report.collecting import measure_lag
 from replay.telling.documents import tell_plan
 from replay.telling.events import find_finished_starts, name_line
 from replay.telling.standing import find_standing, list_lines
 from replay.telling.value import Telling
 
 MOST_EVENTS = 200
+_DISK_LOOK_BACK = timedelta(hours=1)
 # The text of an exception may hold what a message holds.
 _BUG = "an error of the program: `backlogctl show` has its text"
 _STOPPED = (RecoveryState.REJECTED, RecoveryState.CANCELLED, RecoveryState.FAILED)
@@ -88,7 +97,7 @@ class RecoveryPage:
     standing: tuple[tuple[str, str], ...]
     progress: Progress | None
     steps: tuple[StepRow, ...]
-    drawing: Drawing | None
+    drawings: tuple[Drawing, ...]
     verification: Verification | None
     gap_ids: tuple[str, ...]
     events: tuple[EventRow, ...]
@@ -124,13 +133,36 @@ def read_recovery(
         standing=list_standing(workspace, recovery),
         progress=measure_progress(recovery, burndown, chunks, now),
         steps=list_steps(recovery, steps, now),
-        drawing=draw_burndown(burndown, steps) or draw_injection(chunks, steps),
+        drawings=tuple(_draw(workspace, recovery, burndown, chunks, steps)),
         verification=find_verification(steps, events),
         gap_ids=ledger.recoveries.gap_ids(recovery.id),
         events=rows[-MOST_EVENTS:],
         more_events=max(0, len(rows) - MOST_EVENTS),
         broken=ledger.events.find_break(recovery.id) or "",
     )
+
+
+def _draw(
+    workspace: Workspace,
+    recovery: Recovery,
+    burndown: Sequence[BurndownSample],
+    chunks: Sequence[ChunkRecord],
+    steps: Sequence[StepRecord],
+) -> Iterator[Drawing]:
+    """How the work went over time; of one that moves what fills the disks, the disks too."""
+    found = [draw_burndown(burndown, steps) or draw_injection(chunks, steps)]
+    if _opens_gaps(workspace, recovery):
+        ledger, since = workspace.ledger, recovery.created_at - _DISK_LOOK_BACK
+        readings = ledger.disks.history(recovery.cluster, since)
+        found.append(draw_disks(readings, recovery.topic, steps))
+        samples = ledger.samples.history(recovery.stream, since)
+        found.append(draw_unread(measure_lag(samples, "read_committed"), steps))
+    yield from (one for one in found if one is not None)
+
+
+def _opens_gaps(workspace: Workspace, recovery: Recovery) -> bool:
+    known = recovery.kind in workspace.kinds.names()
+    return known and workspace.kind_of(recovery).traits.opens_gaps
 
 
 def list_standing(workspace: Workspace, recovery: Recovery) -> tuple[tuple[str, str], ...]:

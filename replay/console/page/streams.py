@@ -10,6 +10,7 @@ from backlog.ledger import Hold, Ledger
 from backlog.values import Gap, GapState
 from monitoring.board import TopicPartitionState
 from monitoring.looking import read_timeline
+from replay.console.page.audits import AuditView, read_audits
 from replay.console.page.histories import History, read_history
 from replay.console.page.offsets import Kind, PartitionMap, map_partitions
 from replay.console.page.overview import RecoveryRow
@@ -43,6 +44,7 @@ class StreamPage:
     holds: tuple[Hold, ...]
     first_sample: datetime | None
     troubled: tuple[TopicPartitionState, ...]
+    audits: tuple[AuditView, ...]
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -97,6 +99,7 @@ def read_stream(
         holds=ledger.holds.list(stream=stream.name),
         first_sample=samples[0].taken_at if samples else None,
         troubled=tuple(one for one in states if one.leader < 0 or one.in_sync < one.replicas),
+        audits=read_audits(ledger, stream.name),
     )
 
 

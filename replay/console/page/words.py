@@ -45,6 +45,10 @@ _TONES: Mapping[str, str] = {
     "short": "warn",
     "surplus": "bad",
     "loses": "bad",
+    # verdicts of audits
+    "clean": "good",
+    "suspect": "bad",
+    "noted": "dim",
     # levels of the doctor's findings
     "stops": "warn",
     "warns": "calm",

@@ -7,13 +7,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from confluent_kafka import Producer
 
 from backlog.clock import Deadline
 from backlog.config import load_config
@@ -21,6 +20,7 @@ from backlog.errors import KafkaFailure
 from backlog.kafka.admin import committed_offsets, create_topic, list_offsets
 from backlog.kafka.clients import make_admin
 from fanout.launchers import Fleet, ProcessLauncher, Role
+from replay.demo.orders import OrderProducer
 
 TOPIC = "orders"
 GROUP = "order-service"
@@ -104,10 +104,10 @@ def make_backlog(bootstrap: str, size: Size) -> None:
     create_topic(
         {"bootstrap.servers": bootstrap}, size.topic, partitions=size.partitions, replication=1
     )
-    producer = _make_producer(bootstrap)
+    producer = OrderProducer(bootstrap, size.topic)
     for index in range(size.orders):
         _publish(producer, index, size)
-    _flush(producer, size)
+    producer.flush()
 
 
 class NewOrders:
@@ -134,15 +134,15 @@ class NewOrders:
         self._thread.join(30.0)
 
     def _run(self) -> None:
-        producer = _make_producer(self._bootstrap)
+        producer = OrderProducer(self._bootstrap, self._size.topic)
         began, size = time.monotonic(), self._size
         while not self._end.wait(_TICK):
             wanted = size.orders + int((time.monotonic() - began) * size.arriving)
             while self.published < wanted:
                 _publish(producer, self.published, size)
                 self.published += 1
-            producer.poll(0)
-        _flush(producer, size)
+            producer.poll()
+        producer.flush()
 
 
 def count_expected(published: int, customers: int) -> Counter[int]:
@@ -208,48 +208,25 @@ def make_launcher(directory: Path, bootstrap: str) -> ProcessLauncher:
     return ProcessLauncher(consumers)
 
 
-def end_consumers(directory: Path, bootstrap: str) -> None:
-    """Ends every consumer of the story, and their supervisors."""
-    if not (directory / CONFIG).exists():
-        return
-    launcher = make_launcher(directory, bootstrap)
-    for fleet in list_fleets(directory):
-        launcher.stop(fleet, lambda: None)
+@contextmanager
+def ending_consumers(directory: Path, bootstrap: str) -> Iterator[None]:
+    """Ends every consumer of the story after it, and their supervisors."""
+    try:
+        yield
+    finally:
+        if (directory / CONFIG).exists():
+            launcher = make_launcher(directory, bootstrap)
+            for fleet in list_fleets(directory):
+                launcher.stop(fleet, lambda: None)
 
 
-def _make_producer(bootstrap: str) -> Producer:
-    return Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "partitioner": "murmur2_random",
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "compression.type": "lz4",
-            "log_level": 0,
-        }
-    )
-
-
-def _publish(producer: Producer, index: int, size: Size) -> None:
+def _publish(producer: OrderProducer, index: int, size: Size) -> None:
     number, customer = divmod(index, size.customers)
     value = (
         f'{{"order_id":"o-{index:08}","customer":"c-{customer:06}","number":{number + 1},'
         f'"status":"paid","amount":"{index % 9_973 / 100 + 1:.2f}","currency":"EUR"}}'
     ).encode()
-    key = f"c-{customer:06}".encode()
-    while True:
-        try:
-            producer.produce(size.topic, value, key)
-            return
-        except BufferError:
-            producer.poll(0.1)
-
-
-def _flush(producer: Producer, size: Size) -> None:
-    if producer.flush(60):
-        raise KafkaFailure(
-            "the demo's orders could not be published", subject=f"topic {size.topic}"
-        )
+    producer.publish(value, f"c-{customer:06}".encode())
 
 
 def names_of(topics: Iterable[str]) -> list[str]:

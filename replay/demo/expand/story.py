@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from backlog.errors import VerificationFailed
 from backlog.kafka.admin import describe_group_state, describe_topic
 from backlog.kafka.clients import make_admin
 from backlog.ledger import open_ledger
-from backlog.numbers import format_duration
 from replay.demo.expand.audit import Handled, read_logs
 from replay.demo.expand.result import Result, draw_result, draw_steps
 from replay.demo.expand.shop import (
@@ -29,7 +27,7 @@ from replay.demo.expand.shop import (
     Size,
     await_commits,
     await_handled,
-    end_consumers,
+    ending_consumers,
     list_fleets,
     make_backlog,
     make_launcher,
@@ -40,6 +38,7 @@ from replay.demo.stage import (
     Stage,
     ending_on_sigterm,
     find_recovery,
+    print_end,
     print_opening,
     tell_progress,
     write_report,
@@ -89,12 +88,16 @@ def tell_story(console: Console, size: Size | None = None, report: Path | None =
         ending_on_sigterm(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
         EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
-        _ending_consumers(Path(name), kafka.bootstrap),
+        ending_consumers(Path(name), kafka.bootstrap),
     ):
         stage = Stage(console, Path(name), {"SHOP_KAFKA": kafka.bootstrap})
         result = _play(stage, Path(name), kafka.bootstrap, size)
         write_report(stage, find_recovery(Path(name)), report)
-    _print_end(console, result, time.monotonic() - started)
+    told = (
+        "Now yours: docs/runbook-expand.md goes through it step by step, and "
+        "examples/02-drain-a-backlog is such a shop."
+    )
+    print_end(console, told, result, time.monotonic() - started)
     return result
 
 
@@ -199,22 +202,3 @@ def _look(directory: Path, bootstrap: str) -> Layout:
         consumers=tuple(count for count in counts if count),
         members=len(describe_group_state(admin, GROUP).members),
     )
-
-
-@contextmanager
-def _ending_consumers(directory: Path, bootstrap: str) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        end_consumers(directory, bootstrap)
-
-
-def _print_end(console: Console, result: Result, seconds: float) -> None:
-    console.print()
-    told = "Now yours: docs/runbook-expand.md goes through it step by step, and "
-    told += "examples/02-drain-a-backlog is such a shop."
-    console.print(Padding(Text(told), (0, 0, 0, 2)))
-    console.print(f"  [dim]That took {format_duration(seconds)}; everything it started is gone.[/]")
-    console.print()
-    mark, style = ("✔", "bold green") if result.passed else ("✘", "bold red")
-    console.print(Text(f"{mark} {result}", style=style))

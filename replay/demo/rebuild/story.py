@@ -30,11 +30,11 @@ from replay.demo.stage import (
     Stage,
     ending_on_sigterm,
     find_recovery,
+    print_end,
     print_opening,
     tell_progress,
     write_report,
 )
-from replay.telling.texts import Text
 from sandbox.embedded import EmbeddedKafka
 
 # How many of each partition's old orders the consumer does not get to: 1,000 together.
@@ -86,7 +86,13 @@ def tell_story(
         recovery_id = _recover(stage, directory, consumed)
         audit = _close(stage, directory, client)
         write_report(stage, recovery_id, report)
-    _print_end(console, audit, time.monotonic() - started)
+    told = (
+        "Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
+        "[bold green]backlogctl status[/] looks;\n"
+        "docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
+        "this shop."
+    )
+    print_end(console, told, audit, time.monotonic() - started)
     return audit
 
 
@@ -161,19 +167,3 @@ def _close(stage: Stage, directory: Path, client: Properties) -> Audit:
         f"{audit.processed:,} rows"
     )
     return audit
-
-
-def _print_end(console: Console, audit: Audit, seconds: float) -> None:
-    console.print()
-    console.print(
-        Text.from_markup(
-            "  Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
-            "[bold green]backlogctl status[/] looks;\n"
-            "  docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
-            "this shop."
-        )
-    )
-    console.print(f"  [dim]That took {format_duration(seconds)}; everything it started is gone.[/]")
-    console.print()
-    mark, style = ("✔", "bold green") if audit.passed else ("✘", "bold red")
-    console.print(Text(f"{mark} {audit}", style=style))

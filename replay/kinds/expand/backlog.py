@@ -9,7 +9,7 @@ from typing import Any
 
 from backlog.clock import Deadline
 from backlog.config import Stream
-from backlog.errors import PlanStale, Refused, UsageError
+from backlog.errors import Refused, UsageError
 from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_readers
 from backlog.kafka.clients import make_admin
 from backlog.kafka.groups import GroupState
@@ -25,6 +25,7 @@ from monitoring.pace import Pace, measure_pace
 from monitoring.timeline import estimate_time
 from replay.around.observation import list_group_topics, look_at_stream, read_history
 from replay.kinds.expand.plan import NAME
+from replay.recovery.guards import refuse_beyond_end, refuse_changed
 from replay.recovery.kind import Say
 from replay.recovery.workspace import Workspace
 
@@ -80,14 +81,8 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
     seen, status = look_at_stream(workspace, stream, limit)
     topic = describe_topic(properties, stream.topic, limit)
     sample = seen.sample
-    if (topic.topic_id, topic.partitions) != (sample.topic_id, len(sample.partitions)):
-        raise PlanStale(
-            "it was changed while it was looked at",
-            subject=f"topic {stream.topic}",
-            hint="plan again",
-            retryable=True,
-        )
-    _refuse_beyond_end(sample)
+    refuse_changed(topic, sample)
+    refuse_beyond_end(sample)
     readers = list_topic_readers(properties, stream.topic, limit)
     topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
     group = describe_group_state(properties, stream.group, limit)
@@ -201,17 +196,6 @@ def _find_loss(
 
 def _format_window(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def _refuse_beyond_end(sample: Sample) -> None:
-    """Fault 22."""
-    for part in sample.partitions:
-        if part.committed is not None and part.committed > part.high:
-            raise Refused(
-                f"the committed offset {part.committed} lies beyond the end {part.high}",
-                subject=f"group {sample.group} on topic {sample.topic}[{part.partition}]",
-                hint="find out who set it, and set it to where the group really is",
-            )
 
 
 def _place(

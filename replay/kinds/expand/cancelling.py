@@ -4,54 +4,11 @@ group back, where that is asked for, or nothing was handled yet.
 
 from __future__ import annotations
 
-from rich.console import Console
-
-from backlog.errors import Refused, VerificationFailed
-from backlog.ledger import Lease
-from backlog.values import Recovery
+from backlog.errors import VerificationFailed
 from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.options import REWIND
 from replay.kinds.expand.rewinding import can_rewind, is_rewound, rewind
 from replay.kinds.expand.steps import CLOSING
-from replay.recovery.interrupts import Interrupts
-from replay.recovery.workspace import Workspace
-
-
-def cancel_expansion(
-    workspace: Workspace, recovery: Recovery, lease: Lease, console: Console
-) -> None:
-    """Cuts over where no run is at it.
-
-    Raises:
-        Refused: the stream has another cluster, topic or group by now.
-        BacklogError: it could not be closed; cancel again, it goes on.
-    """
-    stream = workspace.config.stream(recovery.stream)
-    planned = (recovery.cluster, recovery.topic, recovery.group)
-    if (stream.cluster, stream.topic, stream.group) != planned:
-        raise Refused(
-            "the stream has another cluster, topic or group in the configuration now than when "
-            f"its expansion was planned: {', '.join(planned)}",
-            subject=f"stream {stream.name}",
-            hint=f"put them back, then `backlogctl cancel {recovery.id}` again",
-        )
-    interrupts = Interrupts()
-    context = ExpandContext(
-        workspace=workspace,
-        recovery=recovery,
-        stream=stream,
-        lease=lease,
-        interrupts=interrupts,
-        console=console,
-    )
-    with interrupts.installed():
-        context.open()
-        try:
-            close_expansion(context)
-        except BaseException as error:
-            context.close(error)
-            raise
-        context.close(None)
 
 
 def close_expansion(context: ExpandContext) -> None:

@@ -15,8 +15,8 @@ from backlog.values import Certainty
 from fanout.quiet import await_empty
 from fanout.relay.fencing import fence_relays
 from fanout.relay.guard import find_others, refuse_others
+from replay.around.leftovers import CONSUMERS_STAY
 from replay.kinds.expand.context import COPY_GONE, SOURCE_GONE, ExpandContext
-from replay.kinds.expand.leftovers import CONSUMERS_STAY
 from replay.kinds.expand.outsiders import record_gap
 from replay.kinds.expand.stall import StallWatch, count_wanted
 

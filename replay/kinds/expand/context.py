@@ -10,15 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 from backlog.clock import Deadline, utc_now
-from backlog.config import Consumers
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused, UsageError
+from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import BurndownSample
 from fanout.decided import await_decided
 from fanout.lags import Lags, read_lags
-from fanout.launchers import LeftLauncher, make_launcher
-from fanout.launchers.interface import Fleet, Launcher, Role
-from fanout.quiet import await_empty, await_quiet
+from fanout.launchers.interface import Fleet, Role
 from fanout.relay.guard import Guard
 from fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
 from fanout.relay.session import Hooks, RelaySession
@@ -26,15 +23,10 @@ from fanout.temporary import start_recovery_group
 from replay.around.fleets import fleet_of
 from replay.around.observation import note_stream
 from replay.kinds.expand.brokers import Brokers
-from replay.kinds.expand.leftovers import Leftovers
-from replay.kinds.expand.options import LEAVE_CONSUMERS
 from replay.kinds.expand.outsiders import note_outsiders
 from replay.kinds.expand.topics import Answer, ExpandTopics
 from replay.kinds.expand.view import BurndownView
-from replay.recovery.brakes import check_requests
-from replay.recovery.cancelling import find_ways
 
-_REQUESTS_EACH = 0.25
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
 LAGS_SECONDS = 5.0
@@ -45,58 +37,12 @@ SOURCE_GONE = "the source topic is gone, and the counters with it"
 
 @dataclass
 class ExpandContext(ExpandTopics):
-    """One run of one expansion.
+    """One run of one expansion."""
 
-    Attributes:
-        closing: the layout is being restored: a request to pause or cancel changes nothing now.
-        cancelling: that is all there is to do, with what is left of the topics.
-    """
-
-    closing: bool = False
-    cancelling: bool = False
-    quiet: bool = False  # the original group was watched in this run
-    leftovers: Leftovers = field(default_factory=Leftovers)
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
-    _requests_at: float = 0.0
     _sample_at: float = 0.0
     _topics_at: float = 0.0
-
-    @property
-    def consumers(self) -> Consumers:
-        """How the stream's consumers are launched.
-
-        Raises:
-            UsageError: the configuration no longer says.
-        """
-        if self.stream.consumers is None:
-            raise UsageError(
-                "it no longer says how its consumers are started and stopped",
-                subject=f"stream {self.stream.name}",
-                hint=f"put `streams.{self.stream.name}.consumers` back",
-            )
-        return self.stream.consumers
-
-    @cached_property
-    def launcher(self) -> Launcher:
-        """The stream's launcher; one that does nothing where a cancel leaves consumers alone."""
-        launcher = make_launcher(self.consumers, self.properties, self.say)
-        return LeftLauncher(launcher, self.say) if self.leaves_consumers else launcher
-
-    @property
-    def leaves_consumers(self) -> bool:
-        """Whether a person starts and ends them."""
-        return self.cancelling and LEAVE_CONSUMERS in self.cancel_ways
-
-    @property
-    def cancel_ways(self) -> tuple[str, ...]:
-        """How the last `cancel` asked for it."""
-        return find_ways(self.workspace, self.recovery.id)
-
-    @property
-    def originals(self) -> Fleet:
-        """The stream's own consumers."""
-        return fleet_of(self.workspace, self.stream, Role.ORIGINAL)
 
     @property
     def fleet(self) -> Fleet:
@@ -167,14 +113,6 @@ class ExpandContext(ExpandTopics):
         """On record, and in the view."""
         super().begin(step)
         self.view.note_step(step)
-
-    def look(self) -> None:
-        """What stops the run: a lost lease, Ctrl-C, and requests unless it is closing."""
-        now = time.monotonic()
-        if now < self._requests_at:
-            return
-        self._requests_at = now + _REQUESTS_EACH
-        check_requests(self, requests=not self.closing)
 
     def tick(self) -> None:
         """Called again and again while the relays and consumers work.
@@ -259,40 +197,6 @@ class ExpandContext(ExpandTopics):
             HangingTransaction: one is, for too long.
         """
         await_decided(self.admin, self.temporary_topic, self.temporary_partitions, self.look)
-
-    def await_empty(self) -> None:
-        """The original group has no members.
-
-        Raises:
-            GroupActive: it did not get empty; names them.
-        """
-        within = self.consumers.stop_within.total_seconds()
-        await_empty(self.admin, self.recovery.group, self.look, within=within)
-
-    def await_quiet(self, look: Callable[[], None] = lambda: None) -> None:
-        """The original group is empty, and its commits do not move.
-
-        Args:
-            look: called while it waits.
-
-        Raises:
-            GroupActive: it did not get empty; names its members.
-            GroupStillCommits: somebody commits without being a member.
-        """
-
-        def look_at_both() -> None:
-            self.look()
-            look()
-
-        await_quiet(
-            self.properties,
-            self.recovery.group,
-            self.recovery.topic,
-            self.partitions,
-            look_at_both,
-            within=self.consumers.stop_within.total_seconds(),
-        )
-        self.quiet = True
 
     def launch(self, count: int) -> None:
         """Makes `count` consumers run on the temporary topic, whose group has a commit everywhere.

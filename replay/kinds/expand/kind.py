@@ -14,8 +14,10 @@ from backlog.numbers import format_plural, format_rate
 from backlog.step import Step
 from backlog.values import Gap, GapState, Recovery
 from monitoring.verdicts import Verdict
-from replay.kinds.expand.options import ALLOW_DISK, LEAVE_CONSUMERS, REWIND, ExpandOptions
+from replay.around.ways import LEAVE_CONSUMERS
+from replay.kinds.expand.options import ALLOW_DISK, REWIND, ExpandOptions
 from replay.kinds.expand.plan import NAME, ExpandPlan
+from replay.recovery.closing import open_closing
 from replay.recovery.context import RunContext
 from replay.recovery.kind import Kind, Say, Traits, say_nothing
 from replay.recovery.plan import Origin
@@ -112,13 +114,13 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         console: Console,
     ) -> None:
         """Cuts over now, and restores the layout: nothing is left only in the temporary topic."""
-        from replay.kinds.expand.cancelling import cancel_expansion, close_expansion
+        from replay.kinds.expand.cancelling import close_expansion
         from replay.kinds.expand.context import ExpandContext
 
-        if isinstance(context, ExpandContext):
-            close_expansion(context)
-        else:
-            cancel_expansion(workspace, recovery, lease, console)
+        with open_closing(
+            ExpandContext, workspace, recovery, lease, context=context, console=console
+        ) as opened:
+            close_expansion(opened)
 
     def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
         """What is behind, how long it takes, and what is done to whom."""

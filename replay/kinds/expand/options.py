@@ -12,7 +12,6 @@ ALLOW_DISK = "disk"
 ALLOWED = (ALLOW_DISK,)
 # Ways to cancel.
 REWIND = "rewind"
-LEAVE_CONSUMERS = "leave-consumers"
 ORDERS = ("key", "round_robin")
 STARTS = ("earliest", "latest")
 
@@ -47,7 +46,7 @@ class ExpandOptions(Options):
         json_schema_extra={"words": list(STARTS)},
     )
     allow: AllowedWords = Field(
-        default=(), description="`disk`: go on though the copy does not fit."
+        default=(), title="Allow", description="`disk`: go on though the copy does not fit."
     )
 
     try_one: bool = Field(

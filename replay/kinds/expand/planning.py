@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from backlog.clock import utc_now
 from backlog.config import Config, Stream
-from backlog.errors import Refused, UsageError
+from backlog.errors import Refused
 from backlog.values import Recovery
 from fanout.deadlines import HOLD_SECONDS, HOLD_TIMES, needs_hold
 from fanout.disk import (
@@ -23,7 +23,13 @@ from fanout.launchers import Role, make_launcher
 from fanout.layout import Layout, Load, plan_layout
 from fanout.retention import FOREVER, compute_expansion_hold
 from fanout.temporary import name_temporary_topic
-from replay.around.fleets import fleet_of
+from replay.around.fleets import (
+    fingerprint_with_consumers,
+    fleet_of,
+    freeze_consumers,
+    keep_waits,
+    require_consumers,
+)
 from replay.around.rights import require_rights
 from replay.kinds.expand import trying
 from replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe
@@ -59,14 +65,11 @@ from replay.recovery.guards import check_denied, refuse_active, refuse_group_typ
 from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
 from replay.recovery.kind import Say, say_nothing
-from replay.recovery.masking import mask_values
 from replay.recovery.plan import Origin
 from replay.recovery.workspace import Workspace
 
 # What of a stream's configuration an expansion goes by.
 FINGERPRINT = ("cluster", "topic", "group", "isolation", "partitioner", "expand")
-# How long is waited for consumers: decides no message.
-WAITS = ("command_within", "stop_within")
 # What an hour adds is looked at where nobody knows how long the drain takes.
 _LONG_SECONDS = 3600.0
 
@@ -88,13 +91,7 @@ def plan_expand(
         UsageError: the stream has no consumers, or their speed is not known.
         Refused: nothing is behind, a guard says no, or another recovery is in the way.
     """
-    if stream.consumers is None:
-        raise UsageError(
-            "it does not say how its consumers are started and stopped",
-            subject=f"stream {stream.name}",
-            hint=f"add `streams.{stream.name}.consumers` with `launcher: process`, `command` or "
-            "`manual` (people do it when asked); see docs/configuration.md",
-        )
+    require_consumers(stream)
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
     refuse_group_type(workspace, stream)
@@ -129,27 +126,12 @@ def name_recovery_group(group: str, recovery_id: str) -> str:
 
 def fingerprint_expansion(config: Config, stream: Stream) -> dict[str, Any]:
     """What of a stream's configuration an expansion goes by; names of variables, no values."""
-    consumers = None if stream.consumers is None else freeze_consumers(config, stream)
-    return {**stream.model_dump(mode="json", include=set(FINGERPRINT)), "consumers": consumers}
+    return fingerprint_with_consumers(config, stream, FINGERPRINT)
 
 
 def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
     """The same now, to hold against a plan's: how long is waited may change while it is open."""
-    now = fingerprint_expansion(config, stream)
-    before = planned.get("consumers")
-    if before and now["consumers"]:
-        now["consumers"] |= {name: before[name] for name in WAITS if name in before}
-    return now
-
-
-def freeze_consumers(config: Config, stream: Stream) -> dict[str, Any]:
-    """How the consumers are started and stopped, without the values of their variables."""
-    assert stream.consumers is not None
-    frozen = stream.consumers.model_dump(mode="json")
-    frozen["environment"] = sorted(stream.consumers.environment)
-    # A command may hold a password that came by reference.
-    masked: dict[str, Any] = mask_values(config.mask_secrets, frozen)
-    return masked
+    return keep_waits(planned, fingerprint_expansion(config, stream))
 
 
 def compute_plan(

@@ -17,7 +17,6 @@ from replay.kinds.expand.closing import end_consumers
 from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.steps.remove_topic import remove_temporary_topic
 from replay.kinds.expand.steps.restore import restoring_retention
-from replay.kinds.expand.steps.stop_consumers import start_originals
 
 REWOUND = "the group was set back to where its consumers were stopped"
 
@@ -63,7 +62,7 @@ def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
         context.say(told)
     context.begin("restore")
     with restoring_retention(context):  # 5. while much is unread it stays raised
-        start_originals(context)  # 4.
+        context.start_originals()  # 4.
         reach("p4.rewind.started")
     context.end("restore")
     remove_temporary_topic(context, is_needed=False)  # 6. last

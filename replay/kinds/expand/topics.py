@@ -5,40 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 from backlog.clock import Deadline
-from backlog.errors import PlanStale, Refused
+from backlog.errors import PlanStale
 from backlog.kafka.admin import committed_offsets
-from backlog.kafka.clients import Admin, make_admin
 from backlog.kafka.standing import read_standing
 from backlog.ledger import TemporaryTopic
 from fanout.decided import find_undecided
-from fanout.relay.commits import CommitWithMetadata, read_all, read_positions
+from fanout.relay.commits import CommitWithMetadata, read_positions
 from fanout.unread import find_unread
+from replay.around.stopping import StoppingContext
+from replay.kinds.expand.copies import refuse_other_copy
 from replay.kinds.expand.plan import ExpandPlan
-from replay.kinds.expand.source import is_source, refuse_other_copy, refuse_other_source
-from replay.recovery.context import RunContext
 
 Answer = TypeVar("Answer")
 
 ASK_SECONDS = 10.0  # then it is said that the brokers are away
 _ABSENT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.3
-# The same each time: what they look at may have changed since.
-_NEVER_COMPLETE = ("check_source",)
-STOPPED_AT = "its consumers were stopped"
 
 
 @dataclass
-class ExpandTopics(RunContext[ExpandPlan]):
+class ExpandTopics(StoppingContext[ExpandPlan]):
     """What the steps of an expansion ask; nothing here changes anything but the record."""
 
     @property
-    def partitions(self) -> int:
-        """Partitions of the source topic, as planned."""
-        return self.plan.partition_count
+    def again(self) -> str:
+        """What to do where the source is another topic now."""
+        return (
+            f"`backlogctl cancel {self.recovery.id}` drains what is copied and restores the "
+            "layout; then plan again"
+        )
+
+    @property
+    def starts(self) -> Mapping[int, int]:
+        """Where the relay of a partition begins that has no commit."""
+        return {row.partition: row.start for row in self.plan.partitions}
 
     @property
     def temporary_topic(self) -> str:
@@ -65,27 +68,12 @@ class ExpandTopics(RunContext[ExpandPlan]):
         known = self.temporary
         return known is not None and known.topic_id is not None and known.deleted_at is None
 
-    @cached_property
-    def properties(self) -> Mapping[str, str]:
-        """Client properties; they hold secrets."""
-        return self.workspace.properties(self.stream)
-
-    @cached_property
-    def admin(self) -> Admin:
-        """An admin client, kept."""
-        return make_admin(self.properties)
-
     def is_complete(self, step: str) -> bool:
         """From the ledger: a crash does not make a step start anew."""
         if step == "drain" and not self.is_complete("cut_over"):
             # Between them the backlog may have grown again: nobody has read since.
             return False
-        found = self.workspace.ledger.steps.get(self.recovery.id, step)
-        return step not in _NEVER_COMPLETE and found is not None and found.is_complete
-
-    def was_started(self, step: str) -> bool:
-        """Whether the step was ever started."""
-        return self.workspace.ledger.steps.get(self.recovery.id, step) is not None
+        return super().is_complete(step)
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """What the brokers answer to it; a run waits for those that are away."""
@@ -146,42 +134,6 @@ class ExpandTopics(RunContext[ExpandPlan]):
         )
         return commits[partition] or 0
 
-    @property
-    def begun(self) -> dict[int, int]:
-        """Where the group was when its consumers were stopped; empty until then."""
-        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
-        committed = {} if stopped is None else stopped.detail.get("committed", {})
-        # A run may be killed between the two.
-        return {int(number): at for number, at in committed.items()} or self.find_stopped_at()
-
-    def find_stopped_at(self) -> dict[int, int]:
-        """Where its consumers left the group when they ended, as the first run that stopped them
-        saw it."""
-        for event in self.workspace.ledger.events.list(self.recovery.id):
-            if event.action == STOPPED_AT:
-                return {int(number): at for number, at in event.detail["committed"].items()}
-        return {}
-
-    def note_stopped_at(self) -> None:
-        """Puts on record where the consumers left the group, the plan's start where they committed
-        nothing: nobody guards it now, and what somebody else does to it is told by this."""
-        starts = {row.partition: row.start for row in self.plan.partitions}
-        group, topic = self.recovery.group, self.recovery.topic
-        commits = committed_offsets(
-            self.admin, group, topic, range(self.partitions), Deadline(30.0), require_stable=True
-        )
-        found = {number: starts[number] if at is None else at for number, at in commits.items()}
-        self.record(STOPPED_AT, committed={str(n): at for n, at in found.items()})
-
-    def read_commits(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
-        """The original group's commits; not `stable`: without what is undecided."""
-        group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
-        try:
-            return read_all(self.admin, group, topic, list(numbers), Deadline(60.0), stable=stable)
-        except Refused:
-            self.check_topic()  # commits go with their topic: then that is what to say
-            raise
-
     def read_positions(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
         """The relays' own positions and counters, of partitions of which something was relayed."""
         return read_positions(
@@ -193,10 +145,6 @@ class ExpandTopics(RunContext[ExpandPlan]):
             Deadline(60.0),
             stable=stable,
         )
-
-    def check_topic(self) -> None:
-        """The source topic is the one of the plan; raises PlanStale where it is not."""
-        refuse_other_source(self.admin, self.plan, self.recovery.id)
 
     def check_copy(self) -> None:
         """The temporary topic, once it was made, is that one; raises PlanStale where it is not."""
@@ -218,7 +166,3 @@ class ExpandTopics(RunContext[ExpandPlan]):
                 if limit.expired:
                     return False
             time.sleep(_PAUSE_SECONDS)
-
-    def has_source(self) -> bool:
-        """Whether the source is still the topic that was planned, perhaps with more partitions."""
-        return is_source(self.admin, self.plan)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from backlog.config import Stream
 from backlog.numbers import format_duration, format_plural
-from backlog.values import RecoveryState
 from fanout.disk import DiskCheck
 from fanout.layout import Layout, Load, measure_drain
 from fanout.misplaced import count_misplaced
@@ -14,6 +13,7 @@ from fanout.quiet import STATIC_SECONDS
 from fanout.skew import Skew
 from replay.kinds.expand.backlog import Backlog
 from replay.kinds.expand.plan import NAME
+from replay.recovery.guards import warn_about_approval
 from replay.recovery.workspace import Workspace
 
 # Two commits of a consumer may lie seconds apart: less than this says little.
@@ -24,14 +24,7 @@ _HEAVY = 1.5
 
 def warn_about_stream(workspace: Workspace, stream: Stream) -> list[str]:
     """What the stream's own configuration, or another plan of it, means for this one."""
-    warnings = [
-        f"the plan {other.id} ({other.kind}), which nobody approved, is rejected: this one takes "
-        "its place"
-        for other in workspace.ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
-        if other.kind != NAME
-    ]
-    if stream.approval == "auto":
-        warnings.append("`approval: auto` is for exact rebuilds: this needs an approval by name")
+    warnings = warn_about_approval(workspace, stream, NAME)
     if stream.isolation == "read_uncommitted":
         warnings.append(
             "the group reads uncommitted data, the relay only committed: aborted messages are "

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from backlog.ledger.chunks import ChunkRecord
 from backlog.numbers import format_plural
-from backlog.values import ChunkState
+from replay.injection.accounting import READ_BACK, describe_read_back, list_injected
+from replay.injection.plan import To
+from replay.injection.target import say_target
 from replay.kinds.rebuild.plan import RebuildPlan
-from replay.telling.account import Account, Checked, RecoveryRecord, Unexplained, Verification
+from replay.telling.account import Account, RecoveryRecord, Unexplained
 
-READ_BACK = "read back"
-_CHECKED = {
-    "staged": "messages staged",
-    "matched": "read back once, as staged, in their partition",
-    "missing": "missing",
-    "doubled": "there more than once",
-    "different": "different from what was staged",
-    "unexpected": "under this recovery's id, but not staged",
-}
 _REST = {
     "shortfall": "lost offsets without a rebuilt message",
     "surplus": "rebuilt messages more than were lost",
@@ -32,7 +23,9 @@ _REST = {
 def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     """Of the plan, and of what the ledger has on its runs."""
     recovery, counts = record.recovery, plan.outcome.counts
-    done = format_plural(recovery.injected, "lost message")
+    if not plan.delivers:
+        return _account_elsewhere(plan, record)
+    done = format_plural(recovery.injected, plan.noun)
     cancelled = "It was cancelled before anything was put back. The gaps are open again."
     if recovery.injected:
         cancelled = (
@@ -43,7 +36,7 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     read = record.find_last(READ_BACK)
     matched = read.detail.get("matched") if read else None
     return Account(
-        aim=f"to put {format_plural(counts.rebuilt, 'lost message')} of topic {plan.topic} back",
+        aim=f"to put {format_plural(counts.rebuilt, plan.noun)} of topic {plan.topic} back",
         achieved=f"{done} of topic {plan.topic} put back, each once",
         verified=f"They are at the ends of their partitions for group {plan.group}. All of them "
         "were read back: once each, with the bytes that were approved.",
@@ -53,56 +46,59 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
         figures=(
             ("lost at most", f"{counts.expected:,}"),
             ("rebuilt", f"{counts.rebuilt:,}"),
+            *((("from the archive", f"{counts.from_archive:,}"),) if counts.from_archive else ()),
             ("put back", f"{recovery.injected:,}"),
             *((("read back as staged", f"{matched:,}"),) if matched is not None else ()),
         ),
-        verification=_describe_verification(plan, record),
+        verification=describe_read_back(
+            record,
+            ("partition", "lost at most", "rebuilt", "put back", "offsets"),
+            tuple(_list_partitions(plan, record)),
+        ),
         unexplained=_describe_rest(plan, record),
     )
 
 
-def _describe_verification(plan: RebuildPlan, record: RecoveryRecord) -> Verification:
-    event = record.find_last(READ_BACK)
-    detail: Mapping[str, Any] = (
-        event.detail if event else record.recovery.detail.get("verified", {})
-    )
-    told = "Nothing was read back yet."
-    if detail:
-        told = (
-            "The topic was read back as a read_committed consumer sees it. Each staged message "
-            "was looked for by its id; key, value, headers and partition were compared to the byte."
-        )
-    return Verification(
-        result=("passed" if detail.get("exact") else "failed") if detail else "pending",
-        told=told,
-        checks=tuple(
-            Checked(words, detail[name])
-            for name, words in _CHECKED.items()
-            if detail.get(name) is not None
+def _account_elsewhere(plan: RebuildPlan, record: RecoveryRecord) -> Account:
+    """Of a rehearsal, or of what went to another topic: the gaps are as they were."""
+    counts, where = plan.outcome.counts, say_target(plan.target, plan.topic)
+    rehearses = plan.target is not None and plan.target.to is To.REHEARSAL
+    word = "a rehearsal" if rehearses else "nothing for the stream's own topic"
+    sent = format_plural(record.recovery.injected, "message")
+    read = record.find_last(READ_BACK)
+    matched = read.detail.get("matched") if read else None
+    gone = "the rehearsal's topic is deleted" if rehearses else f"{sent} stay where they were sent"
+    return Account(
+        aim=f"to send {format_plural(counts.rebuilt, plan.noun)} of topic {plan.topic} to "
+        f"{where}: {word}",
+        achieved=f"{sent} of topic {plan.topic} sent to {where}, each once: {word}",
+        verified="All of them were read back there: once each, with the bytes that were approved. "
+        f"Nothing was put back for group {plan.group}: the gaps are as they were.",
+        cancelled=f"It was cancelled, and {gone}. The gaps are as they were.",
+        no_losses="It took no gap: what was lost is for a rebuild to the stream's own topic.",
+        after_losses="",
+        figures=(
+            ("lost at most", f"{counts.expected:,}"),
+            ("rebuilt", f"{counts.rebuilt:,}"),
+            ("sent", f"{record.recovery.injected:,}"),
+            *((("read back as staged", f"{matched:,}"),) if matched is not None else ()),
         ),
-        columns=("partition", "lost at most", "rebuilt", "put back", "offsets"),
-        partitions=tuple(_list_partitions(plan, record)),
+        verification=describe_read_back(
+            record,
+            ("partition", "lost at most", "rebuilt", "sent", "offsets"),
+            tuple(_list_partitions(plan, record)),
+        ),
+        unexplained=_describe_rest(plan, record),
     )
 
 
 def _list_partitions(plan: RebuildPlan, record: RecoveryRecord) -> Iterator[tuple[Any, ...]]:
-    injected: dict[int, list[ChunkRecord]] = defaultdict(list)
-    for chunk in record.chunks:
-        if chunk.state is ChunkState.INJECTED:
-            injected[chunk.chunk.slot].append(chunk)
+    injected = list_injected(record)
     lost = {row.partition: row for row in plan.outcome.partitions}
     # Where the topic got partitions since, others get the messages than lost them.
     for number in sorted({*lost, *injected}):
-        done, row = injected[number], lost.get(number)
-        first = [chunk.first_offset for chunk in done if chunk.first_offset is not None]
-        last = [chunk.last_offset for chunk in done if chunk.last_offset is not None]
-        yield (
-            number,
-            row.expected if row else 0,
-            row.rebuilt if row else 0,
-            sum(chunk.chunk.count for chunk in done),
-            f"{min(first):,}–{max(last):,}" if first and last else "—",
-        )
+        row, (done, offsets) = lost.get(number), injected.get(number, (0, "—"))
+        yield (number, row.expected if row else 0, row.rebuilt if row else 0, done, offsets)
 
 
 def _describe_rest(plan: RebuildPlan, record: RecoveryRecord) -> Unexplained:

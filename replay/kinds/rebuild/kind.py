@@ -7,39 +7,36 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from backlog.config import Config, Stream
 from backlog.errors import Refused
 from backlog.numbers import format_plural
-from backlog.step import Step
-from backlog.values import Gap, GapState, Recovery
+from backlog.values import Gap, Recovery
 from monitoring.verdicts import Verdict
+from replay.injection.checks import has_readers_alone
+from replay.injection.kind import InjectionKind
 from replay.kinds.rebuild.options import ALLOW_SURPLUS, RebuildOptions
 from replay.kinds.rebuild.plan import NAME, RebuildPlan
-from replay.recovery.context import RunContext
-from replay.recovery.kind import Kind, Say, Traits, say_nothing
-from replay.recovery.plan import Origin, PlannedWindow
+from replay.recovery.kind import Say, Traits, say_nothing
+from replay.recovery.plan import Origin
 from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
-from replay.telling.standing import PutBack, Readers, Reads, Standing, make_standing
 from replay.telling.value import Telling
 
 if TYPE_CHECKING:
     from backlog.kafka.rights import Right
-    from backlog.ledger import Lease, Ledger
+    from backlog.ledger import Ledger
 
 SURPLUS = "surplus"
 # Sends nothing twice, or nothing but the newest state of rows that are restated anyway.
 HARMLESS = ("exact", "covering")
 
 
-class Rebuild(Kind[RebuildPlan, RebuildOptions]):
+class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
     """Lost messages, by P2 and P3."""
 
     name = NAME
     summary = "Rebuild what was lost from the source table, and put it back once."
-    traits = Traits(repairs_gaps=True, injects=True)
+    traits = Traits(repairs_gaps=True, injects=True, uses_spark=True)
     plan_model = RebuildPlan
     options_model = RebuildOptions
 
@@ -57,20 +54,6 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
 
         return plan_rebuild(workspace, stream, options, origin=origin, say=say)
 
-    def apply_terms(self, plan: RebuildPlan, stream: Stream) -> RebuildPlan:
-        """The window, the limits and `deliver` are those of the configuration."""
-        return (
-            super()
-            .apply_terms(plan, stream)
-            .model_copy(
-                update={
-                    "deliver": stream.deliver,
-                    "limits": stream.limits,
-                    "off_peak": PlannedWindow.freeze(stream.off_peak),
-                }
-            )
-        )
-
     def check(self, plan: RebuildPlan, recovery: Recovery) -> None:
         """Surplus that was not allowed by name, or readers who would get messages twice."""
         subject = f"recovery {recovery.id}"
@@ -82,45 +65,20 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
                 hint=f"mend the configuration, or `backlogctl plan rebuild {plan.stream} "
                 "--allow surplus`",
             )
-        count = plan.outcome.counts.rebuilt
-        if count > plan.limits.max_messages:
-            raise Refused(
-                f"{count} messages are more than `limits.max_messages` "
-                f"({plan.limits.max_messages})",
-                subject=subject,
-                hint=f"raise the limit of stream {plan.stream}",
-            )
-        if plan.other_groups and plan.deliver != "topic":
-            raise Refused(
-                f"other groups read topic {plan.topic} and would get the messages again: "
-                f"{', '.join(plan.other_groups)}",
-                subject=subject,
-                hint=f"say `deliver: topic` in stream {plan.stream} if that is right",
-            )
-        if plan.others_unknown and plan.deliver != "topic":
-            raise Refused(
-                f"whether other groups read topic {plan.topic}, and would get the messages again, "
-                f"is unknown: the tool {plan.others_unknown}",
-                subject=subject,
-                hint=f"grant that (`backlogctl acl rebuild {plan.stream}` prints what is needed) "
-                f"and plan again, or say `deliver: topic` in stream {plan.stream} if other readers "
-                "may get them",
-            )
+        super().check(plan, recovery)
 
     def is_automatic(self, plan: RebuildPlan) -> bool:
         """An exact or covering one that nobody else gets."""
-        alone = not (plan.other_groups or plan.others_unknown) or plan.deliver == "topic"
-        return plan.outcome.verdict in HARMLESS and alone
+        return plan.outcome.verdict in HARMLESS and has_readers_alone(plan)
 
     def suggest(
         self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
     ) -> bool:
-        """Where a gap is open that can be rebuilt; any other stays until a person waives it."""
-        from replay.kinds.rebuild.planning import say_why_not
+        """Where a gap is open, or waits in an archive, that can be put back; any other stays until
+        a person waives it."""
+        from replay.kinds.rebuild.choosing import list_repairable
 
-        lost = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-        known = any(not say_why_not(gap, stream, topic_id) for gap in lost)
-        return stream.source is not None and known
+        return bool(list_repairable(ledger, stream, topic_id))
 
     def is_configured(self, stream: Stream) -> bool:
         """There is a table to rebuild from."""
@@ -130,37 +88,13 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: RebuildPlan | None = None
     ) -> tuple[Right, ...]:
         """The topic and the Kafka ledger are written in transactions."""
+        from replay.injection.rights import list_rehearsing
         from replay.kinds.rebuild.rights import list_rebuilding
 
-        return list_rebuilding(config, stream, plan)
-
-    @property
-    def context(self) -> type[RunContext[RebuildPlan]]:
-        """Staged messages, Spark, the gaps."""
-        from replay.kinds.rebuild.context import RebuildContext
-
-        return RebuildContext
-
-    @property
-    def steps(self) -> Sequence[Step[Any]]:
-        """Check, inject, verify."""
-        from replay.kinds.rebuild.steps import STEPS
-
-        return STEPS
-
-    def close(
-        self,
-        workspace: Workspace,
-        recovery: Recovery,
-        lease: Lease,
-        *,
-        context: RunContext[RebuildPlan] | None,
-        console: Console,
-    ) -> None:
-        """Fences every slot. What is committed stays, and later plans subtract it."""
-        from replay.kinds.rebuild.injection import fence_recovery
-
-        fence_recovery(workspace, recovery)
+        if plan is None:
+            optional = list_rehearsing(stream.topic, recovery_id, needed=False)
+            return (*list_rebuilding(config, stream, recovery_id), *optional)
+        return list_rebuilding(config, stream, recovery_id, plan)
 
     def tell(self, plan: RebuildPlan, recovery: Recovery) -> Telling:
         """What will be put back, and why."""
@@ -174,45 +108,29 @@ class Rebuild(Kind[RebuildPlan, RebuildOptions]):
 
         return account_for_rebuild(plan, record)
 
-    def count_run(
-        self, plan: RebuildPlan, recovery: Recovery, counts: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """`injected` by this run, `skipped` as they were in the topic already; together all.
-
-        Of a recovery that was verified before, all count as injected.
-        """
-        known = counts or {"injected": recovery.injected, "skipped": recovery.skipped}
-        return {**known, "quarantined": plan.outcome.counts.quarantined}
-
     def say_run(self, plan: RebuildPlan, counts: Mapping[str, Any]) -> str:
         """`1,000 messages are in topic orders, each once`."""
-        count = counts["injected"] + counts["skipped"]
-        told = f"{format_plural(count, 'message')} {'is' if count == 1 else 'are'} in topic "
-        told += f"{plan.topic}, each once"
+        told = super().say_run(plan, counts)
+        if not plan.delivers:
+            told += "; the gaps are as they were"
         if left_out := counts["quarantined"]:
             told += f"; {format_plural(left_out, 'row')} in quarantine"
         return told
 
     def say_cancelled(self, recovery: Recovery, ways: Sequence[str] = ()) -> str:
         """Its gaps, and what was put back."""
+        plan = self.read_plan(recovery)
+        if not plan.delivers:
+            return "the gaps are as they were: it sent nothing to the stream's own topic"
+        told = "its gaps are open again"
+        if any(gap.archive for gap in plan.gaps):
+            told = "its gaps are open, or wait in their archive, as before"
         if not recovery.injected:
-            return "its gaps are open again"
+            return told
         were = "was" if recovery.injected == 1 else "were"
         return (
-            f"its gaps are open again ({format_plural(recovery.injected, 'message')} {were} put "
+            f"{told} ({format_plural(recovery.injected, 'message')} {were} put "
             "back before; later plans subtract them)"
-        )
-
-    def describe_standing(
-        self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
-    ) -> Standing:
-        """What was put back, and what not; it stops nobody's consumers."""
-        planned = self.read_plan(recovery).outcome.counts.rebuilt
-        return make_standing(
-            workspace,
-            recovery,
-            Readers(Reads.ORIGINALS),
-            put_back=PutBack(recovery.injected, planned),
         )
 
     def find_gaps(

@@ -12,6 +12,7 @@ from backlog.clock import read_time
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import EdgeTimes, Gap, Sample
 from monitoring.timeline import Timeline
+from replay.injection.plan import InjectionPlan
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.plan import Plan
 from replay.recovery.workspace import Workspace
@@ -84,6 +85,8 @@ def locate_prior(
         if recovery.id not in ids:
             continue
         plan = workspace.plan_of(recovery)
+        if not isinstance(plan, InjectionPlan) or not plan.delivers:
+            continue
         if not gaps or plan.topic_id != gaps[0].topic_id:
             continue
         # Put back for another group, this one may have read the messages that they are copies of.
@@ -101,15 +104,16 @@ def locate_prior(
                 same_group=same_group,
             )
             again = again or (same_group and touches(record, gaps))
-        if again:
-            begun = _find_first_time(plan)
+        if again and (begun := _find_first_time(plan)) is not None:
             since = begun if since is None else min(since, begun)
     return tuple(located.values()), since
 
 
-def _find_first_time(plan: Plan) -> datetime:
-    """From when on a rebuild read its rows; the beginning of time where it read all."""
-    assert isinstance(plan, RebuildPlan)
+def _find_first_time(plan: Plan) -> datetime | None:
+    """From when on a rebuild read its rows: the beginning of time where it read all, None where it
+    read none."""
+    if not isinstance(plan, RebuildPlan) or not plan.outcome.counts.candidates:
+        return None
     lower = plan.outcome.bounds[0]
     return datetime(1970, 1, 1, tzinfo=UTC) if lower is None else read_time(lower)
 

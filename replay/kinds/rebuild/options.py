@@ -7,10 +7,11 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from backlog.config.base import fail_at
+from replay.injection.allowing import ALLOW_LEDGER
 from replay.recovery.options import OptionalMoment, list_words
 from replay.recovery.plan import AllowedWords, Options
 
-ALLOW_SURPLUS, ALLOW_PROOF, ALLOW_LEDGER = "surplus", "proof", "ledger"
+ALLOW_SURPLUS, ALLOW_PROOF = "surplus", "proof"
 ALLOWED = (ALLOW_SURPLUS, ALLOW_PROOF, ALLOW_LEDGER)
 
 
@@ -31,11 +32,20 @@ class RebuildOptions(Options):
     )
     gaps: tuple[str, ...] = Field(
         default=(),
+        title="Gaps",
         description="Only this gap; may be said again.",
         json_schema_extra={"option": "gap"},
     )
+    to: str | None = Field(
+        default=None,
+        title="To",
+        description="`topic` (the stream's own), `rehearsal` (a side topic that expires), or the "
+        "name of another topic; only the first repairs the gaps. Else `topic`.",
+    )
     allow: AllowedWords = Field(
-        default=(), description="`surplus`, `proof` or `ledger`: go on in spite of it."
+        default=(),
+        title="Allow",
+        description="`surplus`, `proof` or `ledger`: go on in spite of it.",
     )
 
     _check_allow = list_words("allow", ALLOWED)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from backlog.config import StreamLimits
 from backlog.values import Gap
+from replay.injection.plan import InjectionPlan
 from replay.kinds.rebuild.options import RebuildOptions
-from replay.recovery.plan import Plan, PlanPart
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from replay.recovery.plan import PlanPart
 from spark_backfill.request import RebuildOutcome
+
+if TYPE_CHECKING:
+    from backlog.ledger import ArchiveRecord
 
 NAME: Final = "rebuild"
 
 
 class PlannedGap(PlanPart):
-    """A lost range `[start, end)` as it was when the plan was made."""
+    """A lost range `[start, end)` as it was when the plan was made.
+
+    `archive` is where its messages are taken from; None for rows of the table.
+    """
 
     id: str
     partition: int
@@ -24,9 +29,10 @@ class PlannedGap(PlanPart):
     end: int
     cause: str = "expired"
     certainty: str = "exact"
+    archive: str | None = None
 
     @classmethod
-    def freeze(cls, gap: Gap) -> PlannedGap:
+    def freeze(cls, gap: Gap, record: ArchiveRecord | None = None) -> PlannedGap:
         """A gap whose range is known."""
         assert gap.start is not None
         assert gap.end is not None
@@ -37,31 +43,21 @@ class PlannedGap(PlanPart):
             end=gap.end,
             cause=str(gap.cause),
             certainty=str(gap.certainty),
+            archive=None if record is None else record.recovery_id,
         )
 
 
-class RebuildPlan(Plan):
+class RebuildPlan(InjectionPlan):
     """What is approved, put back and verified.
 
     Attributes:
         outcome: what Spark found, staged and judged.
-        manifest_sha256: of the manifest that names every staged chunk.
-        ledger_topic: the Kafka ledger as it was; None where the first run makes it.
-        topic_end_offsets: high watermark by partition: what is injected lies behind it.
-        transactional_prefix: of the slots' transactional.id; None takes the configuration's.
-        deliver: `topic` where the stream says by name that other groups get the messages too.
     """
 
     version: int = 1
     kind: Literal["rebuild"] = NAME
     gaps: tuple[PlannedGap, ...]
     outcome: RebuildOutcome
-    manifest_sha256: str
-    ledger_topic: LedgerSnapshot | None
-    transactional_prefix: str | None = None
-    topic_end_offsets: Mapping[int, int]
-    deliver: str | None = None
-    limits: StreamLimits
     options: RebuildOptions
 
     @classmethod
@@ -77,8 +73,29 @@ class RebuildPlan(Plan):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The partitions that get messages: one slot each."""
+        """The partitions of the target that get messages: one slot each."""
         return self.outcome.slots or tuple(row.partition for row in self.outcome.partitions)
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether all of it lies in archives: then nothing was lost."""
+        counts = self.outcome.counts
+        return 0 < counts.from_archive == counts.rebuilt
+
+    @property
+    def noun(self) -> str:
+        """What it puts back, for a sentence."""
+        return "archived message" if self.is_archived else "lost message"
+
+    @property
+    def message_count(self) -> int:
+        """Messages that are staged."""
+        return self.outcome.counts.rebuilt
+
+    @property
+    def quarantined(self) -> int:
+        """Rows that could not be built."""
+        return self.outcome.counts.quarantined
 
 
 def _leave_out(document: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import Stream
-from backlog.errors import BacklogError, Refused, UsageError
+from backlog.errors import UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
 from backlog.kafka.readers import TopicReaders
-from backlog.manifest import read_manifest
-from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState, Sample
+from backlog.ledger import ArchiveRecord
+from backlog.values import Cause, Gap, OffsetRange, Recovery, Sample
 from replay.around.observation import look_at_stream, read_history
 from replay.around.rights import require_rights
-from replay.kinds.rebuild import injection
+from replay.injection import ledger as injection
+from replay.injection.checks import warn_about_readers
+from replay.injection.plan import To
+from replay.injection.rehearsals import clear_rehearsals, name_superseded
+from replay.injection.storing import stage_and_store
+from replay.kinds.rebuild.choosing import choose_gaps, find_archive, list_archives, take_every
 from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
 from replay.kinds.rebuild.put_back import leave_out_put_back
 from replay.kinds.rebuild.rights import list_rebuilding
+from replay.kinds.rebuild.targets import Target, find_target
 from replay.recovery.approval import approve_automatically
 from replay.recovery.guards import (
     check_denied,
     refuse_active,
     refuse_group_type,
     refuse_missing_group,
-    store_plan,
 )
 from replay.recovery.housekeeping import clear_staging
 from replay.recovery.identity import find_identity
@@ -38,12 +41,10 @@ from replay.recovery.plan import Origin, PlannedWindow
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
-    from spark_backfill.request import Growth
+    from spark_backfill.request import ArchiveSource, Growth, PriorChunk
 
 # What of a stream's section decides which messages are made, and where they go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "isolation", "partitioner", "source")
-NOT_WITHOUT_DELIVER = "; it will not run unless the stream says `deliver: topic`"
-_REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED)
 
 
 @dataclass(slots=True)
@@ -57,11 +58,41 @@ class Losses:
     readers: TopicReaders
     history: tuple[Sample, ...]
     warnings: list[str] = field(default_factory=list)
+    archives: tuple[ArchiveRecord, ...] = ()
 
+    @property
+    def archived(self) -> tuple[Gap, ...]:
+        """Gaps whose messages lie in an archive."""
+        return tuple(gap for gap in self.gaps if find_archive(gap, self.archives))
 
-def take_every(_: Gap) -> bool:
-    """No gap is left alone."""
-    return True
+    @property
+    def rows(self) -> tuple[Gap, ...]:
+        """The others: their messages are made from rows, or were put back before."""
+        held = {gap.id for gap in self.archived}
+        return tuple(gap for gap in self.gaps if gap.id not in held)
+
+    def list_sources(self) -> tuple[ArchiveSource, ...]:
+        """The archives that are there still, with what is taken from each."""
+        from spark_backfill.request import ArchiveSource
+
+        taken: dict[str, list[OffsetRange]] = {}
+        for gap in self.archived:
+            record = find_archive(gap, self.archives)
+            assert record is not None
+            assert gap.start is not None
+            assert gap.end is not None
+            place = OffsetRange(gap.partition, gap.start, gap.end)
+            taken.setdefault(record.recovery_id, []).append(place)
+        return tuple(
+            ArchiveSource(
+                record.recovery_id,
+                record.location,
+                record.manifest_sha256,
+                tuple(taken.get(record.recovery_id, ())),
+            )
+            for record in self.archives
+            if record.purged_at is None
+        )
 
 
 def plan_rebuild(
@@ -83,51 +114,41 @@ def plan_rebuild(
         UsageError: the stream has no source, or a gap cannot be chosen.
         Refused: nothing is lost, a guard says no, or another recovery is in the way.
     """
-    if stream.source is None:
+    if stream.source is None and not workspace.ledger.archives.list(with_purged=False):
         raise UsageError(
-            "it has no source table to rebuild from",
+            "it has no source table to rebuild from, and no archive",
             subject=f"stream {stream.name}",
             hint=f"add `streams.{stream.name}.source`; see docs/configuration.md",
         )
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
     refuse_group_type(workspace, stream)
-    told = require_rights(workspace, stream, list_rebuilding(workspace.config, stream, None))
+    clear_rehearsals(workspace, stream.name)
+    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
+    target = find_target(workspace, stream, options.to, recovery_id)
+    planned = None if target is None else target.planned
+    rights = list_rebuilding(workspace.config, stream, recovery_id, target=planned)
+    told = require_rights(workspace, stream, rights)
     say("looking at the topic")
     losses = observe_losses(workspace, stream, options, wants)
     losses.warnings += told
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    directory = workspace.staging_of(recovery_id)
-    try:
-        plan = _compute_plan(workspace, stream, options, losses, recovery_id, origin, say)
-        chunks = read_manifest(directory, plan.manifest_sha256).chunks
-        gap_ids = [gap.id for gap in losses.gaps]
-        recovery = store_plan(workspace, recovery_id, plan, gap_ids)
-        workspace.ledger.chunks.add_all(recovery_id, chunks)
-    except BaseException:
-        # It may be on record by now, and could be approved: then its messages must stay.
-        with suppress(BacklogError):
-            _withdraw(workspace, recovery_id)
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
+    if target is None:
+        others, unknown = (
+            losses.readers.list_others(stream.group),
+            losses.readers.say_unknown(stream.group),
+        )
+        losses.warnings += warn_about_readers(others, unknown, stream.deliver)
+    else:
+        losses.warnings += name_superseded(workspace, stream.name)
+    recovery = stage_and_store(
+        workspace,
+        recovery_id,
+        lambda: _compute_plan(workspace, stream, options, losses, recovery_id, target, origin, say),
+        # What is sent elsewhere repairs nothing.
+        [gap.id for gap in losses.gaps] if target is None else [],
+    )
     clear_staging(workspace)
     return approve_automatically(workspace, recovery)
-
-
-def _withdraw(workspace: Workspace, recovery_id: str) -> None:
-    """Rejects a plan that did not come to its end, if it is on record.
-
-    Raises:
-        BacklogError: it may be on record still.
-    """
-    with suppress(UsageError):
-        workspace.ledger.recoveries.get(recovery_id)
-        workspace.ledger.recoveries.advance(
-            recovery_id,
-            RecoveryState.REJECTED,
-            actor=str(find_identity()),
-            detail={"reason": "planning did not come to its end"},
-        )
 
 
 def fingerprint_stream(stream: Stream) -> dict[str, Any]:
@@ -151,107 +172,12 @@ def observe_losses(
     gaps, told = leave_out_put_back(workspace, stream, gaps, seen.sample.partitions)
     warnings = [*status["warnings"], *warnings, *told]
     readers = list_topic_readers(properties, stream.topic, limit)
-    others, unknown = readers.list_others(stream.group), readers.say_unknown(stream.group)
-    if unknown:
-        warnings.append(
-            f"whether other groups read this topic is unknown: the tool {unknown}"
-            + ("" if stream.deliver == "topic" else NOT_WITHOUT_DELIVER)
-        )
-    if others and stream.deliver != "topic":
-        warnings.append(
-            f"other groups read this topic and would get the messages again: "
-            f"{', '.join(others)}" + NOT_WITHOUT_DELIVER
-        )
-    elif others:
-        warnings.append(f"other groups will get the messages again: {', '.join(others)}")
     ends = list_offsets(properties, stream.topic, range(topic.partitions), "latest", deadline=limit)
     history = read_history(workspace, stream)
     gaps = tighten_times(gaps, history)
+    archives = list_archives(workspace.ledger, topic.topic_id)
     starts = {part.partition: part.low for part in seen.sample.partitions}
-    return Losses(topic, gaps, starts, ends, readers, history, warnings)
-
-
-def choose_gaps(
-    workspace: Workspace,
-    stream: Stream,
-    topic: TopicInfo,
-    wanted: Sequence[str],
-    wants: Callable[[Gap], bool] = take_every,
-) -> tuple[tuple[Gap, ...], list[str]]:
-    """The gaps to repair, and what is to be said about the others.
-
-    Open ones, and those of an older plan that nobody approved: the new plan takes its place.
-
-    Raises:
-        UsageError: a gap that was named cannot be repaired.
-        Refused: there is nothing to repair.
-    """
-    ledger = workspace.ledger
-    superseded = {
-        gap_id
-        for recovery in ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
-        for gap_id in ledger.recoveries.gap_ids(recovery.id)
-    }
-    known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name) if wants(gap)}
-    for gap_id in wanted:
-        if gap_id not in known:
-            raise UsageError(
-                f"stream {stream.name} has no such gap",
-                subject=f"gap {gap_id}",
-                hint="`backlogctl gaps` lists them",
-            )
-    chosen: list[Gap] = []
-    warnings: list[str] = []
-    for gap in known.values():
-        free = gap.state is GapState.OPEN or (
-            gap.state in (GapState.PLANNED, GapState.STAGED) and gap.id in superseded
-        )
-        why = say_why_not(gap, stream, topic.topic_id) if free else f"it is {gap.state}"
-        if not why and (not wanted or gap.id in wanted):
-            chosen.append(gap)
-        elif gap.id in wanted:
-            raise UsageError(
-                f"cannot be planned: {why}",
-                subject=f"gap {gap.id}",
-                hint="`backlogctl gaps` lists them",
-            )
-        elif free and not wanted:
-            warnings.append(f"gap {gap.id} (partition {gap.partition}) is left out: {why}")
-    if not chosen:
-        raise _refuse_nothing(stream, list(known.values()), warnings)
-    return tuple(chosen), warnings
-
-
-def say_why_not(gap: Gap, stream: Stream, topic_id: str) -> str:
-    """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
-    if gap.cause not in _REPAIRABLE:
-        return f"{gap.cause} is reported only, what was lost is unknown"
-    if gap.start is None or gap.end is None:
-        return "its range is unknown"
-    if gap.topic_id != topic_id:
-        return "it is of a topic of this name that was deleted since"
-    if gap.group != stream.group:
-        return f"it is of group {gap.group}, and the stream's group is {stream.group}"
-    return ""
-
-
-def _refuse_nothing(stream: Stream, known: Sequence[Gap], warnings: Sequence[str]) -> Refused:
-    subject = f"stream {stream.name}"
-    busy = [gap for gap in known if gap.state in (GapState.PLANNED, GapState.STAGED)]
-    busy += [gap for gap in known if gap.state is GapState.INJECTED]
-    if busy:
-        return Refused(
-            "every gap belongs to a recovery already",
-            subject=subject,
-            hint="see `backlogctl recoveries`; run it, or cancel it",
-        )
-    if warnings:
-        return Refused(
-            f"no gap can be rebuilt: {'; '.join(warnings)}",
-            subject=subject,
-            hint="`backlogctl waive` closes a gap that needs no recovery",
-        )
-    return Refused("nothing is lost, so there is nothing to rebuild", subject=subject)
+    return Losses(topic, gaps, starts, ends, readers, history, warnings, archives)
 
 
 def _compute_plan(
@@ -260,17 +186,25 @@ def _compute_plan(
     options: RebuildOptions,
     losses: Losses,
     recovery_id: str,
+    target: Target | None,
     origin: Origin | None,
     say: Say,
 ) -> RebuildPlan:
     config, properties = workspace.config, workspace.properties(stream)
     ledger_topic, prior = injection.freeze_ledger(workspace, stream, options.allow)
+    elsewhere: tuple[PriorChunk, ...] = ()
+    if target is not None and target.planned.to is To.OTHER:
+        _, elsewhere = injection.freeze_ledger(
+            workspace, stream, options.allow, target.planned.topic, target.planned.topic_id or ""
+        )
+    rows, sources = losses.rows, losses.list_sources()
     prior, read_since = locate_prior(workspace, prior, losses.gaps)
     growth = find_growth(losses.history, losses.topic.topic_id)
-    from spark_backfill.sources.reflection import require_tables
+    if rows and stream.source is not None:
+        from spark_backfill.sources.reflection import require_tables
 
-    say("looking at the source")
-    require_tables(config.sources, stream)
+        say("looking at the source")
+        require_tables(config.sources, stream)
     from spark_backfill.spark.kafka_options import make_java_options
 
     make_java_options(properties)  # refuses now what Spark could not use
@@ -278,11 +212,13 @@ def _compute_plan(
     from spark_backfill.messages.staging import fit_chunks
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest
+    from spark_backfill.spark.object_store import needs_s3
     from spark_backfill.spark.session import open_session
 
     slots = len({gap.partition for gap in losses.gaps})
     name = f"backlogctl plan {recovery_id}"
-    spark = open_session(config.spark, name, staging=config.staging.dir)
+    s3 = any(needs_s3(source.location) for source in sources)
+    spark = open_session(config.spark, name, staging=config.staging.dir, s3=s3)
     outcome = rebuild(
         spark,
         RebuildRequest(
@@ -291,14 +227,18 @@ def _compute_plan(
             sources=config.sources,
             client_properties=properties,
             partitions=losses.topic.partitions,
-            topic_config=losses.topic.config,
-            gaps=losses.gaps,
+            topic_config=losses.topic.config if target is None else target.limit(losses.topic),
+            gaps=rows,
+            archived=losses.archived,
+            archives=sources,
+            target=None if target is None else (target.planned.topic, target.planned.partitions),
             staging_root=config.staging.dir,
             since=options.since,
             until=options.until,
             allow=frozenset(options.allow),
             prior=prior,
-            edge_times=date_edges(losses.gaps, losses.history),
+            elsewhere=elsewhere,
+            edge_times=date_edges(rows, losses.history),
             bookmarks=workspace.ledger.bookmarks.list(
                 stream.name, stream.group, losses.topic.topic_id
             ),
@@ -312,7 +252,11 @@ def _compute_plan(
         progress=say,
         limits=fit_chunks(stream.limits.messages_per_second, slots),
     )
-    warnings = [*losses.warnings, *map(_describe_growth, growth), *outcome.warnings]
+    warnings = [*losses.warnings, *outcome.warnings]
+    # Who gets the messages besides: of another topic its readers, all of them.
+    readers, mine = (losses.readers, stream.group) if target is None else (target.readers, "")
+    if rows and stream.source is not None:
+        warnings += map(_describe_growth, growth)
     warnings += _compare_log_starts(workspace, stream, losses)
     return RebuildPlan(
         stream=stream.name,
@@ -321,15 +265,18 @@ def _compute_plan(
         topic_id=losses.topic.topic_id,
         partition_count=losses.topic.partitions,
         group=stream.group,
-        gaps=tuple(PlannedGap.freeze(gap) for gap in losses.gaps),
+        gaps=tuple(
+            PlannedGap.freeze(gap, find_archive(gap, losses.archives)) for gap in losses.gaps
+        ),
+        target=None if target is None else target.planned,
         # How long it took is not a part of what is approved.
         outcome=replace(outcome, seconds={}),
         manifest_sha256=outcome.manifest_sha256,
         ledger_topic=ledger_topic,
         transactional_prefix=config.kafka_ledger.transactional_prefix,
-        topic_end_offsets=losses.ends,
-        other_groups=losses.readers.list_others(stream.group),
-        others_unknown=losses.readers.say_unknown(stream.group),
+        topic_end_offsets=losses.ends if target is None else target.ends,
+        other_groups=readers.list_others(mine),
+        others_unknown=readers.say_unknown(mine),
         deliver=stream.deliver,
         configuration=fingerprint_stream(stream),
         approval=stream.approval,

@@ -68,6 +68,8 @@ def find_put_back(
         if not same or recovery.kind != NAME or recovery.group == stream.group:
             continue
         plan = cast("RebuildPlan", workspace.plan_of(recovery))
+        if not plan.delivers:
+            continue
         records = workspace.ledger.chunks.list(recovery.id)
         lost = [gap for gap in known if gap.topic_id == plan.topic_id]
         if ALLOW_PROOF in plan.allowed or not all(is_there(r, here, lost) for r in records):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from backlog.numbers import format_bytes, format_count, format_duration, format_plural
+from backlog.numbers import format_count, format_plural
 from backlog.values import Certainty, Recovery
+from replay.injection.plan import To
+from replay.injection.target import say_target
+from replay.injection.words import say_staged, say_when
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.telling.value import Action, Count, Fact, Row, Table, Telling
 
@@ -14,15 +17,22 @@ from replay.telling.value import Action, Count, Fact, Row, Table, Telling
 _COUNTS = {
     "expected": ("lost offsets (at most)", "", True),
     "candidates": ("rows read from the source", "", True),
+    "archived": ("archived messages of these gaps", "", False),
     "surviving": ("still in the topic", "−", False),
     "consumed": ("handled by the consumer", "−", False),
     "already_injected": ("put back by earlier recoveries", "−", False),
     "outside": ("in no gap: the group has read them", "−", False),
     "rebuilt": ("rebuilt", "", True),
+    "from_archive": ("of them as they were, from the archive", "", False),
     "collapsed": ("collapsed (newer state of the same row)", "", False),
     "quarantined": ("quarantined", "", False),
     "surplus": ("surplus", "", False),
     "shortfall": ("shortfall", "", False),
+}
+# Where all of it lies in archives nothing was lost.
+_ARCHIVED = {
+    "expected": ("drained offsets (at most)", "", True),
+    "rebuilt": ("to be put back", "", True),
 }
 _SHOWN_DIFFERENCES = 2
 WITHIN = "within"
@@ -35,31 +45,57 @@ def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
     return Telling(
         verdict=outcome.verdict,
         verdict_words=f"plan: {say_verdict(plan)}",
-        request=f"Put {format_plural(rebuilt, 'message')} back into {plan.topic} ({recovery.id})",
-        summary=f"Puts {format_plural(rebuilt, 'lost message')} back into topic {plan.topic}.",
+        request=_say_request(plan, recovery),
+        summary=_say_summary(plan),
         reasons=outcome.reasons,
         counts=tuple(
             Count(name, value, words, sign, strong=name == "rebuilt")
-            for name, (words, sign, always) in _COUNTS.items()
-            if (value := getattr(outcome.counts, name)) or always
+            for name, (words, sign, always) in (
+                {**_COUNTS, **_ARCHIVED} if plan.is_archived else _COUNTS
+            ).items()
+            if (value := getattr(outcome.counts, name)) or (always and _is_about(plan, name))
         ),
         tables=(_draw_partitions(plan), _draw_ranges(plan)),
         facts=_list_facts(plan),
-        actions=(
-            Action(
-                "stops",
-                (
-                    "nothing: consumers go on, nothing is created or deleted, and messages are "
-                    "added at the topic's end, each once",
-                ),
-            ),
-        ),
+        actions=_list_actions(plan),
         other_groups=plan.other_groups,
         others_unknown=plan.others_unknown,
         warnings=plan.warnings,
         size=rebuilt,
         document=_make_document(plan),
     )
+
+
+def _is_about(plan: RebuildPlan, name: str) -> bool:
+    """Whether a count says something where it is zero: of rows nothing, where none was read."""
+    return name != "candidates" or not plan.outcome.counts.archived
+
+
+def _say_request(plan: RebuildPlan, recovery: Recovery) -> str:
+    count = format_plural(plan.message_count, "message")
+    if plan.delivers:
+        return f"Put {count} back into {plan.topic} ({recovery.id})"
+    return f"Send {count} to {plan.target_topic} ({recovery.id})"
+
+
+def _say_summary(plan: RebuildPlan) -> str:
+    count = format_plural(plan.message_count, plan.noun)
+    if plan.delivers:
+        return f"Puts {count} back into topic {plan.topic}."
+    where = say_target(plan.target, plan.topic)
+    return f"Sends {count} of topic {plan.topic} to {where}; the gaps stay as they are."
+
+
+def _list_actions(plan: RebuildPlan) -> tuple[Action, ...]:
+    if plan.target is not None and plan.target.to is To.REHEARSAL:
+        stops = "nothing: consumers go on, and no message goes to the topic that they read"
+        return (
+            Action("stops", (stops,)),
+            Action("creates", (say_target(plan.target, plan.topic),)),
+        )
+    end = "nothing: consumers go on, nothing is created or deleted, and messages are added at the "
+    where = "topic's end" if plan.delivers else f"end of topic {plan.target_topic}"
+    return (Action("stops", (f"{end}{where}, each once",)),)
 
 
 def say_verdict(plan: RebuildPlan) -> str:
@@ -116,7 +152,7 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
                 str(gap.partition),
                 f"{gap.start:,}–{gap.end - 1:,}",
                 format_count(gap.end - gap.start),
-                f"{gap.cause}, {gap.certainty}",
+                f"{gap.cause}, {gap.certainty}" + (f", in {gap.archive}" if gap.archive else ""),
             ),
             gap.end - gap.start,
         )
@@ -128,7 +164,11 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
 
 def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     outcome = plan.outcome
-    facts = [Fact("proof", _say_proof(plan), decides=True)]
+    facts = []
+    if outcome.counts.from_archive:
+        facts.append(Fact("archive", _say_archived(plan), decides=True))
+    if outcome.counts.candidates or not outcome.counts.archived:
+        facts.append(Fact("proof", _say_proof(plan), decides=True))
     if outcome.evidence:
         facts.append(Fact("evidence", outcome.evidence))
     if outcome.uncertain.count:
@@ -140,9 +180,39 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     if reasons := outcome.quarantine.reasons:
         told = ", ".join(f"{format_count(n)} × {why}" for why, n in reasons.items())
         facts.append(Fact("quarantine", told, "warn"))
-    facts.append(Fact("messages", f"{outcome.fidelity}, staged in {say_staged(plan)}"))
+    facts.append(
+        Fact(
+            "messages",
+            f"{_say_fidelity(plan)}, staged in {say_staged(outcome.chunks, outcome.bytes)}",
+        )
+    )
     facts.append(Fact("put back", say_when(plan), decides=True))
     return tuple(facts)
+
+
+def _say_archived(plan: RebuildPlan) -> str:
+    """What comes from archives, and that holes in them are no loss."""
+    counts = plan.outcome.counts
+    named = sorted({gap.archive for gap in plan.gaps if gap.archive is not None})
+    told = f"{format_plural(counts.from_archive, 'message')} as they were"
+    if named:
+        told += f", from {', '.join(named)}, whose files were verified"
+    if holes := counts.archived_holes:
+        told += (
+            f"; {format_plural(holes, 'offset')} of these ranges held no message (control records, "
+            "aborted or compacted): nothing is missing there"
+        )
+    return told
+
+
+def _say_fidelity(plan: RebuildPlan) -> str:
+    """`original`, or `30 original, 60 restated`."""
+    outcome = plan.outcome
+    made = outcome.counts.rebuilt - outcome.counts.from_archive
+    if not made or not outcome.counts.from_archive or outcome.fidelity == "original":
+        return outcome.fidelity
+    kept = format_count(outcome.counts.from_archive)
+    return f"{kept} original, {format_count(made)} {outcome.fidelity}"
 
 
 def _say_proof(plan: RebuildPlan) -> str:
@@ -166,21 +236,3 @@ def _say_uncertain(plan: RebuildPlan) -> str:
         f"{rows} {where}, {format_count(uncertain.taken)} of them put back "
         f"(`source.edge` decides); listed in {uncertain.path}"
     )
-
-
-def say_staged(plan: RebuildPlan) -> str:
-    """`3 chunks, 1.2 MB`."""
-    return f"{format_plural(plan.outcome.chunks, 'chunk')}, {format_bytes(plan.outcome.bytes)}"
-
-
-def say_when(plan: RebuildPlan) -> str:
-    """The window and the brakes, and about how long the work takes."""
-    brakes = []
-    if plan.off_peak is not None:
-        brakes.append(f"{plan.off_peak}, as many nights as needed")
-    if rate := plan.limits.messages_per_second:
-        took = format_duration(max(1.0, plan.outcome.counts.rebuilt / rate))
-        brakes.append(f"at most {rate:,} messages/s: about {took} of work")
-    if lag := plan.limits.max_live_lag:
-        brakes.append(f"waits while the live group is more than {lag:,} behind")
-    return ", ".join(brakes) or "at any time, as fast as it goes"

@@ -80,6 +80,18 @@ def test_every_group_that_commits_is_listed(
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_that_reads_and_has_not_committed_is_listed(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, protocol: str
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic(partitions=1)
+    member = join(properties, group, name, group_protocol=protocol)
+    other = join(properties, f"{group}-elsewhere", topic(partitions=1), group_protocol=protocol)
+    assert verbs.list_topic_readers(properties, name).known == {group: {}}
+    member.close()
+    other.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_fault_25_offsets_of_an_active_group_are_refused_by_member(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str, protocol: str
 ) -> None:

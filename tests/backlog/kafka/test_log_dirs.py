@@ -123,6 +123,7 @@ def directory(total: int, usable: int, size: int = 0, error: int = 0) -> dict[st
     part = {"partition_index": 0, "partition_size": size, "offset_lag": 0, "is_future_key": False}
     return {
         "error_code": error,
+        "log_dir": "/data",
         "topics": [{"name": "orders", "partitions": [part]}, {"name": "x", "partitions": []}],
         "total_bytes": total,
         "usable_bytes": usable,

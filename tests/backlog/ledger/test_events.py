@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from backlog.errors import UsageError
+from backlog.errors import LeaseHeld, UsageError
 from backlog.ledger import Ledger
+from backlog.ledger.owners import Owner
 from tests.backlog.ledger.conftest import change, drop_triggers
 from tests.backlog.ledger.makers import plan
 
@@ -33,6 +34,20 @@ def test_record_is_chained(ledger: Ledger) -> None:
     assert ledger.events.verify_chain(recovery)
     with pytest.raises(UsageError, match="no such recovery"):
         ledger.events.append("r-19700101-0001", "ada", "x", {})
+
+
+def test_fault_02_who_lost_the_lease_adds_no_line(ledger: Ledger) -> None:
+    recovery = record_some(ledger)
+    zombie, live = Owner.current(), Owner("other", 1, "then", "token")
+    ledger.leases.acquire(recovery, zombie)
+    ledger.events.append(recovery, "ada", "decided", owner=zombie)
+    ledger.leases.release(recovery, zombie)
+    ledger.leases.acquire(recovery, live)
+    before = ledger.events.list(recovery)
+    with pytest.raises(LeaseHeld, match="took it over"):
+        ledger.events.append(recovery, "ada", "decided again", owner=zombie)
+    assert ledger.events.list(recovery) == before
+    assert ledger.events.verify_chain(recovery)
 
 
 @pytest.mark.parametrize(

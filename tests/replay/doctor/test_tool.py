@@ -60,7 +60,7 @@ def test_each_right_that_is_missing_is_found(
     monkeypatch.setenv("DOCTOR_PASSWORD", PASSWORD)
     everyone = make_workspace(tmp_path, {**secured.properties, **by_name}, source=SOURCE)
     wanted = list_wanted(everyone, everyone.config.stream("orders"))
-    assert list(wanted) == ["see", "hold", "rebuild", "doctor"]
+    assert list(wanted) == ["see", "hold", "rebuild", "redrive", "doctor"]
     every = list(dict.fromkeys(right for rights in wanted.values() for right in rights))
     all_rights = secured.add_user("all-rights", every)
     whole = examine(make_workspace(tmp_path, {**all_rights, **by_name}, source=SOURCE))

@@ -19,7 +19,7 @@ from backlog.ledger import TemporaryTopic
 from fanout.quiet import await_quiet
 from fanout.relay import guard
 from fanout.temporary import delete_temporary_topic
-from replay.kinds.expand import context as expand_context
+from replay.around import stopping
 from replay.kinds.expand.steps import remove_topic, trial
 from tests.kafka_tools import read_all
 
@@ -33,7 +33,7 @@ Patch = Callable[[Any, str, Any], None]
 
 def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
-    patch(expand_context, "await_quiet", partial(await_quiet, quiet=QUIET))
+    patch(stopping, "await_quiet", partial(await_quiet, quiet=QUIET))
     patch(trial, "ENOUGH_SECONDS", MEASURED)
     settings = {
         **guard._SETTINGS,

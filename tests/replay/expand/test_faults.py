@@ -21,8 +21,8 @@ from fanout.launchers import Role
 from fanout.quiet import GroupStillCommits, await_quiet
 from fanout.relay import pool, session
 from fanout.relay.interface import ConsumerCameBack
+from replay.around import stopping
 from replay.kinds.expand import brokers
-from replay.kinds.expand import context as expand_context
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import delete_topic, wait_until
 from tests.replay.expand.conftest import MakeWorld
@@ -259,7 +259,7 @@ def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> No
 
     world.at("p4.3.stopped", begin)
     with world.patch.context() as patched:
-        patched.setattr(expand_context, "await_quiet", watch)
+        patched.setattr(stopping, "await_quiet", watch)
         with pytest.raises(GroupStillCommits, match="still running") as caught:
             world.run(recovery)
     (intruder,) = world.started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backlog.errors import BacklogError, LeaseHeld
-from replay.kinds.expand.leftovers import CONSUMERS_STAY, Leftovers
+from replay.around.leftovers import CONSUMERS_STAY, Leftovers
 from replay.recovery.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
 
 

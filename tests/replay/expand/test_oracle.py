@@ -11,7 +11,6 @@ from fanout.launchers import Role
 from replay.kinds.expand import closing as expand_closing
 from replay.kinds.expand import context as expand_context
 from replay.kinds.expand.context import ExpandContext
-from replay.kinds.expand.steps.stop_consumers import start_originals
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import await_handled, find_disorder, judge, read_log
 from tests.replay.expand.world import WITHIN, World
@@ -48,7 +47,7 @@ def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) 
         world.set_speed(Role.ORIGINAL, None)
         world.publish(400)
         context.session.leave()
-        start_originals(context)
+        context.start_originals()
         wait_until(lambda: not world.find_rest(), what="they are ahead")
         world.set_speed(Role.RECOVERY, None)
         drain(context)

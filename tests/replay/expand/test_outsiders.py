@@ -11,6 +11,7 @@ from backlog.values import Cause, Certainty, Recovery
 from fanout.launchers import Role
 from fanout.relay.commits import CommitWithMetadata
 from fanout.relay.counters import Counters, write_counters
+from replay.around.stopping import find_begin
 from replay.kinds.expand.outsiders import (
     READ_BESIDE,
     REPEATED,
@@ -18,7 +19,6 @@ from replay.kinds.expand.outsiders import (
     Moved,
     find_moved,
 )
-from replay.kinds.expand.steps.stop_consumers import find_begin
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.expand.oracle import (
     SETTINGS,

@@ -12,8 +12,9 @@ from backlog.errors import BacklogError, Refused, UsageError
 from backlog.ledger import OPERATOR
 from backlog.values import Certainty, Recovery
 from fanout.launchers import Role
+from replay.around.ways import LEAVE_CONSUMERS
 from replay.kinds.expand.canary_look import CanaryFailed
-from replay.kinds.expand.options import LEAVE_CONSUMERS, REWIND
+from replay.kinds.expand.options import REWIND
 from replay.kinds.expand.steps import canary
 from replay.recovery.brakes import CancelRequested
 from tests.kafka_tools import delete_topic, move_log_start

@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -41,6 +42,7 @@ from replay.recovery.cancelling import cancel_work
 from replay.recovery.runner import Run
 from replay.recovery.workspace import Workspace
 from tests.kafka_tools import wait_until
+from tests.reaching import list_reaching
 from tests.replay.expand.shortened import WORLD
 from tests.replay.shop import ROOT, Said
 
@@ -49,8 +51,6 @@ PARTITIONS = FACTOR = REPLICAS = 2
 KEYS = 40
 RATE = 20.0  # of one consumer, as planned; they are faster, also where they start slowly
 WITHIN = 150.0  # seconds for whatever another process does
-LATER = "2100-01-01T00:00:00.000000Z"
-_REACHING = ("canary", "create_topic", "drain", "hold_retention", "remove_topic", "restore")
 
 
 @dataclass
@@ -64,6 +64,7 @@ class World:
     patch: pytest.MonkeyPatch
     stop_within: str = "60s"
     stream: str = "orders"
+    shortened: str = "tests.replay.expand.shortened"
     produced: Counter[str] = field(default_factory=Counter)
     told: io.StringIO = field(default_factory=io.StringIO)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -243,8 +244,6 @@ class World:
         verbs.set_group_offsets(self.properties, self.group, self.topic, wanted)
         return wanted
 
-    # The recovery.
-
     def plan(self, rate: float = RATE, **options: Any) -> Recovery:
         """Plans in this process."""
         workspace = self.open()
@@ -258,9 +257,7 @@ class World:
 
     def plan_approved(self, rate: float = RATE, **options: Any) -> Recovery:
         """Plans and approves."""
-        workspace = self.open()
-        planned = self.plan(rate, **options)
-        return approve_plan(workspace, planned, by="tester")
+        return approve_plan(self.open(), self.plan(rate, **options), by="tester")
 
     def read(self, recovery: Recovery) -> Recovery:
         """As it is now."""
@@ -276,6 +273,11 @@ class World:
         console = Console(file=self.told, width=400)
         return cancel_work(self.open(), recovery.id, wait=WITHIN, ways=ways, console=console)
 
+    @property
+    def reaching(self) -> Iterable[ModuleType]:
+        """Where an expansion reaches points of its protocol."""
+        return [expand_closing, *list_reaching(steps)]
+
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""
         left = [times]
@@ -288,10 +290,7 @@ class World:
                 action()
 
         self.patch.setattr(crashpoints, "reach", reach)
-        for module in (
-            expand_closing,
-            *(getattr(steps, name) for name in (*_REACHING, "stop_consumers")),
-        ):
+        for module in self.reaching:
             self.patch.setattr(module, "reach", reach)
 
     def start(self, *words: str, crash_at: str = "", whole: bool = False) -> subprocess.Popen[str]:
@@ -299,7 +298,7 @@ class World:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), WORLD: str(self.directory)}
         if crash_at:
             environment[crashpoints.VARIABLE] = crash_at
-        module = "replay.cli" if whole else "tests.replay.expand.shortened"
+        module = "replay.cli" if whole else self.shortened
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=self.directory,
@@ -347,10 +346,9 @@ class World:
         while True:
             runner.send_signal(signal.SIGSTOP)
             wait_until(lambda: _is_stopped(runner.pid), what="it is stopped")
-            path = self.directory / "ledger.db"
             try:
-                with closing(sqlite3.connect(path, timeout=0.5)) as ledger, ledger:
-                    ledger.execute(statement, (LATER, recovery.id))
+                with closing(sqlite3.connect(self.directory / "ledger.db", 0.5)) as ledger, ledger:
+                    ledger.execute(statement, ("2100-01-01T00:00:00.000000Z", recovery.id))
                 return
             except sqlite3.OperationalError:
                 runner.send_signal(signal.SIGCONT)

@@ -83,12 +83,19 @@ def store(desk: Workspace, kind: str = "rebuild", *gaps: str, **changes: Any) ->
 
 
 def store_unknown(
-    desk: Workspace, *states: RecoveryState, origin: Origin | None = RUN, **detail: Any
+    desk: Workspace,
+    *states: RecoveryState,
+    kind: str = MYSTERY,
+    origin: Origin | None = RUN,
+    **detail: Any,
 ) -> Recovery:
-    """A recovery of `orders` of a kind that this program does not know, in the last state."""
+    """A recovery of `orders` of a kind that this program does not know, in the last state.
+
+    Or of one that it knows, which stops consumers, where nothing reads its plan.
+    """
     plan = {} if origin is None else {"origin": origin.model_dump()}
     recovery = desk.ledger.recoveries.create(
-        MYSTERY,
+        kind,
         "orders",
         "main",
         "orders",

@@ -13,11 +13,13 @@ import pytest
 
 from backlog.clock import utc_now
 from backlog.config import Stream
-from backlog.errors import InvalidTransition, Refused
+from backlog.errors import InvalidTransition, PutBackAlready, Refused
 from backlog.kafka.admin import TopicInfo
 from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
+from replay.injection.plan import PlannedTarget, To
+from replay.injection.rehearsals import name_superseded
+from replay.kinds.rebuild.choosing import choose_gaps
 from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.planning import choose_gaps
 from replay.recovery.brakes import OPERATOR, WINDOW
 from replay.recovery.kind import Say
 from replay.recovery.origins import name_origin
@@ -31,6 +33,7 @@ from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 S = RecoveryState
 NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
 TOPIC = TopicInfo("orders", TOPIC_ID, 10, {})
+REHEARSAL = PlannedTarget(to=To.REHEARSAL, topic="side", topic_id=None, partitions=2)
 LONG_AGO = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
 
 
@@ -221,6 +224,15 @@ def test_a_guards_no_is_a_failure_and_another_recovery_is_none(night: Night) -> 
         assert caught.value is refusal
 
 
+def test_what_is_put_back_already_is_nothing_to_do_and_names_the_way_out(night: Night) -> None:
+    gap = lose(night.desk)
+    command = f'`backlogctl waive {gap.id} --reason "put back already"`'
+    night.refusal = PutBackAlready("there is nothing to put back", hint=f"close it: {command}")
+    work = night.work()
+    assert (work.action, work.recovery) == (Tonight.NOTHING, "")
+    assert work.why == f"there is nothing to put back; close it: {command}"
+
+
 def test_what_was_answered_while_planning_is_nothing_to_do(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,3 +272,36 @@ def test_what_is_a_persons_is_left_alone(night: Night, states: tuple[S, ...]) ->
     held = night.work(hold=lambda one: f"{one.id} is a person's")
     assert held == NightWork("orders", Tonight.NOTHING, recovery.id, f"{recovery.id} is a person's")
     assert night.work(hold=lambda _: "").action is Tonight.RUN
+
+
+def test_a_rehearsal_does_not_take_the_nights_place(night: Night) -> None:
+    """It repairs nothing: it is waited for while it runs, and else the loss is planned."""
+    gap = lose(night.desk)
+    recovery = store(night.desk, target=REHEARSAL)
+    for state in (S.APPROVED, S.RUNNING, S.PAUSED):
+        bring(night.desk, recovery, state)
+        why = f"its rehearsal {recovery.id} is {state}"
+        found = night.work(hold=lambda _: "a person's")
+        assert found == NightWork("orders", Tonight.NOTHING, "", why)
+    bring(night.desk, recovery, S.RUNNING)
+    bring(night.desk, recovery, S.FAILED, code="plan_stale", message="gone")
+    work = night.work(hold=lambda _: "a person's")
+    assert (work.action, work.recovery == recovery.id) == (Tonight.ASK, False)
+    assert night.desk.ledger.recoveries.gap_ids(work.recovery) == (gap.id,)
+
+
+def test_a_rehearsal_that_nobody_approved_makes_room(night: Night) -> None:
+    lose(night.desk)
+    rehearsal = store(night.desk, target=REHEARSAL)
+    work = night.work()
+    assert (work.action, work.recovery == rehearsal.id) == (Tonight.ASK, False)
+    assert night.desk.ledger.recoveries.get(rehearsal.id).state is S.REJECTED
+
+
+def test_a_rehearsal_names_the_plan_whose_place_it_takes(night: Night) -> None:
+    assert name_superseded(night.desk, "orders") == []
+    waiting = store(night.desk, "rebuild", lose(night.desk).id)
+    (told,) = name_superseded(night.desk, "orders")
+    assert told.startswith(f"rebuild {waiting.id} waits for its approval")
+    store(night.desk, target=REHEARSAL)
+    assert name_superseded(night.desk, "orders") == []

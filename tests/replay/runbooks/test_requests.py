@@ -29,11 +29,14 @@ from replay.runbooks.requests import (
     choose_options,
     list_fields,
     read_request,
+    refuse_unknown,
 )
 from tests.replay.runbooks.desks import open_shop
 
-ACTIONS = (AUTO, "expand", "rebuild")
-OPTIONS = ("since", "until", "order", "factor", "rate", "try_one")
+ACTIONS = (AUTO, *KINDS.names())
+_REDRIVES = ("source", "offsets", "key", "where", "to", "everything")
+_OTHERS = ("order", "factor", "rate", "try_one", "gaps", "discard", "allow")
+OPTIONS = ("since", "until", *_OTHERS, *_REDRIVES)
 FIELDS = ("stream", "action", *OPTIONS, "note", "recovery", "answer_within")
 
 
@@ -76,7 +79,7 @@ def test_an_empty_form_takes_what_is_configured(desk: Workspace) -> None:
 def test_every_field_is_taken_as_it_is_meant(desk: Workspace) -> None:
     request = read(
         desk,
-        action="rebuild",
+        action="auto",
         since="2026-11-21T08:00",
         until="2026-11-21T08:00:00Z",
         order="round_robin",
@@ -86,7 +89,7 @@ def test_every_field_is_taken_as_it_is_meant(desk: Workspace) -> None:
         recovery="r-20261121-0007",
         answer_within="1h30m",
     )
-    assert (request.action, request.note) == ("rebuild", "INC-4711")
+    assert (request.action, request.note) == ("auto", "INC-4711")
     assert (request.recovery, request.answer_within) == (
         "r-20261121-0007",
         timedelta(minutes=90),
@@ -109,7 +112,7 @@ def test_an_unknown_stream_names_the_nearest(desk: Workspace) -> None:
     ("field", "values"),
     [
         ("stream", [7, ["orders"], {"name": "orders"}, True, "orders\0", "x" * 501]),
-        ("action", ["drain", "expand; rm -rf /", 1, ["expand"], "AUTO\0"]),
+        ("action", ["siphon", "expand; rm -rf /", 1, ["expand"], "AUTO\0"]),
         ("order", ["random", "key,round_robin", 3, {"order": "key"}]),
         ("since", ["yesterday", "2026-13-01", "25:00", 1763700000, [], "0001-01-01T00:00+14:00"]),
         ("until", ["soon", "9999-12-31T23:59:59-14:00", False, "2026-11-21T08:00:00+99:00"]),
@@ -147,6 +150,62 @@ def test_nonsense_is_refused_by_the_fields_name(
         error = refuse(desk, **{field: value})
         assert field in error.subject, (field, value)
         assert len(str(error)) < 800
+
+
+def test_an_option_of_another_action_is_not_left_out_without_a_word(desk: Workspace) -> None:
+    """With a key, and without the action that reads it, all would be put back."""
+    for action, field, value, owner in (
+        ("auto", "key", ["k1"], "redrive"),
+        ("rebuild", "where", "key = 'k1'", "redrive"),
+        ("rebuild", "factor", 10, "expand"),
+        ("redrive", "gaps", ["g-1"], "rebuild"),
+        ("auto", "discard", True, "drain"),
+        ("drain", "to", "rehearsal", "rebuild or redrive"),
+    ):
+        error = refuse(desk, action=action, **{field: value})
+        assert (error.subject, error.message) == (field, f"the action {action} has no such option")
+        assert error.hint.endswith(f"the action {owner}")
+    assert read(desk, action="rebuild", discard=False, key=[], where=" ", gaps=[""]).said == {}
+
+
+def test_what_one_action_needs_or_allows_is_asked_of_it_alone(desk: Workspace) -> None:
+    assert read(desk, action="rebuild", allow=["surplus"]).said == {"allow": ["surplus"]}
+    assert read(desk, action="redrive", allow=["replays"]).said == {"allow": ["replays"]}
+    assert read(desk, action="drain", allow=["other-groups:audit"]).action == "drain"
+    for action, word in (("redrive", "surplus"), ("rebuild", "disk"), ("auto", "replays")):
+        error = refuse(desk, action=action, allow=[word])
+        assert (error.subject, error.message) == ("allow", f"{word!r} is not known")
+
+
+def test_a_list_is_one_a_line(desk: Workspace) -> None:
+    for value in (["k 1", " k,2 ", ""], "k 1\n\nk,2\n", ("k 1", "k,2")):
+        assert read(desk, action="redrive", key=value).said == {"key": ["k 1", "k,2"]}
+    many = [str(n) for n in range(1001)]
+    for wrong in ([7], [["k"]], {"k": 1}, 7, True, ["x" * 501], ["half \ud800"], many):
+        assert refuse(desk, action="redrive", key=wrong).subject == "key"
+
+
+def test_a_form_names_no_file(desk: Workspace) -> None:
+    """It would be one of the worker's, and whoever may trigger a run could ask what is in it."""
+    for value in (["@/etc/passwd"], "k1\n @keys.txt"):
+        error = refuse(desk, action="redrive", key=value)
+        assert error.subject == "key"
+        assert "names a file" in error.message
+
+
+def test_a_form_of_one_kind_asks_for_it_and_no_other(desk: Workspace) -> None:
+    kinds = desk.kinds.select(["drain"])
+    assert read_request(desk, {"stream": "orders"}, kinds).action == "drain"
+    for action in ("auto", "rebuild"):
+        with pytest.raises(UsageError) as caught:
+            read_request(desk, {"stream": "orders", "action": action}, kinds)
+        assert (caught.value.subject, caught.value.hint) == ("action", "one of drain")
+    with pytest.raises(UsageError, match="no field 'key'"):
+        refuse_unknown({"stream": "orders", "key": ["k1"]}, kinds)
+
+
+def test_auto_takes_neither_a_drain_nor_a_redrive() -> None:
+    assert [kind.name for kind in KINDS if kind.is_suggested] == ["expand", "rebuild"]
 
 
 def test_since_is_before_until(desk: Workspace) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from backlog.errors import KafkaFailure, LeaseHeld, Refused
 from backlog.ledger import Owner
 from backlog.values import Recovery, RecoveryState
+from replay.kinds.drain.kind import Drain
 from replay.kinds.expand.kind import Expand
 from replay.recovery import cancelling as cancellation
 from replay.recovery.brakes import OPERATOR, WINDOW
@@ -28,6 +29,7 @@ from tests.replay.runbooks.desks import (
     bring_by_airflow,
     open_shop,
     store,
+    store_unknown,
 )
 
 S = RecoveryState
@@ -36,13 +38,14 @@ CONSOLE = Console(quiet=True)
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The expansions whose layout was given back."""
+    """What its kind has brought to an end."""
     found: list[str] = []
 
     def close(kind: object, desk: Workspace, recovery: Recovery, *rest: Any, **named: Any) -> None:
         found.append(recovery.id)
 
-    monkeypatch.setattr(Expand, "close", close)
+    for kind in (Expand, Drain):
+        monkeypatch.setattr(kind, "close", close)
     return found
 
 
@@ -69,7 +72,7 @@ def list_ids(desk: Workspace) -> list[str]:
     ],
 )
 def test_what_the_scheduler_left_is_cut_over_once(
-    desk: Workspace, closed: list[str], states: tuple[S, ...], detail: dict[str, str]
+    desk: Workspace, closed: list[str], states: tuple[S, ...], detail: dict[str, Any]
 ) -> None:
     recovery = bring_by_airflow(desk, store(desk, "expand"), S.APPROVED, *states, **detail)
     assert list_ids(desk) == [recovery.id]
@@ -79,6 +82,20 @@ def test_what_the_scheduler_left_is_cut_over_once(
     assert (closed, list_ids(desk)) == ([recovery.id], [])
     last = desk.ledger.events.list(recovery.id)[-1]
     assert (last.action, last.actor) == ("cancelled", str(AIRFLOW_USER))
+
+
+@pytest.mark.parametrize(
+    ("states", "detail"),
+    [((S.RUNNING,), {}), ((S.RUNNING, S.FAILED), {"code": "kafka"})],
+)
+def test_a_drain_that_is_left_open_is_ended_as_an_expansion_is(
+    desk: Workspace, closed: list[str], states: tuple[S, ...], detail: dict[str, Any]
+) -> None:
+    with acting_as(AIRFLOW_USER):
+        drain = store_unknown(desk, S.APPROVED, *states, kind="drain", **detail)
+    assert list_ids(desk) == [drain.id]
+    assert restore(desk, drain).state is S.CANCELLED
+    assert (closed, list_ids(desk)) == ([drain.id], [])
 
 
 def test_what_was_never_begun_or_is_at_its_end_is_left_alone(

@@ -23,6 +23,7 @@ from tests.replay.runbooks.desks import (
 )
 
 S = RecoveryState
+DAGS = ("recover_backlog", "emergency_drain")
 NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
 
 
@@ -32,39 +33,45 @@ def desk(tmp_path: Path) -> Workspace:
 
 
 def look(desk: Workspace) -> WaitingWork:
-    return list_waiting_work(desk, "recover_backlog")
+    return list_waiting_work(desk, DAGS)
 
 
 def test_open_gaps_are_the_nights_work(desk: Workspace) -> None:
-    assert look(desk) == WaitingWork((), ())
+    assert look(desk) == WaitingWork((), {})
     lose(desk, cause=Cause.TOPIC_RECREATED)
-    assert look(desk) == WaitingWork((), ()), "nobody can plan it"
+    assert look(desk) == WaitingWork((), {}), "nobody can plan it"
     lose(desk, partition=1)
     lose(desk, partition=2)
-    assert look(desk) == WaitingWork(("orders has 2 open gaps",), ())
+    assert look(desk) == WaitingWork(("orders has 2 open gaps",), {})
 
 
 def test_what_a_night_has_begun_goes_on_at_night(desk: Workspace) -> None:
     recovery = store(desk, "rebuild", lose(desk).id, origin=NIGHT)
     assert look(desk).nightly == (), "it waits for a person"
     bring_by_airflow(desk, recovery, S.APPROVED, S.RUNNING, S.PAUSED, why=WINDOW)
-    assert look(desk) == WaitingWork((f"{recovery.id} of orders is paused",), ())
+    assert look(desk) == WaitingWork((f"{recovery.id} of orders is paused",), {})
 
 
 def test_what_a_run_has_begun_is_that_dags(desk: Workspace) -> None:
     recovery = store(desk, "expand")
-    assert look(desk).recovering == (f"{recovery.id} of orders is planned",)
+    told = f"{recovery.id} of orders is"
+    assert look(desk).recovering == {"recover_backlog": (f"{told} planned",)}
     bring_by_airflow(desk, recovery, S.APPROVED, S.RUNNING)
-    assert look(desk).recovering == (f"{recovery.id} of orders is running",)
+    assert look(desk).recovering == {"recover_backlog": (f"{told} running",)}
+
+
+def test_each_dag_has_its_own(desk: Workspace) -> None:
+    drain = store(desk, "expand", origin=name_origin("emergency_drain", "run-1"))
+    assert look(desk).recovering == {"emergency_drain": (f"{drain.id} of orders is planned",)}
 
 
 def test_what_a_person_keeps_is_no_work(desk: Workspace) -> None:
     store_unknown(desk)
     paused = bring(desk, store(desk), S.APPROVED, S.RUNNING, S.PAUSED, why=OPERATOR)
-    assert look(desk) == WaitingWork((), ())
+    assert look(desk) == WaitingWork((), {})
     bring(desk, paused, S.CANCELLED)
     by_hand = bring_by_airflow(desk, store(desk, "expand"), S.APPROVED, S.RUNNING, S.FAILED)
     with acting_as(SHELL_USER):
         bring(desk, by_hand, S.RUNNING)
     with desk.ledger.leases.hold(by_hand.id):
-        assert look(desk) == WaitingWork((), ())
+        assert look(desk) == WaitingWork((), {})

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 
 from backlog.crashpoints import reach
 from backlog.step import Step
+from replay.around.leftovers import CONSUMERS_MISSING, CONSUMERS_STAY
 from replay.kinds.expand.closing import close_relays
 from replay.kinds.expand.context import ExpandContext
-from replay.kinds.expand.leftovers import CONSUMERS_MISSING, CONSUMERS_STAY
 from replay.kinds.expand.outsiders import note_outsiders
 from replay.kinds.expand.steps.hold_retention import give_retention_back
-from replay.kinds.expand.steps.stop_consumers import start_originals
 
 STARTING = "the group's own consumers are started"
 
@@ -33,7 +32,7 @@ class Restore(Step[ExpandContext]):
             _note_outsiders_once(context)
         with restoring_retention(context):  # 6. also where 5. fails
             if context.was_started("stop_consumers"):
-                start_originals(context)  # 5. only then
+                context.start_originals()  # 5. only then
             reach("p4.9.originals.started")
         reach("p4.9.retention.given_back")
 

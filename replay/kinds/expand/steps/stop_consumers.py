@@ -6,7 +6,7 @@ from backlog.clock import Deadline
 from backlog.crashpoints import reach
 from backlog.kafka.admin import committed_offsets, set_group_offsets
 from backlog.step import Step
-from fanout.relay.commits import CommitWithMetadata
+from replay.around.stopping import find_begin
 from replay.kinds.expand.canary_look import CanaryLook, find_first
 from replay.kinds.expand.context import ExpandContext
 
@@ -32,12 +32,7 @@ class StopConsumers(Step[ExpandContext]):
             GroupStillCommits: somebody commits without being a member.
             CanaryFailed: the recovery's first consumer does not do as it should.
         """
-        context.launcher.stop(context.originals, context.look)
-        # At once when it is empty: a run may be killed before the group is quiet. A later run finds
-        # what was done to the group since then, and does not take it for its consumers' own.
-        context.await_empty()
-        if not context.find_stopped_at():
-            context.note_stopped_at()
+        context.stop_originals(context.starts)
         reach("p4.3.stopped")
         # While there is nothing to do but wait: the canary's relays and its consumer get ready. It
         # finds an empty topic.
@@ -58,14 +53,3 @@ class StopConsumers(Step[ExpandContext]):
             set_group_offsets(context.admin, group, topic, missing, Deadline(30.0))
         begun = {n: find_begin(noted[n], commit) for n, commit in context.read_commits().items()}
         context.details[self.name] = {"committed": {str(n): at for n, at in begun.items()}}
-
-
-def find_begin(noted: int, commit: CommitWithMetadata) -> int:
-    """Where a partition's group has stopped: further than it was noted only by a reader's own
-    commit, which carries a leader epoch (KIP-320). One without is somebody's reset."""
-    return max(noted, commit.offset) if commit.epoch is not None else noted
-
-
-def start_originals(context: ExpandContext) -> None:
-    """Starts the stream's own consumers, as many as in normal times."""
-    context.launcher.scale(context.originals, context.consumers.replicas, context.look)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from backlog.clock import Deadline
 from backlog.errors import VerificationFailed
-from backlog.kafka.admin import committed_offsets, read_group_state
-from backlog.kafka.standing import LogTruncated, read_standing
+from backlog.kafka.standing import read_standing
 from backlog.numbers import format_plural
 from backlog.step import Step
-from fanout.unread import count_records, find_unread
+from fanout.unread import count_records
+from replay.around.movement import await_movement
 from replay.kinds.expand.context import SOURCE_GONE, ExpandContext
 from replay.kinds.expand.outsiders import SKIPPED, list_moved
 from replay.kinds.expand.topics import ASK_SECONDS
-
-MOVES_SECONDS = 120.0
-_POLL_SECONDS = 0.25
 
 
 class Verify(Step[ExpandContext]):
@@ -40,7 +36,7 @@ class Verify(Step[ExpandContext]):
             found = _compare(context)
         has_consumers = context.was_started("stop_consumers") and not context.leaves_consumers
         if has_consumers and context.has_source():
-            _await_movement(context)
+            await_movement(context)
         context.details[self.name] = found
         context.found["verified"] = found
         context.found["counts"] = {
@@ -100,37 +96,6 @@ def _compare(context: ExpandContext) -> dict[str, Any]:
         "partitions": {str(number): count for number, count in sorted(relayed.items())},
         "temporary_partitions": {str(n): count for n, count in sorted(written.items())},
     }
-
-
-def _await_movement(context: ExpandContext) -> None:
-    """The original group has members, and moves or has nothing to read."""
-    group, topic, limit = context.recovery.group, context.recovery.topic, Deadline(MOVES_SECONDS)
-    numbers = range(context.partitions)
-    before = committed_offsets(context.admin, group, topic, numbers)
-    while True:
-        context.look()
-        now = committed_offsets(context.admin, group, topic, numbers)
-        if now != before:
-            return
-        # Not by the lag: a reader stays before control and aborted records for ever.
-        try:
-            unread = find_unread(
-                context.admin, context.properties, topic, group, context.partitions
-            )
-        except LogTruncated as lost:
-            raise VerificationFailed(lost.message, subject=lost.subject, hint=lost.hint) from lost
-        state = read_group_state(context.admin, group, Deadline(30.0))
-        if state.is_active and not unread:
-            return
-        if limit.expired:
-            raise VerificationFailed(
-                f"it does not move: messages are unread in partitions {sorted(unread)}, and the "
-                f"group is {state.state}",
-                subject=f"group {group} on topic {topic}",
-                hint="look at the consumers' logs; everything else is restored. Run again to "
-                "verify, once they work",
-            )
-        time.sleep(_POLL_SECONDS)
 
 
 def _measure_drain(context: ExpandContext) -> float | None:

@@ -19,6 +19,7 @@ from monitoring.doctor.finding import Finding, Level
 from replay.kinds.rebuild.plan import PlannedGap
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 from spark_backfill.request import PartitionOutcome
+from tests.replay.console.page.audited import tell_audits
 from tests.replay.console.page.night import (
     ACTOR,
     DAY,
@@ -101,6 +102,7 @@ def tell_night(directory: Path, *, lean: bool = False, more: Sequence[str] = ())
     night.sample("clicks", _busy, 48)
     night.look("clicks")
     _tell_checkups(night)
+    tell_audits(night)
     night.board.put_cluster(
         ClusterPass("main", NOW - timedelta(seconds=9), 0.8, make_groups(), brokers=3)
     )

@@ -92,7 +92,11 @@ def test_a_stream_shows_who_is_in_its_group_and_what_the_doctor_found(night: Nig
     assert "--add-config min.insync.replicas=2" in words
     assert words.index("loses topic orders") < words.index("stops stream orders")
     assert "Nobody is in the group." in strip(read(night, "/streams/emails"))
+    assert "lost sequence 5 h ago lost 37 messages (sequence 4,120 to 4,156)" in words
+    assert "2,480 rows have no message in the topic" in words
+    assert "nothing to see" not in words
     clicks = strip(read(night, "/streams/clicks"))
+    assert "None yet: backlogctl audit producers clicks" in clicks
     assert "Nothing found that loses messages" in clicks
     assert "Members" not in clicks
     assert "Not looked at yet: backlogctl doctor payments" in strip(

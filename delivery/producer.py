@@ -1,0 +1,309 @@
+"""A producer whose messages are numbered, so that a consumer can tell when one is missing.
+
+    producer = SequencedProducer(Producer({...}), "shop-7")
+    producer.produce("orders", value, key, on_delivery=report)
+
+The wrapped producer stays the application's, with all its settings. What it delivers carries the
+headers of `backlog.sequence`; what failed, and was reported to the application, is named by the
+next message of the same partition. So a hole that nobody names is a loss.
+
+What this cannot tell: what failed after the last message of a partition, and, without `mark_end`,
+the tail of an epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+from backlog.errors import UsageError
+from backlog.sequence import ALL, SEQUENCE, SEQUENCE_END, SKIPPED, check_producer
+from delivery.chain import Chain, DeliveryReport
+from delivery.clients import Client, Headers, Report, adapt
+from delivery.placing import Partitioner, Placement, find_partitioner
+
+_OURS = frozenset(ALL)
+
+_epoch_lock = threading.Lock()
+_last_epoch = 0
+
+
+def make_epoch() -> int:
+    """Microseconds since 1970, later than every epoch this process made before."""
+    global _last_epoch  # noqa: PLW0603 - the process has one clock
+    with _epoch_lock:
+        _last_epoch = max(_last_epoch + 1, time.time_ns() // 1_000)
+        return _last_epoch
+
+
+def _ignore(*_: Any) -> None:
+    """For the marks, of which the application knows nothing."""
+
+
+class SequencedProducer:
+    """Numbers what a producer sends. Of any number of threads.
+
+    All that is not here (`init_transactions`, `list_topics`, `metrics`, ...) is the wrapped
+    producer's own. Never call `produce`, `send` or `abort_transaction` on that one beside: what is
+    sent there has no number, and what is aborted there looks lost.
+
+    One `producer_id` may have many instances, and a restart makes a new one: each has an epoch of
+    its own, the microsecond it was made. Two processes that start in the same microsecond would
+    share it: let the id hold what differs, such as the pod's name. Do not fork with one open.
+
+    Args:
+        producer: a `confluent_kafka.Producer` or a kafka-python `KafkaProducer`.
+        producer_id: 1 to 64 letters, digits, dots, underscores and dashes.
+        partitioner: `murmur2`, `crc32`, or a function (key's bytes, number of partitions) that
+            gives a partition, or None for "any". Without it that of the client's default: crc32 for
+            confluent_kafka, murmur2 for kafka-python. A confluent_kafka.Producer with `partitioner`
+            `murmur2` or `murmur2_random` needs `murmur2` here: it cannot be asked.
+        on_delivery: for each message without its own. An `on_delivery` in the configuration of the
+            confluent_kafka.Producer is not called any more: give it here.
+        mark_end: `close()` sends to each partition used a message without key and with an empty
+            value, which says that the epoch ends there. All consumers must know that and skip it
+            (`SequenceChecker` tells it); a compacted topic refuses it.
+        refresh_seconds: so often the number of partitions is looked up again, as librdkafka does;
+            until then a topic that has grown gets its keys where they were.
+        metadata_seconds: the first message to a topic waits so long for that number.
+
+    Raises:
+        ValueError: the id cannot be written into a stamp.
+        UsageError: the producer is of neither client, or needs a partitioner named.
+    """
+
+    def __init__(
+        self,
+        producer: Any,
+        producer_id: str,
+        *,
+        partitioner: str | Partitioner | None = None,
+        on_delivery: Report | None = None,
+        mark_end: bool = False,
+        refresh_seconds: float = 300.0,
+        metadata_seconds: float = 30.0,
+    ) -> None:
+        self._client: Client = adapt(producer)
+        self._producer = producer
+        self._produce, self._encode_key = self._client.produce, self._client.encode_key
+        self.producer_id = check_producer(producer_id)
+        self.epoch = make_epoch()
+        self._prefix = f"{producer_id}:{self.epoch}:"
+        wanted = partitioner or self._client.partitioner
+        if wanted is None:
+            raise UsageError(
+                "it has a partitioner of its own",
+                subject="kafka-python's KafkaProducer",
+                hint="give SequencedProducer the same: partitioner=lambda key, partitions: ...",
+            )
+        self._partitioner = find_partitioner(wanted)
+        self._on_delivery = on_delivery
+        self._mark_end = mark_end
+        self._refresh_seconds, self._metadata_seconds = refresh_seconds, metadata_seconds
+        self._places: dict[str, Placement] = {}
+        self._chains: dict[tuple[str, int], Chain] = {}
+        self._making = threading.Lock()
+        self._has_transactions = self._is_in_transaction = self._is_closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        """As the wrapped producer's."""
+        return len(self._producer)
+
+    def __bool__(self) -> bool:
+        """True, also where nothing is waiting."""
+        return True
+
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        *,
+        headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        on_delivery: Report | None = None,
+        timestamp: int = 0,
+    ) -> None:
+        """Sends a message, as confluent_kafka does.
+
+        Args:
+            topic: where to.
+            value: bytes; text too with confluent_kafka.
+            key: bytes; text too with confluent_kafka.
+            partition: None, or -1, where the key chooses it.
+            headers: the application's. Stamps among them, of a message that is passed on, are left
+                out.
+            on_delivery: called with (error, message) as the client does. With kafka-python the
+                second is its RecordMetadata.
+            timestamp: milliseconds since 1970; 0 is now.
+
+        Raises:
+            BacklogError: the topic's number of partitions could not be read, or this is closed.
+            BufferError, KafkaException and whatever the client raises; the number is not used up.
+        """
+        self._send(topic, value, key, partition, headers, on_delivery, timestamp)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Any:
+        """Sends a message, as kafka-python does; returns its future.
+
+        Raises:
+            UsageError: the wrapped producer is confluent_kafka's.
+        """
+        if not hasattr(self._producer, "send"):
+            raise UsageError(
+                "confluent_kafka.Producer has no send()",
+                subject="SequencedProducer",
+                hint="call produce()",
+            )
+        return self._send(topic, value, key, partition, headers, None, timestamp_ms or 0)
+
+    def produce_batch(self, *_: Any, **__: Any) -> int:
+        """Refused.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "produce_batch() takes no headers, so that its messages could not be numbered",
+            subject="SequencedProducer",
+            hint="call produce() for each message",
+        )
+
+    def poll(self, timeout: float | None = None) -> int:
+        """As confluent_kafka's; of no effect with kafka-python."""
+        return self._client.poll(timeout)
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Waits for all reports; returns how many messages have none yet."""
+        return self._client.flush(timeout)
+
+    def begin_transaction(self) -> None:
+        """As the wrapped producer's."""
+        self._producer.begin_transaction()
+        self._has_transactions = self._is_in_transaction = True
+        self._tell_chains(Chain.begin)
+
+    def commit_transaction(self, *arguments: Any) -> None:
+        """As the wrapped producer's."""
+        self._producer.commit_transaction(*arguments)
+        self._is_in_transaction = False
+        self._tell_chains(Chain.commit)
+
+    def abort_transaction(self, *arguments: Any) -> None:
+        """As the wrapped producer's. The next messages tell that these never come."""
+        self._producer.abort_transaction(*arguments)
+        self._is_in_transaction = False
+        self._tell_chains(Chain.abort)
+
+    def close(self, timeout: float | None = None) -> int:
+        """Flushes, and marks the end where that was asked for. The wrapped producer stays open.
+
+        An open transaction gets no marks.
+
+        Returns:
+            how many messages have no report yet.
+        """
+        left = self.flush(timeout)
+        if self._mark_end and not self._is_closed and not self._is_in_transaction:
+            if self._has_transactions:
+                self.begin_transaction()
+            for topic, partition in list(self._chains):
+                self._send(topic, b"", None, partition, None, _ignore, 0, is_last=True)
+            if self._has_transactions:
+                self.commit_transaction()
+            left = self.flush(timeout)
+        self._is_closed = True
+        return left
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None,
+        on_delivery: Report | None,
+        timestamp: int,
+        is_last: bool = False,
+    ) -> Any:
+        # All in one: each call costs as much as the lock.
+        if self._is_closed:
+            raise UsageError("it is closed", subject="SequencedProducer", hint="make a new one")
+        if partition is None or partition < 0:
+            place = self._places.get(topic) or self._open_topic(topic)
+            partition = place.choose(self._encode_key(topic, key))
+        chain = self._chains.get((topic, partition)) or self._open_chain(topic, partition)
+        own: Headers = []
+        if headers:
+            pairs = headers.items() if isinstance(headers, Mapping) else headers
+            own = [pair for pair in pairs if pair[0] not in _OURS]
+        if is_last:
+            own.append((SEQUENCE_END, b"1"))
+        # Numbered and given to the client, both before another one has its turn.
+        with chain.order:
+            sequence = chain.next
+            own.append((SEQUENCE, f"{self._prefix}{sequence}".encode()))
+            if chain.skipped:
+                own.append((SKIPPED, chain.take_skipped(sequence)))
+            report = DeliveryReport(chain, sequence, on_delivery or self._on_delivery)
+            try:
+                sent = self._produce(topic, value, key, partition, report, None, timestamp, own)
+            except Exception as error:
+                chain.give_back(sequence)
+                self._look_again(topic, error)
+                raise
+            except BaseException:
+                # Interrupted: it may be on its way. One that comes all the same does no harm.
+                chain.next = sequence + 1
+                chain.note_failure(sequence)
+                raise
+            chain.next = sequence + 1
+        if sent is not None:
+            self._client.attach(sent, report)
+        return sent
+
+    def _look_again(self, topic: str, error: Exception) -> None:
+        """A refused partition may be of a topic that was made anew, with fewer."""
+        if not isinstance(error, BufferError) and (place := self._places.get(topic)) is not None:
+            place.refresh()
+
+    def _open_topic(self, topic: str) -> Placement:
+        def count_partitions() -> int:
+            return self._client.count_partitions(topic, self._metadata_seconds)
+
+        # Not under the lock: it waits for the cluster.
+        place = Placement(count_partitions, self._partitioner, self._refresh_seconds)
+        return self._places.setdefault(topic, place)
+
+    def _open_chain(self, topic: str, partition: int) -> Chain:
+        with self._making:
+            chain = self._chains.get((topic, partition))
+            if chain is None:
+                chain = Chain()
+                if self._is_in_transaction:
+                    chain.begin()
+                self._chains[topic, partition] = chain
+            return chain
+
+    def _tell_chains(self, event: Callable[[Chain], None]) -> None:
+        for chain in list(self._chains.values()):
+            event(chain)

@@ -1,0 +1,1 @@
+"""What a topic's log shows about its producers, without touching any of them."""

@@ -1,0 +1,180 @@
+"""What an audit is: it reads, says what it found, and claims no more than it can know."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from backlog.clock import format_time
+from backlog.config import Stream
+from backlog.config.base import Duration
+from replay.recovery.options import OptionalMoment
+from replay.recovery.plan import Options
+from replay.recovery.workspace import Workspace
+
+Say = Callable[[str], None]
+# A message may come late for as long as its producer tries: `delivery.timeout.ms` is 2 min in Java,
+# `message.timeout.ms` 5 min in librdkafka.
+GRACE = timedelta(minutes=5)
+
+
+class Level(StrEnum):
+    """Worst first."""
+
+    LOST = "lost"  # messages are missing, and nothing else explains it
+    SUSPECT = "suspect"  # messages may be missing; something else may explain it
+    UNKNOWN = "unknown"  # cannot be told from here, or not yet
+    NOTED = "noted"  # worth knowing; no message is missing
+
+
+_ORDER = {level: number for number, level in enumerate(Level)}
+
+
+class SpanOptions(Options):
+    """What of a stream is looked at."""
+
+    since: OptionalMoment = Field(
+        default=None,
+        title="Since",
+        description="Messages of this time, by their own timestamps, or later.",
+    )
+    until: OptionalMoment = Field(
+        default=None,
+        title="Until",
+        description="Messages before this time, by their own timestamps.",
+    )
+
+
+class AuditOptions(SpanOptions):
+    """And how long what is in flight is waited for."""
+
+    grace: Duration | None = Field(
+        default=None,
+        title="Grace",
+        description="What came later than this ago is not judged: it may still be on its way. Else "
+        "5m, which is how long librdkafka tries.",
+    )
+
+    @property
+    def waits(self) -> timedelta:
+        """The grace that holds."""
+        return GRACE if self.grace is None else self.grace
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        check: its name, and the heading in docs/audits.md.
+        found: what was read, as a sentence.
+        mend: what to do about it, as a sentence; may be empty.
+        count: messages that are missing, at most; None where that is unknown or none are.
+        detail: figures for programs, plain JSON.
+    """
+
+    check: str
+    level: Level
+    found: str
+    mend: str = ""
+    commands: tuple[str, ...] = ()
+    count: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "level": str(self.level),
+            "found": self.found,
+            "mend": self.mend,
+            "commands": list(self.commands),
+            "count": self.count,
+            "detail": dict(self.detail),
+            "page": f"docs/audits.md#{self.check}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """What one audit of one stream came to.
+
+    Attributes:
+        figures: what was looked at, each with its unit in its name; None is unknown.
+        claims: what it proves, and what it cannot, as one sentence.
+    """
+
+    audit: str
+    stream: str
+    topic: str
+    bounds: SpanOptions
+    began_at: datetime
+    seconds: float
+    figures: Mapping[str, int | None]
+    findings: tuple[Finding, ...]
+    claims: str
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """Its worst level; `clean` where nothing is missing as far as it can tell."""
+        worst = min((_ORDER[one.level] for one in self.findings), default=_ORDER[Level.NOTED])
+        level = list(Level)[worst]
+        return "clean" if level is Level.NOTED else str(level)
+
+    @property
+    def missing(self) -> int:
+        """Messages that are lost for all that is known."""
+        return sum(one.count or 0 for one in self.findings if one.level is Level.LOST)
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing is missing, 1 something is or may be, 2 cannot tell."""
+        return {"clean": 0, "lost": 1, "suspect": 1}.get(self.verdict, 2)
+
+    def to_json(self) -> dict[str, Any]:
+        since, until = self.bounds.since, self.bounds.until
+        return {
+            "audit": self.audit,
+            "stream": self.stream,
+            "topic": self.topic,
+            "since": None if since is None else format_time(since),
+            "until": None if until is None else format_time(until),
+            "began_at": format_time(self.began_at),
+            "seconds": round(self.seconds, 1),
+            "verdict": self.verdict,
+            "missing": self.missing,
+            "figures": dict(self.figures),
+            "findings": [one.to_json() for one in self.findings],
+            "claims": self.claims,
+            "tables": {name: [dict(row) for row in rows] for name, rows in self.tables.items()},
+        }
+
+
+def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Worst first; of one level in the order they came."""
+    return tuple(sorted(findings, key=lambda one: _ORDER[one.level]))
+
+
+class Audit(ABC):
+    """One way to look for losses that offsets do not show. It changes nothing in Kafka."""
+
+    name: str
+    summary: str
+    options_model: type[SpanOptions] = AuditOptions
+
+    @abstractmethod
+    def examine(self, workspace: Workspace, stream: Stream, bounds: Any, say: Say) -> AuditResult:
+        """Reads and judges.
+
+        Args:
+            bounds: of `options_model`.
+
+        Raises:
+            BacklogError: something that it needs could not be read.
+        """

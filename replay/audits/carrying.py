@@ -1,0 +1,50 @@
+"""Carries an audit out, and puts what it found on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backlog.config import Stream
+from backlog.ledger.audits import AuditRecord
+from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
+from replay.recovery.workspace import Workspace
+
+_KEPT_FINDINGS, _KEPT_WINDOWS = 50, 250
+
+
+def carry_out(
+    audit: Audit, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say
+) -> AuditResult:
+    """Examines, then records.
+
+    An audit of a part of the topic is not recorded: it would pass for one of all of it.
+
+    Raises:
+        BacklogError: something that it needs could not be read, or the ledger not be written.
+    """
+    found = audit.examine(workspace, stream, bounds, say)
+    if bounds.since is None and bounds.until is None:
+        workspace.ledger.audits.record(
+            AuditRecord(
+                stream=stream.name,
+                cluster=stream.cluster,
+                audit=audit.name,
+                at=found.began_at,
+                verdict=found.verdict,
+                missing=found.missing,
+                document=shorten(found.to_json()),
+            )
+        )
+    return found
+
+
+def shorten(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Without tables and lists that grow with the topic; windows of time do not."""
+    findings = [
+        {**one, "detail": {k: v for k, v in one["detail"].items() if not isinstance(v, list)}}
+        for one in document["findings"][:_KEPT_FINDINGS]
+    ]
+    kept = {name: value for name, value in document.items() if name != "tables"}
+    windows = document["tables"].get("windows", [])[-_KEPT_WINDOWS:]
+    return {**kept, "findings": findings, "windows": windows}

@@ -1,0 +1,396 @@
+"""`audit consumed`: messages that were committed, and that the consumer's own table lacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from backlog.clock import Deadline, format_time, utc_now
+from backlog.config import Consumed, Stream
+from backlog.errors import KafkaFailure, UsageError
+from backlog.numbers import format_duration, format_moment, format_plural
+from backlog.values import GapState, OffsetRange, Sample
+from monitoring.observing import measure_skew, observe_stream
+from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
+from replay.audits.folder import open_folder
+from replay.audits.span import Span, read_span
+from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from spark_backfill.audits.consumed import ConsumedAudit, UnhandledRange
+
+CLAIMS = (
+    "Each was committed, and its identity is not in the consumer's table. A consumer that leaves "
+    "messages out on purpose looks the same, and so do rows that were removed from the table. "
+    "Where keys repeat, only a key that is wholly absent is seen."
+)
+_SECONDS = 60.0
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A group as it was before its table was read.
+
+    Attributes:
+        span: the topic; `below` and `ahead` are its committed messages below the group's offsets,
+            and from these on.
+        committed: by partition; None where the group has no committed offset.
+        settled: by partition, below which offset was committed at least the grace ago.
+        hidden: offsets that are settled and that an open transaction hides.
+    """
+
+    span: Span
+    below: tuple[OffsetRange, ...]
+    ahead: tuple[OffsetRange, ...]
+    committed: Mapping[int, int | None]
+    settled: Mapping[int, int]
+    hidden: tuple[OffsetRange, ...]
+
+
+class ConsumedAuditing(Audit):
+    """By Spark: the topic below the group's committed offsets against the consumer's table."""
+
+    name = "consumed"
+    summary = "Find messages that were committed and are not in the consumer's own table."
+
+    def examine(
+        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
+    ) -> AuditResult:
+        """Reads the offsets, then the table, then the messages.
+
+        Raises:
+            UsageError: the stream has no `source.consumed`.
+            ConfigurationError, SourceError: there is no such table, or it could not be read.
+            KafkaFailure: the topic could not be read in full.
+        """
+        consumed = _require_table(stream)
+        from spark_backfill.spark.kafka_options import make_java_options
+
+        began_at, begun = utc_now(), time.monotonic()
+        make_java_options(workspace.properties(stream))  # refuses now what Spark could not use
+        say("looking at the topic and the group")
+        look = look_at_group(workspace, stream, bounds)
+        found = _compare(workspace, stream, consumed, bounds, look, say)
+        teller = _Teller(stream, f"table {consumed.database}.{consumed.table}", bounds, look)
+        return AuditResult(
+            audit=self.name,
+            stream=stream.name,
+            topic=stream.topic,
+            bounds=bounds,
+            began_at=began_at,
+            seconds=time.monotonic() - begun,
+            figures=asdict(found.counts),
+            findings=sort_findings(tuple(teller.judge(found))),
+            claims=CLAIMS,
+            tables={"partitions": _list_partitions(look)},
+        )
+
+
+def _require_table(stream: Stream) -> Consumed:
+    if stream.source is None or stream.source.consumed is None:
+        at = f"streams.{stream.name}.source"
+        first = "" if stream.source is not None else f"describe the source table in `{at}`, then "
+        raise UsageError(
+            "what its consumer handled is not known: no table of it is configured",
+            subject=f"stream {stream.name}",
+            hint=f"{first}add `{at}.consumed` with `database`, `table` and `column`: the table in "
+            "which the consumer notes the identity of each message that it handled",
+        )
+    return stream.source.consumed
+
+
+def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) -> Look:
+    """The topic and the group's offsets; samples the stream, so that a later audit can judge more.
+
+    Raises:
+        TopicMissing, KafkaFailure, ClusterUnreachable, LedgerError.
+    """
+    properties = workspace.properties(stream)
+    seen = observe_stream(workspace.ledger, stream, properties, Deadline(_SECONDS)).sample
+    span = read_span(workspace, stream, bounds.since)
+    if span.topic.topic_id != seen.topic_id:
+        subject = f"topic {stream.topic}"
+        raise KafkaFailure("it was made anew meanwhile", subject=subject, hint="look again")
+    now = utc_now() + measure_skew(workspace.ledger)  # the samples are in the ledger's time
+    settled = find_settled_commits(workspace, stream, seen, bounds.waits, now)
+    committed = {part.partition: part.committed for part in seen.partitions}
+    ends = {part.partition: part.high for part in seen.partitions}
+    below, ahead, hidden = [], [], []
+    for item in span.ranges:
+        at = committed.get(item.partition)
+        cut = item.start if at is None else min(max(at, item.start), item.end)
+        below.append(OffsetRange(item.partition, item.start, cut))
+        ahead.append(OffsetRange(item.partition, cut, item.end))
+        old = min(settled.get(item.partition, 0), ends.get(item.partition, 0))
+        if old > item.end:
+            hidden.append(OffsetRange(item.partition, item.end, old))
+    return Look(span, tuple(below), tuple(ahead), committed, settled, tuple(hidden))
+
+
+def find_settled_commits(
+    workspace: Workspace, stream: Stream, seen: Sample, grace: timedelta, now: datetime
+) -> dict[int, int]:
+    """By partition, below which offset the group had committed at least `grace` ago and ever since.
+
+    A group that was set back works on what it had committed once more. Partitions of which there is
+    no sample so old are left out.
+
+    Args:
+        seen: the newest sample; it is in the ledger.
+    """
+    found: dict[int, int] = {}
+    place = (stream.cluster, stream.topic, stream.group, seen.topic_id)
+    for sample in workspace.ledger.samples.history(stream.name):
+        if (sample.cluster, sample.topic, sample.group, sample.topic_id) != place:
+            continue
+        is_old = sample.taken_at + timedelta(seconds=sample.took) <= now - grace
+        for part in sample.partitions:
+            at = part.committed
+            if is_old and at is not None:
+                found[part.partition] = at
+            elif part.partition in found:
+                found[part.partition] = min(found[part.partition], at or 0)
+    return found
+
+
+def _compare(
+    workspace: Workspace,
+    stream: Stream,
+    consumed: Consumed,
+    bounds: AuditOptions,
+    look: Look,
+    say: Say,
+) -> ConsumedAudit:
+    from spark_backfill.audits.consumed import ConsumedScope, audit_consumed, read_consumed
+    from spark_backfill.failures import list_secrets, translating
+    from spark_backfill.originals.reading import read_log
+    from spark_backfill.spark.session import open_session
+
+    config, properties = workspace.config, workspace.properties(stream)
+    assert stream.source is not None
+    say("starting Spark")
+    spark = open_session(
+        config.spark, f"backlogctl audit consumed {stream.name}", staging=config.staging.dir
+    )
+    with open_folder(config) as work:
+        say(f"reading table {consumed.table}")
+        keys = read_consumed(
+            spark,
+            config.sources[consumed.database],
+            consumed,
+            f"streams.{stream.name}.source.consumed",
+            work / "consumed",
+        )
+        say(f"reading {format_plural(sum(r.count for r in look.below), 'offset')}")
+        messages, later = (
+            read_log(spark, properties, stream.topic, ranges) for ranges in (look.below, look.ahead)
+        )
+        scope = ConsumedScope(
+            topic_id=look.span.topic.topic_id,
+            header=stream.source.identity.header,
+            settled=look.settled,
+            since_ms=_to_ms(bounds.since),
+            until_ms=_to_ms(bounds.until),
+            waived=_list_waived(workspace, stream, look.span.topic.topic_id),
+        )
+        with translating(
+            "compare the topic with the consumer's table",
+            subject=f"topic {stream.topic}",
+            hint="where retention removed messages meanwhile, look again, with a later --since",
+            kind=KafkaFailure,
+            secrets=list_secrets(properties),
+        ):
+            return audit_consumed(messages, later, keys, scope)
+
+
+def _list_waived(workspace: Workspace, stream: Stream, topic_id: str) -> tuple[OffsetRange, ...]:
+    return tuple(
+        OffsetRange(gap.partition, gap.start, gap.end)
+        for gap in workspace.ledger.gaps.list(stream.name, [GapState.WAIVED])
+        if (gap.group, gap.topic_id) == (stream.group, topic_id)
+        and gap.start is not None
+        and gap.end is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Teller:
+    """Judges what was found, in words."""
+
+    stream: Stream
+    table: str
+    bounds: AuditOptions
+    look: Look
+
+    def judge(self, found: ConsumedAudit) -> Iterator[Finding]:
+        counts = found.counts
+        if all(at is None for at in self.look.committed.values()):
+            yield Finding(
+                "nothing-committed",
+                Level.UNKNOWN,
+                f"group {self.stream.group} has committed nothing on {self.stream.topic}",
+                "look at its name in the configuration, and whether its consumers commit",
+                (f"backlogctl status {self.stream.name}",),
+            )
+        # Said by `--since`: from then on the table is complete.
+        is_bounded = self.bounds.since is not None
+        if counts.unhandled and not counts.handled and not is_bounded:
+            yield self._tell_no_match(found)
+        else:
+            lost = [one for one in found.ranges if is_bounded or not one.is_older]
+            many = counts.unhandled if is_bounded else counts.unhandled - counts.older
+            if many:
+                yield self._tell_lost(lost, many)
+            if counts.older and not is_bounded:
+                yield self._tell_older(found)
+        if not found.is_whole:
+            yield Finding(
+                "too-many",
+                Level.UNKNOWN,
+                "there are more ranges of such messages than can be listed; the count is of all",
+                "look at less at once, with --since and --until",
+            )
+        yield from self._tell_unsure(found)
+
+    def _tell_lost(self, ranges: Sequence[UnhandledRange], many: int) -> Finding:
+        redrive = f"backlogctl plan redrive {self.stream.name} --from log"
+        shown = "".join(f" --offsets {one.place}" for one in ranges[:_SHOWN])
+        mend = "the consumer commits before it has handled them; once that is mended, put them back"
+        if self.look.span.is_compacted:
+            mend = (
+                "the topic is compacted, where an old message must not come after a newer one: "
+                "handle them by hand, or have their producer send the newest state"
+            )
+        elif len(ranges) > _SHOWN:
+            mend += (
+                f"; the command has the first {_SHOWN} of {format_plural(len(ranges), 'range')}, "
+                "`--json` lists them all"
+            )
+        return Finding(
+            "unprocessed",
+            Level.LOST,
+            f"{_say_many(many)} committed and {'is' if many == 1 else 'are'} not in {self.table}: "
+            f"{_describe(ranges)}",
+            mend,
+            () if self.look.span.is_compacted or not shown else (redrive + shown,),
+            count=many,
+            detail=_detail(ranges),
+        )
+
+    def _tell_older(self, found: ConsumedAudit) -> Finding:
+        ranges = [one for one in found.ranges if one.is_older]
+        many = found.counts.older
+        return Finding(
+            "older-than-the-table",
+            Level.SUSPECT,
+            f"{_say_many(many)} committed, not in {self.table}, and older than any message that it "
+            f"names: {_describe(ranges)}. They may have been handled before the table or the group "
+            "began, or their rows were removed",
+            "if the table goes back further, say since when",
+            (self._since(ranges),),
+            detail=_detail(ranges),
+        )
+
+    def _tell_no_match(self, found: ConsumedAudit) -> Finding:
+        many = found.counts.unhandled
+        return Finding(
+            "no-match",
+            Level.SUSPECT,
+            f"{_say_many(many)} committed, and {self.table} has the identity of none",
+            "see whether `source.consumed` names the right table and column, and whether it holds "
+            "what `source.identity.message` says; if it does, say since when it is complete",
+            (self._since(found.ranges),),
+            detail=_detail(found.ranges),
+        )
+
+    def _since(self, ranges: Sequence[UnhandledRange]) -> str:
+        times = [one.first_ms for one in ranges if one.first_ms is not None]
+        at = format_time(datetime.fromtimestamp(min(times) / 1000, UTC)) if times else "TIME"
+        return f"backlogctl audit consumed {self.stream.name} --since {at}"
+
+    def _tell_unsure(self, found: ConsumedAudit) -> Iterator[Finding]:
+        counts, waits = found.counts, format_duration(self.bounds.waits.total_seconds())
+        again = (f"backlogctl audit consumed {self.stream.name}",)
+        if counts.not_settled:
+            yield Finding(
+                "not-settled",
+                Level.UNKNOWN,
+                f"{format_plural(counts.not_settled, 'message')} of those committed less than "
+                f"{waits} ago, for all that samples show, cannot be found in "
+                f"{self.table}; they may still be handled",
+                f"look again in {waits}",
+                again,
+            )
+        if self.look.hidden:
+            places = ", ".join(f"{r.partition}:{r.start}-{r.end - 1}" for r in self.look.hidden)
+            yield Finding(
+                "open-transaction",
+                Level.UNKNOWN,
+                f"offsets {places} were committed; an open transaction hides what is there",
+                "look again when it has ended",
+                again,
+                detail={"offsets": [[r.partition, r.start, r.end] for r in self.look.hidden]},
+            )
+        assert self.stream.source is not None
+        if counts.repeated and self.stream.source.identity.header is None:
+            # With nothing else to go by, "clean" would say more than is known.
+            blind = counts.repeated == counts.handled and not counts.unhandled
+            yield Finding(
+                "repeated-keys",
+                Level.UNKNOWN if blind else Level.NOTED,
+                f"{format_plural(counts.repeated, 'message')} share their key with others, and "
+                f"{self.table} has it: whether each of them was handled is not known",
+                "where each message has an id in a header, identify it by that "
+                "(`source.identity.message`)",
+            )
+        if counts.coming_again:
+            yield Finding(
+                "coming-again",
+                Level.NOTED,
+                f"{format_plural(counts.coming_again, 'message')} not in {self.table} will come "
+                "again: the group is still to read a message of the same identity",
+                "look again when it has",
+                again,
+            )
+
+
+def _say_many(many: int) -> str:
+    return f"{format_plural(many, 'message')} {'was' if many == 1 else 'were'}"
+
+
+def _describe(ranges: Sequence[UnhandledRange]) -> str:
+    """Where they are, and of what time."""
+    places = ", ".join(one.place for one in ranges[:_SHOWN])
+    if (rest := len(ranges) - _SHOWN) > 0:
+        places += f" and {format_plural(rest, 'more range')}"
+    firsts = [one.first_ms for one in ranges if one.first_ms is not None]
+    lasts = [one.last_ms for one in ranges if one.last_ms is not None]
+    if not firsts or not lasts:
+        return f"offsets {places}, of unknown time"
+    first, last = (
+        format_moment(datetime.fromtimestamp(at / 1000, UTC)) for at in (min(firsts), max(lasts))
+    )
+    return f"offsets {places}, of {first}" + (f" to {last}" if last != first else "")
+
+
+def _detail(ranges: Sequence[UnhandledRange]) -> dict[str, Any]:
+    return {"ranges": [asdict(one) for one in ranges]}
+
+
+def _to_ms(at: datetime | None) -> int | None:
+    return None if at is None else round(at.timestamp() * 1000)
+
+
+def _list_partitions(look: Look) -> list[dict[str, Any]]:
+    return [
+        {
+            **asdict(item),
+            "committed": look.committed.get(item.partition),
+            "settled": look.settled.get(item.partition),
+        }
+        for item in look.below
+    ]

@@ -1,0 +1,270 @@
+"""`audit counts`: rows, messages and handled rows side by side, in windows of event time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backlog.clock import Deadline, format_time, utc_now
+from backlog.config import Stream
+from backlog.numbers import format_duration, format_moment, format_plural
+from monitoring.observing import observe_stream
+from replay.around.observation import LOOK_SECONDS
+from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
+from replay.audits.tiers import Counted, Counting, count_again, require_source
+from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from spark_backfill.audits.counts import CountsAudit
+
+CLAIMS = (
+    "These are counts by the times of the rows: they show where to look, and prove no loss. "
+    "`audit sequence` and `audit consumed` prove more."
+)
+_SHOWN = 5
+
+
+class CountsAuditing(Audit):
+    """By Spark, over the table, the topic and the consumer's own table."""
+
+    name = "counts"
+    summary = "Compare counts of rows, messages and handled rows in windows of event time."
+
+    def examine(
+        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
+    ) -> AuditResult:
+        """Reads the group's offsets, then the topic's ends, then the tables: what is handled or
+        sent meanwhile looks like no loss.
+
+        Raises:
+            UsageError: the stream has no source table, or --until is not after --since.
+        """
+        from spark_backfill.sources.reflection import require_tables
+        from spark_backfill.spark.kafka_options import make_java_options
+        from spark_backfill.spark.session import open_session
+
+        began_at, begun = utc_now(), time.monotonic()
+        source = require_source(stream, bounds)
+        properties, config = workspace.properties(stream), workspace.config
+        make_java_options(properties)  # refuses now what Spark could not use
+        say("looking at the topic and the tables")
+        require_tables(config.sources, stream)
+        sample = observe_stream(workspace.ledger, stream, properties, Deadline(LOOK_SECONDS)).sample
+        say("starting Spark")
+        spark = open_session(
+            config.spark, f"backlogctl audit counts {stream.name}", staging=config.staging.dir
+        )
+        counting = Counting(workspace, stream, source, bounds, began_at, sample, spark, say)
+        counted = count_again(counting)
+        return AuditResult(
+            audit=self.name,
+            stream=stream.name,
+            topic=stream.topic,
+            bounds=bounds,
+            began_at=began_at,
+            seconds=time.monotonic() - begun,
+            figures=_list_figures(counted, has_consumed=source.consumed is not None),
+            findings=sort_findings(tuple(_judge(counting, counted))),
+            claims=CLAIMS,
+            tables={"windows": _list_windows(counted)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Words for one difference between two tiers."""
+
+    check: str
+    level: Level
+    count: str
+    one: str
+    many: str
+    mend: str
+    commands: tuple[str, ...]
+
+
+def _list_differences(counting: Counting, counted: Counted) -> Iterator[_Difference]:
+    name, source = counting.stream.name, counting.source
+    level = Level.SUSPECT
+    mend = "each may never have been sent, or its transaction was aborted: look at its producer"
+    if source.mutable and not counted.judged.is_whole:
+        mend += "; or it was sent long ago, has expired, and the row has changed since"
+    if counted.span.is_compacted and source.identity.header is not None:
+        level = Level.UNKNOWN
+        mend = "the topic is compacted: a newer message of the same key may have replaced it"
+    yield _Difference(
+        "rows-without-messages",
+        level,
+        "rows_without_message",
+        "row has no message in the topic",
+        "rows have no message in the topic",
+        mend,
+        (f"backlogctl audit sequence {name}",),
+    )
+    yield _Difference(
+        "messages-not-handled",
+        Level.SUSPECT,
+        "not_handled",
+        "message that the group has read is not in the consumer's own table",
+        "messages that the group has read are not in the consumer's own table",
+        "the consumer may have committed without handling it, or its table does not keep rows so "
+        "long",
+        (f"backlogctl audit consumed {name}",),
+    )
+    yield _Difference(
+        "messages-without-rows",
+        Level.NOTED,
+        "messages_without_row",
+        "message has no row in the table",
+        "messages have no row in the table",
+        "its row was deleted or is much older, its transaction was rolled back after it was sent, "
+        "or something else writes to the topic",
+        (),
+    )
+
+
+def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
+    judged, found, name = counted.judged, counted.found, counting.stream.name
+    if found is None or judged.begin is None or counted.width is None:
+        yield _tell_nothing(counting, counted)
+        return
+    yield Finding(
+        "span",
+        Level.NOTED,
+        f"rows of {format_moment(judged.begin)} to {format_moment(judged.end)} are judged, in "
+        f"{format_plural(len(found.windows), 'window')} of "
+        f"{format_duration(counted.width.total_seconds())}"
+        + (f": {judged.why}" if judged.why else ""),
+        detail={"begin": format_time(judged.begin), "end": format_time(judged.end)},
+    )
+    if counted.zone:
+        # Its counts would be of other times than they say.
+        yield Finding("zone", Level.UNKNOWN, counted.zone, "set it right, and count again")
+        return
+    for difference in _list_differences(counting, counted):
+        yield from _tell(difference, found)
+    handled = sum(w.rows - w.messages - w.rows_without_message for w in found.windows)
+    if handled:
+        yield Finding(
+            "handled-without-messages",
+            Level.NOTED,
+            f"{format_plural(handled, 'row')} without a message in the topic "
+            f"{'was' if handled == 1 else 'were'} handled all the same",
+            "compaction may have taken the message, or the consumer gets rows in another way",
+        )
+    if found.unplaced_rows:
+        yield Finding(
+            "unplaced-rows",
+            Level.UNKNOWN,
+            f"{format_plural(found.unplaced_rows, 'row')} without a message cannot be compared: "
+            "the time or the identity is NULL or cannot be read",
+            f"look at `{counting.source.time_column}` in {counting.source.table}",
+        )
+    if found.without_identity:
+        yield Finding(
+            "without-identity",
+            Level.NOTED,
+            f"{format_plural(found.without_identity, 'message')} without an identity "
+            f"(`{counting.source.identity.message}`): whose they are is not known",
+            "rows without messages may be theirs",
+        )
+    if counting.source.consumed is not None and not any(
+        part.committed is not None for part in counting.sample.partitions
+    ):
+        yield Finding(
+            "no-commits",
+            Level.UNKNOWN,
+            f"the group {counting.stream.group} has committed no offsets: whether messages were "
+            "handled is not judged",
+            "is it the right group, and has it run?",
+            (f"backlogctl status {name}",),
+        )
+
+
+def _tell_nothing(counting: Counting, counted: Counted) -> Finding:
+    judged = counted.judged
+    found = f"nothing can be judged: {judged.why}"
+    if judged.begin is not None:
+        found = (
+            f"nothing can be judged: of rows before {format_moment(judged.begin)} the topic may "
+            f"have lost messages, and from {format_moment(judged.end)} on they may still come"
+        )
+        found += f" ({judged.why})" if judged.why else ""
+    return Finding(
+        "nothing-judged",
+        Level.UNKNOWN,
+        found,
+        f"look again in {format_duration(counting.bounds.waits.total_seconds())}, or at other "
+        "times with --since and --until",
+    )
+
+
+def _tell(difference: _Difference, found: CountsAudit) -> Iterator[Finding]:
+    from spark_backfill.audits.counts import list_stretches
+
+    counted = [(w, getattr(w, difference.count) or 0) for w in found.windows]
+    many = sum(count for _, count in counted)
+    if not many:
+        return
+    ranked = sorted(list_stretches(found.windows, difference.count), key=lambda one: -one.count)
+    shown = [
+        f"{one.count:,} of {format_moment(one.start)} to {format_moment(one.end)}"
+        for one in ranked[:_SHOWN]
+    ]
+    if rest := ranked[_SHOWN:]:
+        others = sum(one.count for one in rest)
+        shown.append(f"{others:,} at {format_plural(len(rest), 'other time')}")
+    yield Finding(
+        difference.check,
+        difference.level,
+        f"{many:,} {difference.one if many == 1 else difference.many}: {', '.join(shown)}",
+        difference.mend,
+        difference.commands,
+        count=many,
+        detail={
+            "windows": [
+                {"start": format_time(w.start), "end": format_time(w.end), "count": count}
+                for w, count in counted
+                if count
+            ]
+        },
+    )
+
+
+def _list_figures(counted: Counted, *, has_consumed: bool) -> dict[str, int | None]:
+    found = counted.found
+    if found is None or counted.zone:
+        names = ("rows", "messages", *(("handled",) if has_consumed else ()))
+        return dict.fromkeys(names)
+    figures: dict[str, int | None] = {
+        "rows": sum(window.rows for window in found.windows),
+        "messages": sum(window.messages for window in found.windows),
+    }
+    if has_consumed:
+        figures["handled"] = sum(window.handled or 0 for window in found.windows)
+    return figures | {
+        "repeats": found.repeats,
+        "put_back": found.put_back,
+        "unknown_rows": found.unknown_rows,
+        "without_identity": found.without_identity,
+    }
+
+
+def _list_windows(counted: Counted) -> list[dict[str, Any]]:
+    if counted.found is None or counted.zone:
+        return []
+    return [
+        {
+            "start": format_time(window.start),
+            "end": format_time(window.end),
+            "rows": window.rows,
+            "messages": window.messages,
+            "handled": window.handled,
+            "rows_without_message": window.rows_without_message,
+            "messages_without_row": window.messages_without_row,
+            "not_handled": window.not_handled,
+        }
+        for window in counted.found.windows
+    ]

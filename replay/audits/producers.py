@@ -1,0 +1,132 @@
+"""`audit producers`: what batch headers say of those who write, without touching any of them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from backlog.clock import format_time, utc_now
+from backlog.config import Stream
+from monitoring.forensics.findings import (
+    BLIND_SPOTS,
+    Suspicion,
+    SuspicionCode,
+    find_suspicions,
+    tell_limits,
+)
+from monitoring.forensics.profile import LogProfile, ProducerProfile
+from monitoring.forensics.reading import profile_topic
+from replay.audits.audit import Audit, AuditResult, Finding, Level, Say, SpanOptions, sort_findings
+from replay.recovery.workspace import Workspace
+
+# The others only cost time.
+_LEVELS: Mapping[SuspicionCode, Level] = {
+    SuspicionCode.EPOCH_RESTARTED: Level.SUSPECT,
+    SuspicionCode.SEQUENCE_JUMP: Level.SUSPECT,
+    SuspicionCode.NOT_IDEMPOTENT: Level.UNKNOWN,  # its losses leave no trace in a log
+}
+_MEND: Mapping[SuspicionCode, str] = {
+    SuspicionCode.NOT_IDEMPOTENT: "set `enable.idempotence=true` and `acks=all` in their producers",
+    SuspicionCode.EPOCH_RESTARTED: "look into that producer's log for expired batches at that "
+    "time; a sequenced producer would tell which messages are missing",
+    SuspicionCode.SEQUENCE_JUMP: "look into that producer's and the brokers' logs at that time",
+    SuspicionCode.HOT_PARTITION: "look at the keys, or at how the producers choose partitions",
+    SuspicionCode.SMALL_BATCHES: "raise `linger.ms` and `batch.size` in their producers",
+    SuspicionCode.MIXED_CODECS: "set one `compression.type` in all producers",
+}
+
+
+class ProducerAuditing(Audit):
+    """Batches are not decompressed, and no payload is looked at."""
+
+    name = "producers"
+    summary = "Show who writes the topic, and where batches look as if some were lost."
+    options_model = SpanOptions
+
+    def examine(
+        self, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say
+    ) -> AuditResult:
+        """Reads the headers of every batch once."""
+        began_at, begun = utc_now(), time.monotonic()
+        say("reading batch headers")
+        properties = workspace.properties(stream)
+        profile = profile_topic(properties, stream.topic, bounds.since, bounds.until, say=say)
+        findings = [_to_finding(one, stream.name) for one in find_suspicions(profile)]
+        findings += [Finding("limits", Level.NOTED, sentence) for sentence in tell_limits(profile)]
+        return AuditResult(
+            audit=self.name,
+            stream=stream.name,
+            topic=stream.topic,
+            bounds=bounds,
+            began_at=began_at,
+            seconds=time.monotonic() - begun,
+            figures={
+                "messages": profile.messages,
+                "batches": profile.batches,
+                "bytes": profile.bytes,
+                "producers": len({one.producer_id for one in profile.producers})
+                + profile.producers_left_out,
+                "not_idempotent": sum(one.not_idempotent for one in profile.partitions),
+            },
+            findings=sort_findings(findings),
+            claims=BLIND_SPOTS,
+            tables={
+                "partitions": _list_partitions(profile),
+                "producers": _list_producers(profile.producers),
+            },
+        )
+
+
+def _to_finding(one: Suspicion, stream: str) -> Finding:
+    return Finding(
+        check=str(one.code),
+        level=_LEVELS.get(one.code, Level.NOTED),
+        found=one.sentence,
+        mend=_MEND[one.code],
+        commands=(f"backlogctl audit sequence {stream}",) if one.code in _LEVELS else (),
+        detail={
+            "partition": one.partition,
+            "producer_id": one.producer_id,
+            "from": None if one.from_time is None else format_time(one.from_time),
+            "to": None if one.to_time is None else format_time(one.to_time),
+            "offsets": [[item.partition, item.start, item.end] for item in one.offsets],
+        },
+    )
+
+
+def _list_partitions(profile: LogProfile) -> list[dict[str, Any]]:
+    return [
+        {
+            "partition": one.partition,
+            "start": one.start,
+            "end": one.end,
+            "messages": one.messages,
+            "bytes": one.bytes,
+            "batches": one.batches,
+            "codecs": dict(one.codecs),
+            "first": None if one.first_time is None else format_time(one.first_time),
+            "last": None if one.last_time is None else format_time(one.last_time),
+        }
+        for one in profile.partitions
+    ]
+
+
+def _list_producers(producers: tuple[ProducerProfile, ...]) -> list[dict[str, Any]]:
+    """Busiest first, over all partitions."""
+    by_id: dict[int, list[ProducerProfile]] = defaultdict(list)
+    for one in producers:
+        by_id[one.producer_id].append(one)
+    rows = [
+        {
+            "producer_id": number,
+            "messages": sum(one.messages for one in parts),
+            "batches": sum(one.batches for one in parts),
+            "partitions": len({one.partition for one in parts}),
+            "epochs": len({span.epoch for one in parts for span in one.epochs}),
+            "transactional": any(one.is_transactional for one in parts),
+        }
+        for number, parts in by_id.items()
+    ]
+    return sorted(rows, key=lambda row: -int(row["messages"]))

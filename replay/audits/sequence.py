@@ -1,0 +1,300 @@
+"""`audit sequence`: messages that were stamped and never reached the log (protocol P7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from backlog.clock import utc_now
+from backlog.config import Stream
+from backlog.numbers import format_duration, format_moment, format_plural
+from backlog.values import OffsetRange
+from replay.around.observation import note_stream
+from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
+from replay.audits.span import Span, find_settled, read_span
+from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_backfill.audits.sequence import Hole, SequenceAudit
+
+CLAIMS = (
+    "Each hole is messages that their producer numbered and that are nowhere in the topic. What a "
+    "producer lost after the last message that arrived is not seen."
+)
+_SHOWN = 20
+UNSURE: Mapping[str, tuple[Level, str, str]] = {
+    "compacted": (
+        Level.UNKNOWN,
+        "are missing from a compacted topic, where messages vanish by themselves",
+        "audit a topic that keeps its messages",
+    ),
+    "beside-unreadable": (
+        Level.SUSPECT,
+        "are missing beside messages whose stamp cannot be read, which may be these",
+        "see who writes them",
+    ),
+    "not-settled": (
+        Level.UNKNOWN,
+        "are missing near the end of the log, and may still come",
+        "producers retry, and only what was in the log for some time is judged: look again in",
+    ),
+    "at-the-head": (
+        Level.NOTED,
+        "are missing right after the log's start: retention may have taken them",
+        "",
+    ),
+}
+
+
+class SequenceAuditing(Audit):
+    """By Spark, over what the topic holds and what drains moved into archives."""
+
+    name = "sequence"
+    summary = "Find messages that were numbered by a SequencedProducer and are not in the topic."
+
+    def examine(
+        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
+    ) -> AuditResult:
+        """Reads every message once; nothing near the end of the log is judged before its grace."""
+        from spark_backfill.audits.sequence import audit_sequence
+        from spark_backfill.spark.kafka_options import make_java_options
+
+        began_at, begun = utc_now(), time.monotonic()
+        make_java_options(workspace.properties(stream))  # refuses now what Spark could not use
+        say("looking at the topic")
+        span = read_span(workspace, stream, bounds.since)
+        settled = find_settled(workspace, stream, span.topic.topic_id, bounds.waits, began_at)
+        note_stream(workspace, stream)  # so that a later look knows how old what is there now is
+        say("starting Spark")
+        messages, whole = _open(workspace, stream, span, bounds.since)
+        say(f"reading {format_plural(sum(r.count for r in span.ranges), 'offset')}")
+        found = audit_sequence(messages, whole)
+        findings = tuple(_judge(found, span, settled, bounds, stream.name))
+        return AuditResult(
+            audit=self.name,
+            stream=stream.name,
+            topic=stream.topic,
+            bounds=bounds,
+            began_at=began_at,
+            seconds=time.monotonic() - begun,
+            figures=_list_figures(found),
+            findings=sort_findings(findings),
+            claims=CLAIMS,
+            tables={"producers": _list_producers(found)},
+        )
+
+
+def _open(
+    workspace: Workspace, stream: Stream, span: Span, since: datetime | None
+) -> tuple[DataFrame, list[int]]:
+    """What the topic has, and what archives have right before that; and which partitions are read
+    from their first message on."""
+    from spark_backfill.archive.reading import read_archive
+    from spark_backfill.archive.verification import read_manifest
+    from spark_backfill.originals.frame import as_originals
+    from spark_backfill.originals.reading import read_log
+    from spark_backfill.spark.object_store import needs_s3
+    from spark_backfill.spark.session import open_session
+
+    config = workspace.config
+    records = [
+        record
+        for record in workspace.ledger.archives.list(with_purged=False)
+        if since is None and record.topic_id == span.topic.topic_id
+    ]
+    spark = open_session(
+        config.spark,
+        f"backlogctl audit sequence {stream.name}",
+        staging=config.staging.dir,
+        s3=any(needs_s3(record.location) for record in records),
+    )
+    messages = read_log(spark, workspace.properties(stream), stream.topic, span.ranges)
+    begins = {item.partition: item.start for item in span.ranges}
+    for record in reversed(records):
+        manifest = read_manifest(spark, record.location, record.manifest_sha256)
+        ranges = [OffsetRange(item.partition, item.start, item.end) for item in manifest.ranges]
+        if parts := _take_before(ranges, begins):
+            archived = read_archive(spark, record.location, manifest, parts)
+            messages = messages.unionAll(as_originals(archived))
+    return messages, [number for number, start in begins.items() if start == 0]
+
+
+def _take_before(ranges: list[OffsetRange], begins: dict[int, int]) -> list[OffsetRange]:
+    """What of these joins on to what is read already; `begins` moves there.
+
+    With a stretch missing in between, its messages would look like losses.
+    """
+    parts = []
+    for item in sorted(ranges, key=lambda one: -one.start):
+        begin = begins.get(item.partition)
+        if begin is not None and item.start < begin <= item.end:
+            parts.append(OffsetRange(item.partition, item.start, begin))
+            begins[item.partition] = item.start
+    return parts
+
+
+def _judge(
+    found: SequenceAudit, span: Span, settled: Mapping[int, int], bounds: AuditOptions, stream: str
+) -> Iterator[Finding]:
+    if not found.counts.stamped:
+        yield Finding(
+            "not-stamped",
+            Level.UNKNOWN,
+            f"none of {format_plural(found.counts.read, 'message')} is stamped",
+            "take the sequenced producer in: until then losses on the way to Kafka leave no trace",
+        )
+    if found.counts.unreadable:
+        yield Finding(
+            "unreadable-stamp",
+            Level.UNKNOWN,
+            f"{format_plural(found.counts.unreadable, 'message')} are stamped in a way that cannot "
+            "be read: what they number is not known",
+            "see who writes them, and compare with the format",
+        )
+    if not found.is_whole:
+        yield Finding(
+            "too-many",
+            Level.UNKNOWN,
+            "there are more producers, holes or reports than can be listed: more may be missing",
+            "look at less at once, with --since",
+        )
+    sure: list[Hole] = []
+    unsure: dict[str, list[Hole]] = {name: [] for name in UNSURE}
+    within_ms = round(bounds.waits.total_seconds() * 1000)
+    for hole in found.holes:
+        if bounds.until is not None and not _is_before(hole, bounds.until):
+            continue
+        place = hole.id.partition
+        old = max(span.lows.get(place, 0), settled.get(place, 0))
+        if span.is_compacted:
+            unsure["compacted"].append(hole)
+        elif _is_beside(hole, found.doubtful.get(place)):
+            unsure["beside-unreadable"].append(hole)
+        elif hole.after.offset >= old:
+            unsure["not-settled"].append(hole)
+        elif found.is_at_head(hole, within_ms):
+            unsure["at-the-head"].append(hole)
+        else:
+            sure.append(hole)
+    yield from _tell_lost(sure, stream)
+    yield from (
+        _tell_unsure(name, holes, bounds, stream) for name, holes in unsure.items() if holes
+    )
+
+
+def _is_before(hole: Hole, until: datetime) -> bool:
+    at = hole.after.at_ms
+    return at is None or at < until.timestamp() * 1000
+
+
+def _is_beside(hole: Hole, doubtful: tuple[int, int] | None) -> bool:
+    """Whether an illegible message may be one of the hole's."""
+    if doubtful is None:
+        return False
+    first = 0 if hole.before is None else min(hole.before.offset, hole.after.offset)
+    last = hole.after.offset if hole.before is None else max(hole.before.offset, hole.after.offset)
+    return doubtful[0] <= last and first <= doubtful[1]
+
+
+def _tell_lost(holes: list[Hole], stream: str) -> Iterator[Finding]:
+    for hole in holes[:_SHOWN]:
+        yield Finding(
+            "hole",
+            Level.LOST,
+            f"{_describe(hole)} never reached the topic{_date(hole)}",
+            "the producer numbered them and did not report that they failed: look at its acks, its "
+            "retries and what it does with failed deliveries; then send them again",
+            (f"backlogctl doctor {stream}",),
+            count=hole.count,
+            detail=_detail(hole),
+        )
+    if rest := holes[_SHOWN:]:
+        many = sum(hole.count for hole in rest)
+        yield Finding(
+            "hole",
+            Level.LOST,
+            f"{format_plural(many, 'message')} in {format_plural(len(rest), 'more hole')}",
+            "`--json` lists them all",
+            count=many,
+            detail={"holes": [_detail(hole) for hole in rest]},
+        )
+
+
+def _tell_unsure(name: str, holes: list[Hole], bounds: AuditOptions, stream: str) -> Finding:
+    many = format_plural(sum(hole.count for hole in holes), "message")
+    level, found, mend = UNSURE[name]
+    if name == "not-settled":
+        mend = f"{mend} {format_duration(bounds.waits.total_seconds())}"
+    again = (f"backlogctl audit sequence {stream}",) if name == "not-settled" else ()
+    detail = {"holes": [_detail(hole) for hole in holes]}
+    return Finding(name, level, f"{many} {found}", mend, again, detail=detail)
+
+
+def _describe(hole: Hole) -> str:
+    places = f"{hole.first:,}" if hole.count == 1 else f"{hole.first:,} to {hole.last:,}"
+    return (
+        f"{format_plural(hole.count, 'message')} (sequence {places}) of producer "
+        f"{hole.id.producer}, epoch {hole.id.epoch}, for partition {hole.id.partition}"
+    )
+
+
+def _date(hole: Hole) -> str:
+    before = None if hole.before is None else hole.before.at_ms
+    if before is None or hole.after.at_ms is None:
+        return ""
+    return f"; its neighbours are of {_write(before)} and {_write(hole.after.at_ms)}"
+
+
+def _write(at_ms: int) -> str:
+    return format_moment(datetime.fromtimestamp(at_ms / 1000, UTC))
+
+
+def _detail(hole: Hole) -> dict[str, Any]:
+    return {
+        "partition": hole.id.partition,
+        "producer": hole.id.producer,
+        "epoch": hole.id.epoch,
+        "first": hole.first,
+        "last": hole.last,
+        "before_offset": None if hole.before is None else hole.before.offset,
+        "before_ms": None if hole.before is None else hole.before.at_ms,
+        "after_offset": hole.after.offset,
+        "after_ms": hole.after.at_ms,
+    }
+
+
+def _list_figures(found: SequenceAudit) -> dict[str, int | None]:
+    counts = found.counts
+    return {
+        "messages": counts.read,
+        "stamped": counts.stamped,
+        "unreadable": counts.unreadable,
+        "put_back": counts.put_back,
+        "producers": len({chain.id.producer for chain in found.chains}),
+        "epochs": len({chain.id[1:] for chain in found.chains}),
+        "repeats": sum(chain.repeats for chain in found.chains),
+        "reported": found.reported,
+        "begun_before": found.heads,
+    }
+
+
+def _list_producers(found: SequenceAudit) -> list[dict[str, Any]]:
+    return [
+        {
+            "producer": chain.id.producer,
+            "epoch": chain.id.epoch,
+            "partition": chain.id.partition,
+            "messages": chain.messages,
+            "repeats": chain.repeats,
+            "first": chain.first,
+            "last": chain.last,
+            "first_ms": chain.first_ms,
+            "last_ms": chain.last_ms,
+            "closed": chain.is_closed,
+        }
+        for chain in found.chains
+    ]

@@ -1,0 +1,285 @@
+"""What `audit counts` reads, in which order, and which event times it can judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from backlog.clock import format_time
+from backlog.config import Stream, StreamSource
+from backlog.config.streams import Message, Value
+from backlog.errors import KafkaFailure, UsageError
+from backlog.numbers import format_plural
+from backlog.values import OffsetRange, Sample
+from replay.audits.audit import AuditOptions, Say
+from replay.audits.folder import open_folder
+from replay.audits.span import Span, read_span
+from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_backfill.audits.counts import CountsAudit
+    from spark_backfill.messages.candidates import SourceAccess
+    from spark_backfill.messages.rules import MessageRules
+    from spark_backfill.messages.windows import Bounds
+
+_TRIES = 3
+# Of each partition so many offsets are looked at for what its oldest messages are.
+_HEAD_OFFSETS = 1_000
+_DAY = timedelta(days=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What is counted, and with what."""
+
+    workspace: Workspace
+    stream: Stream
+    source: StreamSource
+    bounds: AuditOptions
+    began_at: datetime
+    sample: Sample
+    spark: SparkSession
+    say: Say
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The event times `[begin, end)` that can be judged.
+
+    Attributes:
+        begin: the topic still holds the messages of all rows from then on; None is unknown.
+        why: what decides on the beginning, as a sentence.
+        is_whole: whether the topic still has its first messages.
+    """
+
+    begin: datetime | None
+    end: datetime
+    why: str
+    is_whole: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return self.begin is None or self.begin >= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """`found` is None where nothing can be judged; `zone` says that rows seem to be read in a wrong
+    time zone, "" for no."""
+
+    judged: Judged
+    span: Span
+    width: timedelta | None = None
+    found: CountsAudit | None = None
+    zone: str = ""
+
+
+def require_source(stream: Stream, bounds: AuditOptions) -> StreamSource:
+    if stream.source is None:
+        raise UsageError(
+            "has no source table, so there is nothing to compare its messages with",
+            subject=f"stream {stream.name}",
+            hint=f"add `streams.{stream.name}.source`, or use `backlogctl audit sequence "
+            f"{stream.name}`",
+        )
+    since, until = bounds.since, bounds.until
+    if since is not None and until is not None and until <= since:
+        raise UsageError(
+            "--until is not after --since",
+            subject=f"stream {stream.name}",
+            hint="use a later --until, or an earlier --since",
+        )
+    return stream.source
+
+
+def count_again(counting: Counting) -> Counted:
+    """Counts; once more where retention moved on while the topic was read."""
+    for left in reversed(range(_TRIES)):
+        span = _read_span(counting)
+        try:
+            return _count(counting, span)
+        except KafkaFailure:
+            if not left or _read_span(counting).lows == span.lows:
+                raise
+            counting.say("retention moved on meanwhile: reading again")
+    raise AssertionError("the last try returns or raises")
+
+
+def _read_span(counting: Counting) -> Span:
+    """A mutable row may be younger than its message by any time, others hardly."""
+    since, source = counting.bounds.since, counting.source
+    is_bounded = since is not None and not source.mutable and since - _EPOCH > source.margin
+    lower = since - source.margin if is_bounded and since is not None else None
+    return read_span(counting.workspace, counting.stream, lower)
+
+
+def _count(counting: Counting, span: Span) -> Counted:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from spark_backfill.audits.counts import as_tier, choose_width, count_tiers
+    from spark_backfill.evidence.zones import suspect_zone
+    from spark_backfill.messages.windows import Bounds
+    from spark_backfill.originals.reading import read_log
+    from spark_backfill.sources.reflection import ColumnKind
+    from spark_backfill.spark.frames import mark_within
+
+    workspace, stream, source = counting.workspace, counting.stream, counting.source
+    with _open_tables(counting) as (access, rules, consumed):
+        is_date = access.table.column(source.time_column).kind is ColumnKind.DATE
+        judged = _find_judged(counting, span, is_date=is_date)
+        if judged.begin is None or judged.is_empty:
+            return Counted(judged, span)
+        width = _DAY if is_date else choose_width(judged.begin, judged.end)
+        if consumed is not None:
+            counting.say(f"reading {consumed.access.table.label}")
+            consumed.freeze()
+        upper = None if source.mutable else judged.end + source.margin
+        rows = _read_rows(access, rules, Bounds(judged.begin - source.margin, upper))
+        read = [
+            OffsetRange(part.partition, 0, part.committed)
+            for part in counting.sample.partitions
+            if part.committed is not None
+        ]
+        log = read_log(counting.spark, workspace.properties(stream), stream.topic, span.ranges)
+        place = {"partition": "source_partition", "offset": "source_offset"}
+        log = mark_within(log, read, "is_read", **place)
+        counting.say(
+            f"reading {access.table.label} and "
+            f"{format_plural(sum(item.count for item in span.ranges), 'offset')}"
+        )
+        found = count_tiers(
+            rows,
+            as_tier(log, source.identity.header, F.col("is_read")),
+            None if consumed is None else consumed.collect_keys().toDF("identity"),
+            begin=judged.begin,
+            end=judged.end,
+            width=width,
+        )
+        times = [(log_ms, _write(row_ms)) for log_ms, row_ms in found.pairs]
+        # Of rows that change, the time is not that of their message.
+        zone = "" if source.mutable else suspect_zone(times, rules, access.table)
+    return Counted(judged, span, width, found, zone)
+
+
+@contextmanager
+def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
+    """The source table with the rules for its times and identities, and the consumer's table."""
+    from spark_backfill.evidence import ConsumedEvidence
+    from spark_backfill.messages.candidates import SourceAccess
+    from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
+    from spark_backfill.sources.jdbc import make_access
+    from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
+
+    source, config = counting.source, counting.workspace.config
+    with ExitStack() as stack:
+
+        def open_table(database: str, name: str) -> SourceAccess:
+            given = config.sources[database]
+            engine = open_engine(given, database)
+            stack.callback(engine.dispose)
+            table, jdbc = reflect_table(engine, database, name), make_access(given, database)
+            limit = given.limits.connections
+            return SourceAccess(counting.spark, engine, jdbc, table, given.timezone, limit)
+
+        access = open_table(source.database, source.table)
+        rules = check_rules(
+            counting.spark,
+            _without_contents(counting.stream, source),
+            access.table,
+            partitions=len(counting.sample.partitions),
+            targets=(),
+            max_bytes=DEFAULT_MAX_BYTES,
+            timezone=access.timezone,
+        )
+        consumed = None
+        if (where := source.consumed) is not None:
+            other = open_table(where.database, where.table)
+            at = f"streams.{counting.stream.name}.source.consumed.column"
+            check_columns(other.table, [where.column], at)
+            work = stack.enter_context(open_folder(config))
+            consumed = ConsumedEvidence(other, where.column, work / "consumed")
+        yield access, rules, consumed
+
+
+def _without_contents(stream: Stream, source: StreamSource) -> Stream:
+    """Only keys, times and identities are read of the table, not what messages are made of."""
+    bare = Message(value=Value(column=source.time_column))
+    update = {"message": bare, "order_by": ()}
+    return stream.model_copy(update={"source": source.model_copy(update=update)})
+
+
+def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> DataFrame:
+    """identity binary, at_ms long; NULL where it cannot be read exactly."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from spark_backfill.messages.candidates import count_rows, filter_times, read_rows
+    from spark_backfill.messages.rules import as_bytes, time_text
+    from spark_backfill.sources.columns import REASON
+
+    where = filter_times(access.table, rules.source.time_column, bounds, access.timezone)
+    rows = read_rows(access, rules, where, rows=count_rows(access, where))
+    is_exact = F.col(REASON).isNull()
+    return rows.select(
+        F.when(is_exact, as_bytes(rows, rules.source.identity.row)).alias("identity"),
+        F.when(is_exact, F.unix_millis(time_text(rules).try_cast("timestamp"))).alias("at_ms"),
+    )
+
+
+def _find_judged(counting: Counting, span: Span, *, is_date: bool) -> Judged:
+    """From the time on from which no message has expired, and that the topic has begun by."""
+    from spark_backfill.audits.counts import find_heads
+    from spark_backfill.originals.reading import read_log
+
+    bounds, properties = counting.bounds, counting.workspace.properties(counting.stream)
+    ends = {item.partition: item.end for item in span.ranges}
+    beginnings = [
+        OffsetRange(number, low, min(ends[number], low + _HEAD_OFFSETS))
+        for number, low in span.lows.items()
+    ]
+    first = find_heads(read_log(counting.spark, properties, counting.stream.topic, beginnings))
+    heads = {partition: datetime.fromtimestamp(at / 1000, UTC) for partition, at in first.items()}
+    last = counting.began_at - bounds.waits
+    # A row of a day may be of its last second.
+    end = max(min(last, bounds.until or last), _EPOCH + _DAY) - (_DAY if is_date else timedelta(0))
+    whole = not any(span.lows.values())
+    gone = _find_gone(counting, span)
+    begins = [(min(heads.values()), "the topic has no older messages")] if heads else []
+    for number, low in span.lows.items():
+        if low:
+            known = [gone[number]]
+            known += [heads[number] + counting.source.margin] if number in heads else []
+            at = min(known)
+            begins.append((at, f"retention took older messages of partition {number}"))
+    if not begins:
+        return Judged(None, end, "the topic holds no messages", whole)
+    begin, why = max(begins)
+    if bounds.since is not None and bounds.since >= begin:
+        begin, why = bounds.since, ""
+    return Judged(_cut(begin), _cut(end), why, whole)
+
+
+def _find_gone(counting: Counting, span: Span) -> dict[int, datetime]:
+    """By partition, by when all that has expired of it had been written, as samples saw it."""
+    gone: dict[int, datetime] = {}
+    for sample in counting.workspace.ledger.samples.history(counting.stream.name):
+        if sample.topic_id == span.topic.topic_id:
+            at = sample.taken_at + timedelta(seconds=sample.took)
+            for part in sample.partitions:
+                if part.high >= span.lows.get(part.partition, 0):
+                    gone.setdefault(part.partition, at)
+    return {number: gone.get(number, counting.began_at) for number in span.lows}
+
+
+def _cut(at: datetime) -> datetime:
+    """To the millisecond, as Kafka's times are."""
+    return at - timedelta(microseconds=at.microsecond % 1000)
+
+
+def _write(at_ms: int) -> str:
+    return format_time(datetime.fromtimestamp(at_ms / 1000, UTC))

@@ -1,0 +1,175 @@
+"""`backlogctl archive`: what drains have moved off the brokers, and what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replay.cli.shared import Session, print_text, verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from replay.recovery.archives import ArchiveState
+
+archive = typer.Typer(help="See, verify and delete archives of drained messages.")
+
+ArchiveId = Annotated[str, typer.Argument(help="The archive's id: that of the drain.")]
+
+
+@archive.callback()
+def _archive() -> None:
+    """See, verify and delete archives of drained messages."""
+
+
+@archive.command("list")
+@verb
+def list_all(
+    session: Session,
+    stream: Annotated[str | None, typer.Option(help="Only this stream's.")] = None,
+) -> None:
+    """List archives, oldest first, with what is put back and what still waits."""
+    from replay.around.archives import describe_archive
+    from replay.recovery.archives import list_archives
+    from replay.telling.archives import draw_archives
+
+    workspace = session.open_workspace()
+    if stream is not None:
+        workspace.config.stream(stream)
+    found = list_archives(workspace, stream)
+    document = {"archives": [describe_archive(state) for state in found]}
+    session.emit(document, lambda console: console.print(draw_archives(document["archives"])))
+
+
+@archive.command("show")
+@verb
+def show(session: Session, archive: ArchiveId) -> None:
+    """Show what an archive holds, by partition, and what became of it."""
+    from replay.around.archives import describe_whole
+    from replay.recovery.archives import find_archive
+    from replay.telling.archives import draw_archive
+    from replay.telling.terminal import print_next
+
+    state = find_archive(session.open_workspace(), archive)
+    document = describe_whole(state)
+
+    def draw(console: Console) -> None:
+        console.print(draw_archive(document))
+        print_next(console, *_list_next(state))
+
+    session.emit(document, draw)
+
+
+@archive.command("peek")
+@verb
+def peek_messages(
+    session: Session,
+    archive: ArchiveId,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only of this partition.")] = None,
+    offset: Annotated[int | None, typer.Option(min=0, help="From this offset on.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only of this key.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many.")] = 10,
+) -> None:
+    """Show some messages; what the stream's `mask` names is hidden."""
+    from replay.around.archives import peek
+    from replay.telling.messages import Mask, draw_message, show_message
+    from spark_backfill.archive.peeking import Wanted
+
+    workspace = session.open_workspace()
+    record = workspace.ledger.archives.get(archive)
+    # Of a stream that the configuration no longer has nobody knows what is personal.
+    mask = Mask.read(workspace.config.stream(record.stream).mask)
+    wanted = Wanted(partition, offset, None if key is None else key.encode(), count)
+    shown = [
+        show_message(
+            mask,
+            partition=one.partition,
+            offset=one.offset,
+            timestamp=one.timestamp if one.timestamp_type >= 0 else None,
+            key=one.key,
+            value=one.value,
+            headers=one.headers,
+        )
+        for one in peek(workspace, record, wanted)
+    ]
+    document = {"archive": archive, "messages": [message.to_json() for message in shown]}
+
+    def draw(console: Console) -> None:
+        if not shown:
+            print_text(console, "no such message is in the archive")
+        for number, message in enumerate(shown):
+            if number:
+                print_text(console, "")
+            console.print(draw_message(message))
+
+    session.emit(document, draw)
+
+
+@archive.command("verify")
+@verb
+def verify_files(session: Session, archive: ArchiveId) -> None:
+    """Read every file of an archive, and compare it with what was recorded.
+
+    Exit code: 0 all is there as it was written, 1 it is not.
+    """
+    from replay.around.archives import describe_check, verify
+    from replay.telling.archives import draw_check
+    from replay.telling.bars import spin
+
+    workspace = session.open_workspace()
+    record = workspace.ledger.archives.get(archive)
+    with spin(session.err) as say:
+        say(f"reading {record.location}")
+        check = verify(workspace, record)
+    document = describe_check(record, check)
+    session.emit(document, lambda console: console.print(draw_check(document)))
+    if not check.is_good:
+        raise typer.Exit(1)
+
+
+@archive.command("purge")
+@verb
+def purge_files(
+    session: Session,
+    archive: ArchiveId,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="`lose`: messages that wait in it are lost; their gaps are waived."),
+    ] = None,
+) -> None:
+    """Delete an archive's files; what it held stays on record."""
+    from backlog.errors import UsageError
+    from backlog.numbers import format_bytes, format_plural
+    from replay.recovery.archives import ALLOW_LOSE, find_archive, purge
+
+    for word in allow or []:
+        if word != ALLOW_LOSE:
+            raise UsageError(f"only {ALLOW_LOSE} can be allowed, not {word}", subject="--allow")
+    workspace = session.open_workspace()
+    before = find_archive(workspace, archive)
+    purged = purge(workspace, archive, allow or ())
+    waived = [gap.id for gap in before.list_gaps("waiting")]
+    document: dict[str, Any] = {
+        "id": archive,
+        "files": purged.files,
+        "bytes": purged.bytes,
+        "waived": waived,
+    }
+    lines = [
+        f"archive {archive} is purged: {format_plural(purged.files, 'file')}, "
+        f"{format_bytes(purged.bytes)} are deleted",
+        *([f"waived: {', '.join(waived)}"] if waived else []),
+        "what it held by partition stays in the ledger, and the ids of what was put back stay in "
+        "`staging.dir`",
+    ]
+    session.emit(document, lines)
+
+
+def _list_next(state: ArchiveState) -> list[str]:
+    if state.record.purged_at is not None:
+        return []
+    if state.counts["waiting"]:
+        return [f"backlogctl plan rebuild {state.record.stream}"]
+    done = state.expires_at is not None
+    return [f"backlogctl archive purge {state.record.recovery_id}"] if done else []

@@ -1,0 +1,287 @@
+"""The Kafka ledger for a recovery: which chunks are committed, and by which one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, cast
+
+from backlog.clock import Deadline
+from backlog.config import Stream
+from backlog.errors import BacklogError, ConfigurationError, PlanStale, Refused
+from backlog.kafka.errors import TopicMissing
+from backlog.values import ChunkState, Recovery, RecoveryState
+from replay.injection.allowing import ALLOW_LEDGER
+from replay.injection.plan import InjectionPlan
+from replay.recovery.identity import find_identity
+from replay.recovery.workspace import Workspace
+from spark_backfill.injection.ledger_topic import (
+    check_ledger,
+    ensure_ledger_topic,
+    read_committed_chunks,
+    snapshot_ledger,
+)
+from spark_backfill.injection.snapshots import LedgerSnapshot
+
+if TYPE_CHECKING:
+    from replay.injection.context import InjectionContext
+    from spark_backfill.injection.job import InjectionJob
+    from spark_backfill.request import PriorChunk
+
+LEDGER_MADE = "ledger topic made"
+
+
+def freeze_ledger(
+    workspace: Workspace,
+    stream: Stream,
+    allow: Collection[str] = (),
+    topic: str = "",
+    topic_id: str = "",
+) -> tuple[LedgerSnapshot | None, tuple[PriorChunk, ...]]:
+    """The Kafka ledger for a plan, and the chunks of this topic that it says are committed.
+
+    None where the ledger topic is not there yet: a plan makes nothing, the first run makes it.
+
+    Args:
+        topic: that gets the messages; "" for the stream's own.
+        topic_id: of a topic that is not the stream's: what went into one of its name that was
+            deleted since is not there. "" takes all: the group may have read it.
+        allow: with `ledger`, what the lost ledger of earlier recoveries said is taken from its
+            copy in SQL, which lacks what was committed just before a crash.
+
+    Raises:
+        Refused: earlier recoveries put messages back, and their ledger is gone or another one.
+    """
+    from spark_backfill.request import PriorChunk
+
+    properties, name = workspace.properties(stream), workspace.config.kafka_ledger.topic
+    topic = topic or stream.topic
+    snapshot: LedgerSnapshot | None = None
+    prior: set[tuple[str, int, int]] = set()
+    try:
+        snapshot = snapshot_ledger(properties, name, Deadline(30))
+    except TopicMissing:
+        pass
+    else:
+        committed = read_committed_chunks(properties, snapshot, topic)
+        prior.update((chunk.recovery, chunk.slot, chunk.chunk) for chunk in committed)
+    orphans = find_orphans(workspace, stream.cluster, topic, snapshot)
+    unsure = [one for one in orphans if one > _find_accepted(workspace, stream.cluster, topic)]
+    if unsure and ALLOW_LEDGER not in allow:
+        raise _refuse_lost_ledger(topic, name, unsure, exists=snapshot is not None)
+    for recovery_id in orphans:
+        prior.update(
+            (recovery_id, record.chunk.slot, record.chunk.number)
+            for record in workspace.ledger.chunks.list(recovery_id)
+            if record.state is ChunkState.INJECTED
+        )
+    gone = _list_gone(workspace, {item[0] for item in prior}, topic_id)
+    return snapshot, tuple(PriorChunk(*item) for item in sorted(prior) if item[0] not in gone)
+
+
+def _list_gone(workspace: Workspace, ids: Collection[str], topic_id: str) -> set[str]:
+    """The recoveries that put messages into another topic, as their plans say. What no plan says
+    counts as put back: it could be sent twice."""
+    gone: set[str] = set()
+    for recovery in workspace.ledger.recoveries.list() if topic_id and ids else ():
+        if recovery.id not in ids:
+            continue
+        try:
+            plan = workspace.plan_of(recovery)
+        except BacklogError:
+            continue
+        if isinstance(plan, InjectionPlan) and plan.target_id not in (None, topic_id):
+            gone.add(recovery.id)
+    return gone
+
+
+def find_orphans(
+    workspace: Workspace, cluster: str, topic: str, snapshot: LedgerSnapshot | None
+) -> tuple[str, ...]:
+    """Recoveries that put messages into this topic by another Kafka ledger than this one."""
+    orphans: list[str] = []
+    for recovery in workspace.ledger.recoveries.list():
+        if not _may_have_injected(workspace, recovery, cluster, topic):
+            continue
+        used = find_ledger(workspace, recovery)
+        if used is None and not recovery.injected:
+            continue
+        if snapshot is None or used is None or used.topic_id != snapshot.topic_id:
+            orphans.append(recovery.id)
+    return tuple(orphans)
+
+
+def _may_have_injected(workspace: Workspace, recovery: Recovery, cluster: str, topic: str) -> bool:
+    """Whether it began to put messages into the topic.
+
+    Raises:
+        Refused: it ran, and this program does not know whether its kind does that.
+    """
+    if recovery.cluster != cluster:
+        return False
+    known = recovery.kind in workspace.kinds.names()
+    if recovery.topic != topic and not (known and workspace.kind_of(recovery).traits.injects):
+        return False
+    # The count is a copy: a run that was killed may have sent what it does not say.
+    begun = bool(recovery.injected) or _has_run(workspace, recovery)
+    if not begun or not workspace.kind_of(recovery).traits.injects:
+        return False
+    return _read(workspace, recovery).target_topic == topic
+
+
+def _has_run(workspace: Workspace, recovery: Recovery) -> bool:
+    events = workspace.ledger.events.list(recovery.id)
+    return any(event.action == RecoveryState.RUNNING.value for event in events)
+
+
+def _find_accepted(workspace: Workspace, cluster: str, topic: str) -> str:
+    """The newest verified recovery of the topic that was planned on the copy in SQL; its loss of
+    the Kafka ledger is known. Ids are in the order of planning."""
+    return max(
+        (
+            recovery.id
+            for recovery in workspace.ledger.recoveries.list(states=[RecoveryState.VERIFIED])
+            if _may_have_injected(workspace, recovery, cluster, topic)
+            and ALLOW_LEDGER in workspace.plan_of(recovery).allowed
+        ),
+        default="",
+    )
+
+
+def _refuse_lost_ledger(
+    topic: str, name: str, orphans: Collection[str], *, exists: bool
+) -> Refused:
+    what = "is another one now" if exists else "is gone"
+    return Refused(
+        f"the Kafka ledger that says what {', '.join(orphans)} put into topic {topic} "
+        f"{what}: those messages could be sent twice",
+        subject=f"topic {name}",
+        hint="name the right one in `kafka_ledger.topic`; if it was deleted, "
+        f"`--allow {ALLOW_LEDGER}` plans on its copy in SQL, which may lack the last chunks "
+        "before a crash",
+    )
+
+
+def open_ledger_topic(workspace: Workspace, stream: Stream, recovery: Recovery) -> LedgerSnapshot:
+    """The Kafka ledger for a run: the plan's, or the one that the first run made.
+
+    A ledger that was made after the plan is put on record before anything is sent, so that a
+    later run of this recovery knows whether it still is the same.
+
+    Raises:
+        PlanStale, Refused: it is no longer the one that the plan was made on.
+    """
+    properties = workspace.properties(stream)
+    snapshot = find_ledger(workspace, recovery)
+    if snapshot is not None:
+        check_ledger(properties, snapshot, Deadline(30))
+        return snapshot
+    section = workspace.config.kafka_ledger
+    topic_id = ensure_ledger_topic(
+        properties,
+        section.topic,
+        partitions=section.partitions,
+        replication=section.replication,
+        deadline=Deadline(60),
+    )
+    now = snapshot_ledger(properties, section.topic, Deadline(30))
+    # It was not there when the plan was made, so whatever it holds came after.
+    made = LedgerSnapshot(now.topic, topic_id, now.partitions, {})
+    actor = str(find_identity())
+    workspace.ledger.events.append(recovery.id, actor, LEDGER_MADE, made.to_json())
+    return made
+
+
+def find_ledger(workspace: Workspace, recovery: Recovery) -> LedgerSnapshot | None:
+    """The Kafka ledger of a recovery: its plan's, or the one that an earlier run of it made."""
+    planned: LedgerSnapshot | None = _read(workspace, recovery).ledger_topic
+    if planned is None:
+        for event in workspace.ledger.events.list(recovery.id):
+            if event.action == LEDGER_MADE:
+                return LedgerSnapshot.from_json(event.detail)
+    return planned
+
+
+def find_properties(workspace: Workspace, recovery: Recovery) -> dict[str, str]:
+    """Client properties of a recovery's cluster, secrets revealed.
+
+    Raises:
+        ConfigurationError: the configuration has no cluster of that name any more.
+    """
+    cluster = workspace.config.clusters.get(recovery.cluster)
+    if cluster is None:
+        raise ConfigurationError(
+            f"recovery {recovery.id} was planned on it, and the configuration does not name it",
+            subject=f"cluster {recovery.cluster}",
+            hint=f"name the cluster `{recovery.cluster}` again under `clusters`",
+        )
+    return cluster.client_properties()
+
+
+def find_prefix(workspace: Workspace, plan: InjectionPlan) -> str:
+    """What the transactional ids start with, as the plan froze it."""
+    return plan.transactional_prefix or workspace.config.kafka_ledger.transactional_prefix
+
+
+def fence_recovery(workspace: Workspace, recovery: Recovery) -> None:
+    """Fences every producer that could still write for this recovery.
+
+    Where its Kafka ledger is gone no slot gets a closing record: there is nothing to write it to,
+    and a runner that wakes up finds the ledger gone and sends nothing.
+
+    Raises:
+        ConfigurationError: its cluster is not in the configuration.
+        KafkaFailure, ClusterUnreachable: not every slot is fenced.
+    """
+    from spark_backfill.injection.transactional import fence_slots
+
+    plan, properties = _read(workspace, recovery), find_properties(workspace, recovery)
+    ledger = find_ledger(workspace, recovery)
+    if ledger is not None:
+        try:
+            check_ledger(properties, ledger, Deadline(30))
+        except PlanStale as stale:
+            ledger = None
+            detail = {"code": stale.code, "message": stale.message}
+            actor = str(find_identity())
+            workspace.ledger.events.append(recovery.id, actor, "fenced without a record", detail)
+        except Refused:
+            pass  # the same topic, with another clean-up: the closing records still help
+    fence_slots(
+        properties,
+        find_prefix(workspace, plan),
+        plan.target_topic,
+        plan.slots,
+        recovery_id=recovery.id,
+        ledger=ledger,
+    )
+
+
+def make_job(context: InjectionContext) -> InjectionJob:
+    """What the stored plan says, as the injection takes it.
+
+    `open_ledger_topic` must have been called before.
+    """
+    from spark_backfill.injection.job import InjectionJob
+
+    recovery, plan = context.recovery, context.plan
+    if context.ledger_topic is None:
+        raise RuntimeError("the Kafka ledger was not opened")
+    return InjectionJob(
+        recovery_id=recovery.id,
+        topic=plan.target_topic,
+        topic_id=context.target_id,
+        partitions=plan.target_partitions,
+        plan_hash=recovery.plan_hash,
+        manifest=context.manifest,
+        directory=context.directory,
+        properties=context.workspace.properties(context.stream),
+        ledger=context.ledger_topic,
+        start_offsets=plan.topic_end_offsets,
+        group=recovery.group if plan.delivers else None,
+        messages_per_second=plan.limits.messages_per_second,
+        prefix=find_prefix(context.workspace, plan),
+    )
+
+
+def _read(workspace: Workspace, recovery: Recovery) -> InjectionPlan:
+    return cast("InjectionPlan", workspace.plan_of(recovery))

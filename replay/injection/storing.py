@@ -1,0 +1,66 @@
+"""A plan whose messages are staged: on record with them, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from backlog.errors import BacklogError, UsageError
+from backlog.manifest import read_manifest
+from backlog.values import Recovery, RecoveryState
+from replay.injection.plan import InjectionPlan
+from replay.injection.room import warn_about_room
+from replay.recovery.guards import store_plan
+from replay.recovery.identity import find_identity
+from replay.recovery.workspace import Workspace
+
+
+def stage_and_store(
+    workspace: Workspace,
+    recovery_id: str,
+    make: Callable[[], InjectionPlan],
+    gap_ids: Sequence[str] = (),
+) -> Recovery:
+    """Makes the plan and stages its messages, and puts both on record.
+
+    Where that does not come to its end nothing of it stays.
+    """
+    with _undoing(workspace, recovery_id):
+        plan = make()
+        directory = workspace.staging_of(recovery_id)
+        manifest = read_manifest(directory, plan.manifest_sha256)
+        cluster = workspace.config.clusters.get(plan.cluster)
+        told = [] if cluster is None else warn_about_room(cluster, plan.topic, manifest)
+        plan = plan.model_copy(update={"warnings": (*plan.warnings, *told)})
+        recovery = store_plan(workspace, recovery_id, plan, gap_ids)
+        workspace.ledger.chunks.add_all(recovery_id, manifest.chunks)
+    return recovery
+
+
+@contextmanager
+def _undoing(workspace: Workspace, recovery_id: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        # It may be on record by now, and could be approved: then its messages must stay.
+        with suppress(BacklogError):
+            _withdraw(workspace, recovery_id)
+            shutil.rmtree(workspace.staging_of(recovery_id), ignore_errors=True)
+        raise
+
+
+def _withdraw(workspace: Workspace, recovery_id: str) -> None:
+    """Rejects a plan that did not come to its end, if it is on record.
+
+    Raises:
+        BacklogError: it may be on record still.
+    """
+    with suppress(UsageError):
+        workspace.ledger.recoveries.get(recovery_id)
+        workspace.ledger.recoveries.advance(
+            recovery_id,
+            RecoveryState.REJECTED,
+            actor=str(find_identity()),
+            detail={"reason": "planning did not come to its end"},
+        )

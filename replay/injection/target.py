@@ -1,0 +1,127 @@
+"""The topic that gets the messages, where it is not the stream's own: found, made, thrown away."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from backlog.clock import Deadline
+from backlog.config import Stream
+from backlog.errors import Refused, UsageError
+from backlog.kafka.admin import TopicInfo, describe_topic
+from backlog.kafka.errors import TopicMissing
+from backlog.ledger import TemporaryTopic
+from backlog.numbers import format_duration
+from backlog.values import Recovery
+from fanout.temporary import (
+    create_temporary_topic,
+    delete_temporary_topic,
+    name_temporary_topic,
+)
+from replay.injection.plan import InjectionPlan, PlannedTarget, To
+from replay.recovery.guards import check_denied_topic
+from replay.recovery.identity import find_identity
+from replay.recovery.workspace import Workspace
+
+GONE = "the rehearsal's topic is deleted"
+_SECONDS = 30.0
+
+
+def choose_target(
+    workspace: Workspace, stream: Stream, said: str | None, recovery_id: str, source: TopicInfo
+) -> PlannedTarget | None:
+    """What `--to` means: None for the stream's own topic.
+
+    Args:
+        said: `topic`, `rehearsal`, or the name of a topic that is there; None is `topic`.
+        source: the stream's topic; a rehearsal has as many partitions.
+
+    Raises:
+        UsageError: there is no topic of that name.
+        Refused: a guard says no.
+    """
+    if said in (None, str(To.TOPIC), stream.topic):
+        return None
+    if said == To.REHEARSAL:
+        return PlannedTarget(
+            to=To.REHEARSAL,
+            topic=name_temporary_topic(stream.topic, recovery_id, To.REHEARSAL),
+            topic_id=None,
+            partitions=source.partitions,
+            keep_ms=round(stream.redrive.rehearsal_keep / timedelta(milliseconds=1)),
+        )
+    check_denied_topic(workspace, said)
+    try:
+        found = describe_topic(workspace.properties(stream), said, Deadline(_SECONDS))
+    except TopicMissing as missing:
+        raise UsageError(
+            "there is no such topic on the stream's cluster",
+            subject=f"topic {said}",
+            hint="`--to topic`, `--to rehearsal`, or a topic that is there; none is made but a "
+            "rehearsal's",
+        ) from missing
+    if "compact" in found.config.get("cleanup.policy", ""):
+        raise Refused(
+            "it is compacted: of messages with one key only the last would stay",
+            subject=f"topic {said}",
+            hint="name another topic, or `--to rehearsal`",
+        )
+    return PlannedTarget(
+        to=To.OTHER, topic=said, topic_id=found.topic_id, partitions=found.partitions
+    )
+
+
+def make_rehearsal(
+    workspace: Workspace, stream: Stream, recovery_id: str, target: PlannedTarget
+) -> TemporaryTopic:
+    """Makes a rehearsal's topic, or finds the one that an earlier run of it made."""
+    properties = workspace.properties(stream)
+    return create_temporary_topic(
+        workspace.ledger,
+        properties,
+        recovery_id=recovery_id,
+        cluster=stream.cluster,
+        source=describe_topic(properties, stream.topic, Deadline(_SECONDS)),
+        partitions=target.partitions,
+        word=To.REHEARSAL,
+        keep_ms=target.keep_ms,
+    )
+
+
+def say_target(target: PlannedTarget | None, topic: str) -> str:
+    """Where messages go, for a sentence: `topic orders`."""
+    if target is None:
+        return f"topic {topic}"
+    if target.to is not To.REHEARSAL:
+        return f"topic {target.topic}"
+    kept = format_duration((target.keep_ms or 0) / 1000)
+    return f"the rehearsal topic {target.topic} (read by nobody, gone after {kept})"
+
+
+def remove_rehearsal(workspace: Workspace, recovery: Recovery, plan: InjectionPlan) -> bool:
+    """Deletes a rehearsal's topic, by the name and id that the ledger has; False where it stays.
+
+    What is in it are copies: nothing is lost with it.
+
+    Raises:
+        Refused: the topic of its name is another one.
+        KafkaFailure, ClusterUnreachable.
+    """
+    ledger, cluster = workspace.ledger, workspace.config.clusters.get(recovery.cluster)
+    known = ledger.temporary_topics.get(recovery.id)
+    if plan.target is None or plan.target.to is not To.REHEARSAL or cluster is None:
+        return False
+    if known is None or known.deleted_at is not None:
+        return False
+    delete_temporary_topic(
+        ledger,
+        cluster.client_properties(),
+        recovery_id=recovery.id,
+        cluster=recovery.cluster,
+        source=TopicInfo(recovery.topic, plan.topic_id, plan.partition_count, {}),
+        deny_topics=workspace.config.guards.deny_topics,
+        is_drained=lambda: True,
+        word=To.REHEARSAL,
+        keep_ms=plan.target.keep_ms,
+    )
+    ledger.events.append(recovery.id, str(find_identity()), GONE, {"topic": known.name})
+    return True

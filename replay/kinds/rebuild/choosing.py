@@ -1,0 +1,168 @@
+"""Which gaps a rebuild takes, and from where: rows of the table, or messages of an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from backlog.config import Stream
+from backlog.errors import Refused, UsageError
+from backlog.kafka.admin import TopicInfo
+from backlog.ledger import ArchiveRecord
+from backlog.values import Cause, Gap, GapState, RecoveryState
+from replay.kinds.rebuild.losses import touches
+from replay.kinds.rebuild.plan import NAME, RebuildPlan
+from replay.recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from backlog.ledger import Ledger
+
+_REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED, Cause.DISCARDED)
+NO_SOURCE = "the stream has no source table to rebuild it from"
+
+
+def take_every(_: Gap) -> bool:
+    """No gap is left alone."""
+    return True
+
+
+def list_archives(ledger: Ledger, topic_id: str) -> tuple[ArchiveRecord, ...]:
+    """Of a topic, whoever drained it."""
+    return tuple(record for record in ledger.archives.list() if record.topic_id == topic_id)
+
+
+def find_archive(gap: Gap, archives: Iterable[ArchiveRecord]) -> ArchiveRecord | None:
+    """The archive that has all of a gap's messages: its own, or one of the same offsets."""
+    for record in archives:
+        own = gap.archive == record.recovery_id
+        there = gap.archive is None and record.purged_at is None
+        if (own or there) and record.topic_id == gap.topic_id and _holds(record, gap):
+            return record
+    return None
+
+
+def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None) -> tuple[Gap, ...]:
+    """Gaps of a stream that a rebuild would take now: open ones, and those that wait in an archive.
+
+    Args:
+        topic_id: that the topic has now; None leaves that to the plan.
+    """
+    found = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    known = (*found, *ledger.gaps.list_waiting(stream.name))
+    return tuple(gap for gap in known if not say_why_not(ledger, gap, stream, topic_id))
+
+
+def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None = None) -> str:
+    """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
+    if gap.cause not in _REPAIRABLE:
+        return f"{gap.cause} is reported only, what was lost is unknown"
+    if gap.start is None or gap.end is None:
+        return "its range is unknown"
+    if topic_id is not None and gap.topic_id != topic_id:
+        return "it is of a topic of this name that was deleted since"
+    if gap.group != stream.group:
+        return f"it is of group {gap.group}, and the stream's group is {stream.group}"
+    record = find_archive(gap, list_archives(ledger, gap.topic_id))
+    if record is not None and record.purged_at is not None:
+        return (
+            f"its archive {record.recovery_id} was purged at {record.purged_at:%Y-%m-%d %H:%M}Z: "
+            "its messages are gone"
+        )
+    if record is None and gap.archive is not None:
+        return f"its archive {gap.archive} is not on record"
+    if record is None and stream.source is None and not _was_put_back(ledger, gap, stream):
+        return NO_SOURCE
+    return ""
+
+
+def choose_gaps(
+    workspace: Workspace,
+    stream: Stream,
+    topic: TopicInfo,
+    wanted: Sequence[str],
+    wants: Callable[[Gap], bool] = take_every,
+) -> tuple[tuple[Gap, ...], list[str]]:
+    """The gaps to repair, and what is to be said about the others.
+
+    Open ones, those that wait in an archive, and those of an older plan that nobody approved: the
+    new plan takes its place.
+
+    Raises:
+        UsageError: a gap that was named cannot be repaired.
+        Refused: there is nothing to repair.
+    """
+    ledger = workspace.ledger
+    free = {gap.id for gap in ledger.gaps.list_waiting(stream.name)}
+    for recovery in ledger.recoveries.list(stream.name, [RecoveryState.PLANNED]):
+        free.update(ledger.recoveries.gap_ids(recovery.id))
+    known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name) if wants(gap)}
+    for gap_id in wanted:
+        if gap_id not in known:
+            raise UsageError(
+                f"stream {stream.name} has no such gap",
+                subject=f"gap {gap_id}",
+                hint="`backlogctl gaps` lists them",
+            )
+    chosen: list[Gap] = []
+    warnings: list[str] = []
+    for gap in known.values():
+        is_free = gap.state is GapState.OPEN or (
+            gap.state in (GapState.PLANNED, GapState.STAGED) and gap.id in free
+        )
+        why = f"it is {gap.state}"
+        if is_free:
+            why = say_why_not(ledger, gap, stream, topic.topic_id)
+        if not why and (not wanted or gap.id in wanted):
+            chosen.append(gap)
+        elif gap.id in wanted:
+            raise UsageError(
+                f"cannot be planned: {why}",
+                subject=f"gap {gap.id}",
+                hint="`backlogctl gaps` lists them",
+            )
+        elif is_free and not wanted:
+            warnings.append(f"gap {gap.id} (partition {gap.partition}) is left out: {why}")
+    if not chosen:
+        raise _refuse_nothing(stream, list(known.values()), warnings)
+    return tuple(chosen), warnings
+
+
+def _refuse_nothing(stream: Stream, known: Sequence[Gap], warnings: Sequence[str]) -> Refused:
+    subject = f"stream {stream.name}"
+    busy = [gap for gap in known if gap.state in (GapState.PLANNED, GapState.STAGED)]
+    busy += [gap for gap in known if gap.state is GapState.INJECTED]
+    if busy:
+        return Refused(
+            "every gap belongs to a recovery already",
+            subject=subject,
+            hint="see `backlogctl recoveries`; run it, or cancel it",
+        )
+    if warnings:
+        return Refused(
+            f"no gap can be rebuilt: {'; '.join(warnings)}",
+            subject=subject,
+            hint="`backlogctl waive` closes a gap that needs no recovery",
+        )
+    return Refused("nothing is lost, so there is nothing to rebuild", subject=subject)
+
+
+def _holds(record: ArchiveRecord, gap: Gap) -> bool:
+    assert gap.start is not None
+    assert gap.end is not None
+    return any(
+        item.partition == gap.partition and item.start <= gap.start and gap.end <= item.end
+        for item in record.ranges
+    )
+
+
+def _was_put_back(ledger: Ledger, gap: Gap, stream: Stream) -> bool:
+    """Whether messages of an archive were put back there: the archive has them still (P2.12)."""
+    for recovery in ledger.recoveries.list(stream.name):
+        if recovery.kind != NAME or not recovery.injected:
+            continue
+        plan = RebuildPlan.read(recovery.plan)
+        if not plan.delivers or not plan.outcome.counts.from_archive:
+            continue
+        if any(touches(record, [gap]) for record in ledger.chunks.list(recovery.id)):
+            return True
+    return False

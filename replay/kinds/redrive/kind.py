@@ -1,0 +1,101 @@
+"""Redrive: messages of the log, of an archive or of dead letters are put back once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from backlog.config import Config, Stream
+from backlog.numbers import format_plural
+from backlog.values import Recovery
+from replay.injection.kind import InjectionKind
+from replay.injection.plan import To
+from replay.kinds.redrive.options import RedriveOptions
+from replay.kinds.redrive.plan import NAME, RedrivePlan
+from replay.recovery.kind import Say, Traits, say_nothing
+from replay.recovery.plan import Origin
+from replay.recovery.workspace import Workspace
+from replay.telling.account import Account, RecoveryRecord
+from replay.telling.value import Fact, Telling
+
+if TYPE_CHECKING:
+    from backlog.kafka.rights import Right
+
+
+class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
+    """Messages that exist, by P9 and P3."""
+
+    name = NAME
+    summary = "Put messages back that exist: of the log, an archive, or dead letters."
+    traits = Traits(injects=True, uses_spark=True)
+    plan_model = RedrivePlan
+    options_model = RedriveOptions
+
+    def make_plan(
+        self,
+        workspace: Workspace,
+        stream: Stream,
+        options: RedriveOptions,
+        *,
+        origin: Origin | None = None,
+        say: Say = say_nothing,
+    ) -> Recovery:
+        """Reads, chooses and stages; Kafka is only read."""
+        from replay.kinds.redrive.planning import plan_redrive
+
+        return plan_redrive(workspace, stream, options, origin=origin, say=say)
+
+    def is_configured(self, stream: Stream) -> bool:
+        """A stream needs nothing for it."""
+        return True
+
+    def list_rights(
+        self, config: Config, stream: Stream, recovery_id: str, plan: RedrivePlan | None = None
+    ) -> tuple[Right, ...]:
+        """The source is read; the target and the Kafka ledger are written in transactions."""
+        from replay.kinds.redrive.rights import list_redriving
+
+        return list_redriving(config, stream, recovery_id, plan)
+
+    def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
+        """Which messages go where."""
+        from replay.kinds.redrive.telling import tell_redrive
+
+        return tell_redrive(plan, recovery)
+
+    def preview(
+        self, workspace: Workspace, plan: RedrivePlan, recovery: Recovery
+    ) -> tuple[Fact, ...]:
+        """A few messages and errors, masked."""
+        from replay.kinds.redrive.previewing import preview_redrive
+
+        return preview_redrive(workspace, plan, recovery.id)
+
+    def account(self, plan: RedrivePlan, record: RecoveryRecord) -> Account:
+        """What was put back and read back."""
+        from replay.kinds.redrive.accounting import account_for_redrive
+
+        return account_for_redrive(plan, record)
+
+    def say_run(self, plan: RedrivePlan, counts: Mapping[str, Any]) -> str:
+        """`1,000 messages are in topic orders, each once`."""
+        told = super().say_run(plan, counts)
+        if left_out := counts["quarantined"]:
+            told += f"; {format_plural(left_out, 'message')} too large for it"
+        return told
+
+    def say_cancelled(self, recovery: Recovery, ways: Sequence[str] = ()) -> str:
+        """What was put back stays, but for a rehearsal's."""
+        target = self.read_plan(recovery).target
+        if target is not None and target.to is To.REHEARSAL:
+            return "its rehearsal is thrown away"
+        if not recovery.injected:
+            return "nothing was put back"
+        were = "was" if recovery.injected == 1 else "were"
+        return (
+            f"{format_plural(recovery.injected, 'message')} {were} put back before; later plans "
+            "leave them out"
+        )
+
+
+KIND = Redrive()

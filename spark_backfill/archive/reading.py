@@ -1,0 +1,83 @@
+"""An archive's messages as a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlog.archive import ArchiveManifest
+from backlog.values import OffsetRange
+from spark_backfill.archive.filesystem import ArchivePlace
+from spark_backfill.archive.layout import ARCHIVE_SCHEMA, COLUMNS
+from spark_backfill.spark.frames import make_empty, mark_within
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# More as one expression would exhaust the stack.
+_FEW = 50
+_READING: Mapping[str, str] = {
+    # A place's name may hold what would be a pattern.
+    "__globPaths__": "false",
+    # Damage is told, whatever the user's settings say.
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+}
+
+
+def read_archive(
+    spark: SparkSession,
+    location: str,
+    manifest: ArchiveManifest,
+    ranges: Sequence[OffsetRange] | None = None,
+) -> DataFrame:
+    """Messages in the columns of `ARCHIVE_SCHEMA`; in no order, unless one is asked for.
+
+    Only files that the manifest names are opened, and of these only what can hold the ranges. The
+    files are not hashed: see `verify_archive`.
+
+    Args:
+        ranges: which offsets; None for all.
+    """
+    place = ArchivePlace(spark, location)
+    wanted = [
+        file.path
+        for file in manifest.files
+        if ranges is None
+        or any(
+            item.partition == file.partition
+            and item.start <= file.last_offset
+            and item.end > file.first_offset
+            for item in ranges
+        )
+    ]
+    frame = read_files(spark, place, wanted)
+    if ranges is None or not wanted:
+        return frame
+    if len(ranges) > _FEW:
+        marked = mark_within(frame, ranges, "_wanted", partition="partition", offset="offset")
+        return marked.where("_wanted").select(*COLUMNS)
+    # Parquet's statistics pass over what it cannot hold.
+    inside = [
+        (F.col("partition") == r.partition)
+        & (F.col("offset") >= r.start)
+        & (F.col("offset") < r.end)
+        for r in ranges
+    ]
+    return frame.where(reduce(lambda a, b: a | b, inside))
+
+
+def read_files(spark: SparkSession, place: ArchivePlace, paths: Sequence[str]) -> DataFrame:
+    """Of these files alone."""
+    if not paths:
+        return make_empty(spark, ARCHIVE_SCHEMA)
+    return open_files(spark, place, paths).select(*COLUMNS)
+
+
+def open_files(spark: SparkSession, place: ArchivePlace, paths: Sequence[str]) -> DataFrame:
+    """With Spark's own hidden columns; at least one file."""
+    reader = spark.read.schema(ARCHIVE_SCHEMA).options(basePath=place.location, **_READING)
+    return reader.parquet(*(place.name(path) for path in paths))

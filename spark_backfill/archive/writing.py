@@ -1,0 +1,182 @@
+"""Writes an archive: pieces of a topic into files, read back and hashed before they count."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from backlog.archive import ARCHIVE_MANIFEST, ArchiveManifest
+from backlog.crashpoints import reach
+from backlog.errors import KafkaFailure, StagingError
+from backlog.kafka.clients import make_admin
+from backlog.values import OffsetRange
+from spark_backfill.archive.batches import Batch, open_writer, write_batch
+from spark_backfill.archive.failures import make_lagging
+from spark_backfill.archive.filesystem import ArchivePlace
+from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
+from spark_backfill.archive.parts import Parts
+from spark_backfill.archive.pieces import cut_ranges, find_rest, list_overlaps, sum_ranges
+from spark_backfill.archive.topic_reading import make_reader
+from spark_backfill.archive.topic_state import find_moved, require_readable
+from spark_backfill.archive.verification import read_manifest, verify_archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ArchiveJob", "ArchiveProgress", "write_archive"]
+
+# Pieces of a batch for each core: with more of them fewer cores wait for the last one.
+_PIECES_PER_CORE = 3
+
+
+def write_archive(
+    spark: SparkSession,
+    job: ArchiveJob,
+    *,
+    look: Callable[[], None] = lambda: None,
+    confirm: Callable[[], None] = lambda: None,
+    on_progress: Callable[[ArchiveProgress], None] = lambda progress: None,
+) -> ArchiveManifest:
+    """Archives the ranges, or goes on where an earlier run was stopped; changes nothing in Kafka.
+
+    Called again on a finished archive it verifies that, and returns its manifest.
+
+    Args:
+        look: called between batches, of some seconds each; may raise.
+        confirm: called before what was written counts; raises where another run has taken over.
+        on_progress: called after each batch.
+
+    Raises:
+        ArchiveLagging: retention was faster; what is archived stays.
+        ArchiveFull: no space is left; what is archived stays.
+        Refused: the place holds something else, or a range is not to be read to its end yet.
+        PlanStale: the topic is another one.
+        StagingError: what was read back is not what was written, or the place cannot be used.
+        KafkaFailure, ClusterUnreachable.
+    """
+    place = ArchivePlace(spark, job.location)
+    parts = Parts(place, job)
+    if place.exists(ARCHIVE_MANIFEST):
+        return _check_finished(spark, place)
+    admin = make_admin(job.properties)
+    require_readable(admin, job)
+    parts.begin()
+    rest = cut_ranges(find_rest(job.left, parts.pieces), job.bytes_per_message, job.file_bytes)
+    writer = open_writer(spark)
+    reader = make_reader(job, rest)
+    width = _PIECES_PER_CORE * spark.sparkContext.defaultParallelism
+    pace = _Pace(job, parts)
+    for start in range(0, len(rest), width):
+        look()
+        batch = rest[start : start + width]
+        if moved := find_moved(admin, job, rest[start:]):
+            raise make_lagging(job.topic, moved)
+        try:
+            done = write_batch(writer, place, parts, job, batch, reader)
+            reach("p5.4.batch.written")
+            confirm()
+            parts.add(done.pieces)
+            reach("p5.4.batch.noted")
+        except BaseException as error:
+            _clear(parts, error)
+            if isinstance(error, KafkaFailure) and (moved := _look_moved(job, rest[start:])):
+                raise make_lagging(job.topic, moved) from None
+            raise
+        on_progress(pace.tell(done))
+    look()
+    confirm()
+    return _finish(spark, place, parts, job)
+
+
+class _Pace:
+    """How quick it is in this run."""
+
+    def __init__(self, job: ArchiveJob, parts: Parts) -> None:
+        self._parts = parts
+        self._total = sum(item.count for item in job.left)
+        self._began = time.monotonic()
+        self._before = self._sum()
+        self._writing = self._checking = 0.0
+
+    def tell(self, last: Batch) -> ArchiveProgress:
+        self._writing += last.write_seconds
+        self._checking += last.check_seconds
+        messages, size, offsets = self._sum()
+        seconds = time.monotonic() - self._began
+        fresh, passed = messages - self._before[0], offsets - self._before[2]
+        left = self._total - offsets
+        eta = seconds * left / passed if passed else None
+        rate = fresh / seconds if seconds else None
+        return ArchiveProgress(
+            messages, size, offsets, self._total, rate, eta, self._writing, self._checking
+        )
+
+    def _sum(self) -> tuple[int, int, int]:
+        pieces = self._parts.pieces
+        return (
+            sum(piece.count for piece in pieces),
+            sum(piece.file.bytes for piece in pieces if piece.file is not None),
+            sum(piece.end - piece.start for piece in pieces),
+        )
+
+
+def _clear(parts: Parts, error: BaseException) -> None:
+    try:
+        parts.clear()
+    except StagingError:  # the next run does it
+        error.add_note("what it had written so far could not be deleted")
+
+
+def _look_moved(job: ArchiveJob, rest: Sequence[OffsetRange]) -> dict[int, tuple[int, int]]:
+    try:
+        return find_moved(make_admin(job.properties), job, rest)
+    except KafkaFailure:
+        return {}  # the failure itself says more
+
+
+def _finish(
+    spark: SparkSession, place: ArchivePlace, parts: Parts, job: ArchiveJob
+) -> ArchiveManifest:
+    """All of it is there once: then it is written down."""
+    rest, twice = find_rest(job.left, parts.pieces), list_overlaps(parts.pieces)
+    files = [piece.file for piece in parts.pieces if piece.file is not None]
+    there = place.list_files()
+    gone = [file.path for file in files if there.get(file.path) != file.bytes]
+    if rest or twice or gone:
+        what = f"{gone[0]} is missing or changed" if gone else f"{rest or twice} not exactly once"
+        raise StagingError(
+            f"the archive is not whole: {what}",
+            subject=place.location,
+            hint=f"`backlogctl cancel {job.recovery_id}` throws it away and starts the consumers "
+            "again, then plan again: nothing was deleted from the topic",
+        )
+    made_by, made_at = parts.read_made()
+    manifest = ArchiveManifest(
+        recovery_id=job.recovery_id,
+        stream=job.stream,
+        cluster=job.cluster,
+        topic=job.topic,
+        topic_id=job.topic_id,
+        group=job.group,
+        partitions=job.partitions,
+        plan_hash=job.plan_hash,
+        made_by=made_by,
+        made_at=made_at,
+        ranges=sum_ranges(job.left, parts.pieces),
+        files=tuple(sorted(files, key=lambda file: (file.partition, file.first_offset))),
+    )
+    reach("p5.4.manifest.before")
+    # Another run has come to the end while this one slept: what is on record stays as it is.
+    if place.exists(ARCHIVE_MANIFEST):
+        return _check_finished(spark, place)
+    place.write_text(ARCHIVE_MANIFEST, json.dumps(manifest.to_json(), indent=1))
+    return manifest
+
+
+def _check_finished(spark: SparkSession, place: ArchivePlace) -> ArchiveManifest:
+    manifest = read_manifest(spark, place.location)
+    check = verify_archive(spark, place.location, manifest)
+    check.require_good(place.location)
+    return manifest

@@ -1,0 +1,1 @@
+"""What a rebuild takes from archives, beside rows of a table."""

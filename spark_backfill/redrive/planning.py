@@ -1,0 +1,311 @@
+"""The plan of a redrive: messages that exist are read once, chosen, frozen and staged (P9)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlog.errors import KafkaFailure, Refused, StagingError
+from backlog.manifest import Manifest, write_manifest
+from backlog.numbers import format_plural
+from backlog.progress import Say
+from backlog.values import Chunk
+from spark_backfill.archive.reading import read_archive
+from spark_backfill.failures import list_secrets, translating
+from spark_backfill.full_disk import planning_into
+from spark_backfill.messages.staging import ChunkLimits, stage_messages
+from spark_backfill.originals.frame import as_originals
+from spark_backfill.originals.reading import read_log
+from spark_backfill.phases import PlanLog
+from spark_backfill.redrive.distinguishing import distinguish_letters
+from spark_backfill.redrive.errors_found import write_errors
+from spark_backfill.redrive.labelling import (
+    ELSEWHERE,
+    ORDER,
+    STAGED,
+    label_messages,
+    make_messages,
+)
+from spark_backfill.redrive.put_back import find_put_back
+from spark_backfill.redrive.request import (
+    Named,
+    Origin,
+    RedriveCounts,
+    RedriveOutcome,
+    RedriveRequest,
+    SourcePartition,
+)
+from spark_backfill.redrive.selecting import WHERE_HINT, check_where, select_keys, select_where
+from spark_backfill.staging_folder import prepare_staging
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MOST_NAMES = 20
+_LONGEST_NAME = 249
+
+
+def plan_redrive(
+    spark: SparkSession,
+    request: RedriveRequest,
+    *,
+    progress: Say | None = None,
+    limits: ChunkLimits | None = None,
+) -> RedriveOutcome:
+    """Reads the messages once and stages those that are put back. Changes nothing in Kafka.
+
+    Raises:
+        UsageError: the expression is wrong.
+        Refused: there is nothing to put back, or too much.
+        KafkaFailure, StagingError: something could not be read or written.
+    """
+    check_where(spark, request.where)
+    _refuse_far_too_many(request)
+    log = PlanLog(progress or (lambda line: None), spark)
+    with planning_into(str(request.directory)), log.telling():
+        work = prepare_staging(request.staging_root, request.directory)
+        with log.timed("reading", f"reading {_name_source(request)}"):
+            read, frozen = _freeze(spark, request, work / "matched")
+            if request.origin_kind is Origin.DEAD_LETTERS:
+                with translating("compare the letters", subject=request.topic, kind=StagingError):
+                    frozen = distinguish_letters(frozen)
+        with log.timed("comparing", "looking for what was put back already"):
+            put_back = find_put_back(spark, request)
+            labelled = label_messages(frozen, put_back, request)
+            path = str(work / "labels")
+            with translating("compare the messages", subject=path, kind=StagingError):
+                labelled.drop("key", "value", "headers").write.parquet(path)
+            labels = spark.read.parquet(path)
+            counts = _count(labels, read)
+            slots = _count_slots(labels)
+        _require_some(request, counts)
+        with log.timed("staging", f"staging {format_plural(counts.staged, 'message')}"):
+            chunks = stage_messages(
+                _take_staged(frozen, labels, counts),
+                order=("segment", *ORDER),
+                counts=slots,
+                recovery_id=request.recovery_id,
+                directory=request.directory,
+                limits=limits,
+            )
+            if request.origin_kind is Origin.DEAD_LETTERS:
+                write_errors(labels, request.directory)
+        return _finish(request, labels, counts, slots, chunks, work, log)
+
+
+def _name_source(request: RedriveRequest) -> str:
+    if request.archived is not None:
+        return f"archive {request.archived.manifest.recovery_id}"
+    return f"topic {request.topic}"
+
+
+def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[int, DataFrame]:
+    """How many messages the ranges and times hold, and a copy of those that match.
+
+    What follows comes from this copy: nothing that happens to the source meanwhile changes it.
+    """
+    frame, seen = _read(spark, request), Observation()
+    observed = frame.observe(seen, F.count(F.lit(1)).alias("read"))
+    matched = select_where(select_keys(observed, request.keys), request.where)
+    hint = WHERE_HINT if request.where else ""
+    what = f"read {_name_source(request)}"
+    if request.where:
+        what += " with --where" + ("" if request.stream.mask else f" {request.where}")
+    with translating(
+        what,
+        subject=_name_source(request),
+        hint=hint,
+        kind=KafkaFailure if request.archived is None else StagingError,
+        secrets=list_secrets(request.client_properties),
+    ):
+        made = make_messages(matched, request)
+        made.write.option("parquet.enable.dictionary", "false").parquet(str(path))
+        return int(seen.get["read"]), spark.read.parquet(str(path))
+
+
+def _read(spark: SparkSession, request: RedriveRequest) -> DataFrame:
+    if request.archived is not None:
+        at = request.archived
+        frame = as_originals(read_archive(spark, at.location, at.manifest, request.ranges))
+    else:
+        frame = read_log(spark, request.client_properties, request.topic, request.ranges)
+    if request.since is not None:
+        frame = frame.where(F.col("timestamp") >= round(request.since.timestamp() * 1000))
+    if request.until is not None:
+        frame = frame.where(F.col("timestamp") < round(request.until.timestamp() * 1000))
+    return frame
+
+
+def _refuse_far_too_many(request: RedriveRequest) -> None:
+    """Before a copy is made of a whole topic. Half of the offsets may be control records."""
+    most = request.stream.limits.max_messages
+    offsets = sum(item.count for item in request.ranges)
+    if request.keys or request.where or request.since or request.until or offsets <= 2 * most:
+        return
+    if request.origin_kind is not Origin.DEAD_LETTERS:
+        raise _refuse_too_many(request, f"at most {offsets}")
+
+
+def _refuse_too_many(request: RedriveRequest, count: str) -> Refused:
+    return Refused(
+        f"{count} messages are more than `limits.max_messages` "
+        f"({request.stream.limits.max_messages})",
+        subject=f"stream {request.stream.name}",
+        hint="raise the limit, or choose fewer: --since, --until, --offsets, --key, --where",
+    )
+
+
+def _take_staged(frozen: DataFrame, labels: DataFrame, counts: RedriveCounts) -> DataFrame:
+    """What is sent of the frozen copy."""
+    if counts.staged == counts.read - counts.filtered:
+        return frozen  # all of it, so that nothing is joined
+    place = ["source_partition", "source_offset"]
+    return frozen.join(labels.where(F.col("label") == STAGED).select(*place), place, "left_semi")
+
+
+def _count(labels: DataFrame, read: int) -> RedriveCounts:
+    letter = F.col("error_class").isNotNull()
+    here = letter & (F.col("label") != ELSEWHERE)
+    nowhere = F.col("home_offset").isNull()
+    row = labels.agg(
+        F.count(F.lit(1)).alias("matched"),
+        F.count_if(here & (F.col("replayed") > 0)).alias("came_back"),
+        F.count_if(here & nowhere & F.col("origin_topic").isNotNull()).alias("unreadable"),
+        F.count_if(here & F.col("origin_topic").isNull()).alias("unnamed"),
+    ).collect()[0]
+    by_label = {r["label"]: r["count"] for r in labels.groupBy("label").count().collect()}
+    return RedriveCounts(
+        read=read,
+        filtered=read - row["matched"],
+        came_back=row["came_back"],
+        unreadable=row["unreadable"],
+        unnamed=row["unnamed"],
+        **by_label,
+    )
+
+
+def _count_slots(labels: DataFrame) -> dict[int, int]:
+    staged = labels.where(F.col("label") == STAGED).groupBy("slot").count().collect()
+    return {row["slot"]: row["count"] for row in staged}
+
+
+def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
+    subject = f"stream {request.stream.name}"
+    if counts.staged > request.stream.limits.max_messages:
+        raise _refuse_too_many(request, str(counts.staged))
+    if counts.staged:
+        return
+    why = {
+        "filtered": "match no --key or --where",
+        "elsewhere": "are dead letters of other topics",
+        "put_back": "are put back already",
+        "replays": "were put back too often (`--allow replays` takes them)",
+        "quarantined": f"are larger than topic {request.target} allows",
+    }
+    told = [f"{n} {words}" for name, words in why.items() if (n := getattr(counts, name))]
+    raise Refused(
+        f"there is nothing to put back: {format_plural(counts.read, 'message')} read"
+        + (f", {', '.join(told)}" if told else ""),
+        subject=subject,
+        hint="; ".join(request.told)
+        or "check the bounds and filters; times are those of the messages",
+    )
+
+
+def _finish(
+    request: RedriveRequest,
+    labels: DataFrame,
+    counts: RedriveCounts,
+    slots: Mapping[int, int],
+    chunks: tuple[Chunk, ...],
+    work: Path,
+    log: PlanLog,
+) -> RedriveOutcome:
+    """Writes the manifest, the last file of a plan, and throws the working files away."""
+    errors, elsewhere, stripped = _describe_letters(request, labels)
+    origin: dict[str, Any] = {
+        **request.origin,
+        "stream": request.stream.fingerprint(),
+        "from": str(request.origin_kind),
+        "topic_id": request.topic_id,
+        "ranges": [asdict(item) for item in request.ranges],
+    }
+    outcome = RedriveOutcome(
+        recovery_id=request.recovery_id,
+        counts=counts,
+        partitions=_describe_partitions(request, labels),
+        slots=slots,
+        errors=errors,
+        elsewhere=elsewhere,
+        stripped=stripped,
+        warnings=tuple(log.warnings),
+        manifest_sha256=write_manifest(
+            request.directory, Manifest(request.recovery_id, request.target, chunks, origin)
+        ),
+        chunks=len(chunks),
+        bytes=sum(chunk.bytes for chunk in chunks),
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    return outcome
+
+
+def _describe_letters(
+    request: RedriveRequest, labels: DataFrame
+) -> tuple[tuple[Named, ...], tuple[Named, ...], tuple[Named, ...]]:
+    """Of dead letters the errors, the topics of others, and what is stripped."""
+    if request.origin_kind is not Origin.DEAD_LETTERS:
+        return (), (), ()
+    staged = labels.where(F.col("label") == STAGED)
+    others = labels.where(F.col("label") == ELSEWHERE)
+    return (
+        _name_most(staged.select(F.col("error_class").alias("name"))),
+        _name_most(others.select(F.col("origin_topic").alias("name"))),
+        _name_most(staged.select(F.explode("stripped").alias("name"))),
+    )
+
+
+def _name_most(names: DataFrame) -> tuple[Named, ...]:
+    """The commonest of the column `name`; the rest together."""
+    found = (
+        names.groupBy(F.substring("name", 1, _LONGEST_NAME).alias("name"))
+        .count()
+        .orderBy(F.desc("count"), "name")
+        .limit(1000)
+        .collect()
+    )
+    named = [Named(row["name"], row["count"]) for row in found[:_MOST_NAMES]]
+    if rest := found[_MOST_NAMES:]:
+        named.append(Named(f"{len(rest)} others", sum(row["count"] for row in rest)))
+    return tuple(named)
+
+
+def _describe_partitions(request: RedriveRequest, labels: DataFrame) -> tuple[SourcePartition, ...]:
+    rows = (
+        labels.groupBy("source_partition")
+        .agg(
+            F.count(F.lit(1)).alias("matched"),
+            F.count_if(F.col("label") == STAGED).alias("staged"),
+            F.min("original_time").alias("first"),
+            F.max("original_time").alias("last"),
+        )
+        .collect()
+    )
+    found = {row["source_partition"]: row for row in rows}
+    whole: dict[int, tuple[int, int]] = {}
+    for item in request.ranges:
+        start, end = whole.get(item.partition, (item.start, item.end))
+        whole[item.partition] = min(start, item.start), max(end, item.end)
+    return tuple(
+        SourcePartition(partition, start, end)
+        if (row := found.get(partition)) is None
+        else SourcePartition(
+            partition, start, end, row["matched"], row["staged"], row["first"], row["last"]
+        )
+        for partition, (start, end) in sorted(whole.items())
+    )

@@ -1,0 +1,281 @@
+"""The stamp reads back as it was written, hostile ones never crash; holes are those of a set."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from backlog import sequence
+from backlog.sequence import (
+    HIGHEST,
+    PATTERN,
+    SEQUENCE,
+    SEQUENCE_END,
+    SKIPPED,
+    RangeSet,
+    SequenceRanges,
+    Stamp,
+    UnreadableStamp,
+    read_stamp,
+    write_stamp,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PRODUCERS = st.text("abcXYZ019._-", min_size=1, max_size=64)
+NUMBERS = st.integers(0, HIGHEST) | st.integers(0, 20)
+
+
+@st.composite
+def stamps(draw: st.DrawFn) -> Stamp:
+    number = draw(NUMBERS)
+    ranges = RangeSet()
+    if number:
+        for _ in range(draw(st.integers(0, 5))):
+            first = draw(st.integers(0, number - 1))
+            ranges.add(first, draw(st.integers(first, min(first + 9, number - 1))))
+    return Stamp(draw(PRODUCERS), draw(NUMBERS), number, tuple(ranges), draw(st.booleans()))
+
+
+@given(stamps())
+def test_a_stamp_reads_back(stamp: Stamp) -> None:
+    headers = write_stamp(stamp)
+    assert read_stamp([("type", b"OrderPaid"), *headers, ("x", None)]) == stamp
+    found = re.search(PATTERN, headers[0][1].decode())
+    assert found is not None
+    assert found.groups() == (stamp.producer, str(stamp.epoch), str(stamp.sequence))
+
+
+def test_the_format_is_stable_over_releases() -> None:
+    assert write_stamp(Stamp("shop-1", 1700000000000000, 12, ((3, 5), (9, 9)), True)) == [
+        ("backlog-sequence", b"shop-1:1700000000000000:12"),
+        ("backlog-skipped", b"3-5,9"),
+        ("backlog-sequence-end", b"1"),
+    ]
+
+
+@pytest.mark.parametrize("headers", [None, [], [("type", b"x"), (SKIPPED, b"1")]])
+def test_what_is_not_stamped(headers: list[tuple[str, object]] | None) -> None:
+    assert read_stamp(headers) is None
+
+
+GOOD: tuple[str, object] = (SEQUENCE, b"shop:1:100")
+BAD_SEQUENCES: list[object] = [
+    None,
+    "shop:1:2",
+    b"",
+    b"shop",
+    b"shop:1",
+    b"shop:1:two",
+    b"shop:1:-2",
+    b"shop:1:+2",
+    b"shop:01:2",
+    b"shop:1:02",
+    b"shop:1: 2",
+    b"shop:1:2\n",
+    b"\nshop:1:2",
+    b"shop:1:2:3",
+    b"shop:1:1_0",
+    b"shop:1:1e3",
+    b"shop:1:9223372036854775808",
+    b"shop:9999999999999999999:1",
+    b"shop:1:" + b"9" * 5_000,
+    b"x" * 10_000_000,
+    b"x" * 65 + b":1:2",
+    b":1:2",
+    b"sh op:1:2",
+    b"sh\xc3\xb6p:1:2",
+    "shop:1:\N{ARABIC-INDIC DIGIT TWO}".encode(),
+    b"shop:1:\xff",
+    b"shop:1:2\0",
+]
+BAD_SKIPPED: list[object] = [
+    None,
+    b"",
+    b",",
+    b"3-",
+    b"-3",
+    b"3-5,",
+    b"5-3",
+    b"3,3",
+    b"3-5,5",
+    b"9,3",
+    b"03",
+    b"3-5\n",
+    b"\xff",
+    b"100",
+    b"3-100",
+    b"3-9223372036854775808",
+    b"1" * 20_000,
+    b"0," * 1_001,
+    b"x" * 10_000_000,
+]
+BAD_ENDS: list[object] = [None, b"", b"0", b"true", b"1" * 1_000_000]
+HOSTILE: list[list[tuple[str, object]]] = [
+    *([(SEQUENCE, value)] for value in BAD_SEQUENCES),
+    *([GOOD, (SKIPPED, value)] for value in BAD_SKIPPED),
+    *([GOOD, (SEQUENCE_END, value)] for value in BAD_ENDS),
+    [GOOD, (SEQUENCE, b"shop:1:101")],
+    [(SEQUENCE, b"nonsense"), GOOD],
+    [GOOD, (SEQUENCE, None)],
+    [GOOD, (SKIPPED, b"1"), (SKIPPED, b"2")],
+]
+
+
+@pytest.mark.parametrize("headers", HOSTILE, ids=lambda headers: repr(headers)[:40])
+def test_hostile_headers_are_unreadable(headers: list[tuple[str, object]]) -> None:
+    with pytest.raises(UnreadableStamp) as caught:
+        read_stamp(headers)
+    assert len(str(caught.value)) < 400
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sequence.ALL),
+            st.none() | st.binary(max_size=30) | st.from_regex(PATTERN).map(str.encode),
+        ),
+        max_size=4,
+    )
+)
+@example([(SEQUENCE, b"a:0:0"), (SEQUENCE, b"a:0:0")])
+def test_nothing_but_unreadable_is_raised(headers: list[tuple[str, bytes | None]]) -> None:
+    try:
+        stamp = read_stamp(headers)
+    except UnreadableStamp:
+        return
+    if stamp is not None:
+        assert read_stamp(write_stamp(stamp)) == stamp
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        Stamp("", 0, 0),
+        Stamp("x" * 65, 0, 0),
+        Stamp("a:b", 0, 0),
+        Stamp("a\n", 0, 0),
+        Stamp("a", -1, 0),
+        Stamp("a", 0, HIGHEST + 1),
+        Stamp("a", 0, 5, ((3, 5),)),
+        Stamp("a", 0, 9, ((5, 3),)),
+        Stamp("a", 0, 10_000, tuple((n, n) for n in range(0, 4_000, 2))),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(stamp: Stamp) -> None:
+    with pytest.raises(ValueError, match=r"stamp|backlog"):
+        write_stamp(stamp)
+
+
+def _to_set(ranges: object) -> set[int]:
+    return {n for a, b in ranges for n in range(a, b + 1)}  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), max_size=30), st.integers(0, 40))
+def test_a_range_set_is_a_set(adds: list[tuple[int, int]], removed: int) -> None:
+    ranges, expected = RangeSet(), set[int]()
+    for first, more in adds:
+        ranges.add(first, first + more)
+        expected |= set(range(first, first + more + 1))
+        listed = list(ranges)
+        assert _to_set(listed) == expected
+        assert all(b + 1 < c for (_, b), (c, _) in itertools.pairwise(listed))
+    assert _to_set(ranges.list_gaps(3, 30)) == set(range(3, 31)) - expected
+    ranges.remove(removed)
+    assert _to_set(ranges) == expected - {removed}
+    assert removed not in ranges
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["add", "add", "add", "skip"]), st.integers(0, 30)), max_size=40
+)
+
+
+@given(EVENTS, st.booleans())
+def test_holes_are_those_of_sets(events: list[tuple[str, int]], from_zero: bool) -> None:
+    ranges = SequenceRanges(starts_at_zero=from_zero)
+    seen: list[int] = []
+    skipped: set[int] = set()
+    for what, number in events:
+        if what == "skip":
+            ranges.skip(number, number + 2)
+            skipped |= {number, number + 1, number + 2}
+            continue
+        assert ranges.add(number) == (number not in seen)
+        seen.append(number)
+    floor = 0 if from_zero else (seen or [0])[0]
+    holes = set(range(floor, max(seen, default=-1) + 1)) - set(seen) - skipped
+    assert _to_set(ranges.list_holes()) == holes
+    assert all(ranges.is_hole(n) == (n in holes) for n in range(40))
+    assert (ranges.unknown, ranges.overflowed) == (0, False)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=60), st.integers(1, 4))
+def test_an_overflow_is_unknown_neither_a_loss_nor_fine(numbers: list[int], limit: int) -> None:
+    bounded, exact = SequenceRanges(limit=limit), SequenceRanges()
+    for number in numbers:
+        # A number that was not seen is never taken for a repeat.
+        assert bounded.add(number) or not exact.is_hole(number)
+        exact.add(number)
+        assert len(bounded) <= limit
+    missing = _to_set(exact.list_holes())
+    assert _to_set(bounded.list_holes()) <= missing
+    assert bounded.overflowed or not bounded.unknown
+    if sorted(numbers) == numbers:
+        assert bounded.unknown == len(missing) - len(_to_set(bounded.list_holes()))
+
+
+def test_what_was_merged_is_told() -> None:
+    ranges = SequenceRanges(limit=2)
+    for number in (0, 1, 4, 5, 9):
+        assert ranges.add(number)
+    assert (ranges.unknown, ranges.overflowed, ranges.list_holes()) == (2, True, ((6, 8),))
+    # It cannot tell whether 1 or 2 were seen; both may be new.
+    assert ranges.add(1)
+    assert ranges.add(2)
+    assert not ranges.add(9)
+
+
+def test_what_was_skipped_and_comes_all_the_same_is_new() -> None:
+    ranges = SequenceRanges()
+    ranges.skip(0, 2)
+    assert ranges.add(3)
+    assert ranges.list_holes() == ()
+    assert ranges.add(1)
+    assert not ranges.add(1)
+    assert ranges.add(0)
+
+
+def test_many_in_order_are_one_range() -> None:
+    ranges = SequenceRanges(starts_at_zero=False)
+    for number in range(7, 200_000):
+        ranges.add(number)
+    assert (len(ranges), ranges.list_holes(), ranges.highest) == (1, (), 199_999)
+
+
+def test_it_imports_the_standard_library_only() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import backlog.sequence\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - sys.stdlib_module_names - {'backlog'}))"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "[]"
+
+
+def test_spark_reads_the_same_pattern(spark: SparkSession) -> None:
+    texts = ["shop.a-1_b:1700000000000000:12", "shop:01:2", "shop:1:2\n", "shop:1:2\u2028", "x"]
+    frame = spark.createDataFrame([(text,) for text in texts], "text string")
+    frame.createOrReplaceTempView("stamps")
+    extracts = ", ".join(f"regexp_extract(text, '{PATTERN}', {group})" for group in (1, 2, 3))
+    rows = spark.sql(f"SELECT text rlike '{PATTERN}', {extracts} FROM stamps").collect()
+    assert tuple(rows[0]) == (True, "shop.a-1_b", "1700000000000000", "12")
+    assert [row[0] for row in rows[1:]] == [False] * 4

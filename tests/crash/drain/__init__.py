@@ -1,0 +1,1 @@
+"""Drains that are killed: their traffic, consumers, oracle and schedules."""

@@ -1,0 +1,1 @@
+"""Drains on a real broker, with real consumers and Spark."""

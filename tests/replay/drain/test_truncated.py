@@ -1,0 +1,40 @@
+"""A log that was cut back after the fence: an unclean leader election. Nothing is moved or deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backlog.errors import Refused
+from backlog.kafka import standing
+from backlog.kafka.topics import list_offsets
+from tests.kafka_tools import wait_until
+from tests.replay.drain.conftest import READ
+from tests.replay.drain.world import DrainWorld, find_fence
+
+
+@pytest.mark.parametrize("point", ["p5.4.recorded", "p5.5.staged"])
+def test_fault_74_a_log_that_ends_below_the_fence(
+    idle: DrainWorld, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    recovery = idle.plan_approved()
+
+    def cut(*args: Any, **words: Any) -> dict[int, int]:
+        found = list_offsets(*args, **words)
+        return {n: at - 5 if n == 0 and "latest" in args else at for n, at in found.items()}
+
+    def cut_back() -> None:
+        monkeypatch.setattr(standing, "TRUNCATED_SECONDS", 0.5)
+        monkeypatch.setattr(standing, "list_offsets", cut)
+
+    idle.at(point, cut_back)
+    with pytest.raises(Refused, match=r"below the (known written|committed) offset"):
+        idle.run(recovery)
+    assert idle.read_lows() == {0: 0, 1: 0}
+    moved = point == "p5.5.staged"
+    fence = find_fence(idle, recovery)
+    assert idle.read_commits() == (fence if moved else {0: READ, 1: READ})
+    assert idle.cancel(recovery).state == "cancelled"
+    assert idle.read_lows() == {0: 0, 1: 0}
+    wait_until(lambda: len(idle.find_members()) > 0, what="consumers are back")

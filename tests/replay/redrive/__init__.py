@@ -1,0 +1,1 @@
+"""A redrive from plan to verified, on a real broker and Spark."""

@@ -1,0 +1,147 @@
+"""Messages of a topic and letters of a dead-letter topic, as the frameworks write them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backlog import stamps
+from backlog.kafka.clients import make_producer
+from tests.kafka_tools import read_all
+from tests.replay.shop import PARTITIONS, Shop, place
+
+Header = tuple[str, bytes | None]
+AT = 1_760_000_000_000
+# Its times are of another year.
+KEEP = {"retention.ms": "-1"}
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A message to publish; its partition is that of the key where none is said."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    partition: int = 0
+    timestamp: int = AT
+
+
+def make_value(number: int) -> bytes:
+    status = "PAID" if number % 2 else "NEW"
+    return json.dumps({"order_id": number, "status": status, "email": f"u{number}@x.org"}).encode()
+
+
+def make_order(number: int, headers: Sequence[Header] = ()) -> Letter:
+    return Letter(
+        str(number).encode(), make_value(number), headers, place(number), AT + number * 1000
+    )
+
+
+def publish(shop: Shop, topic: str, letters: Iterable[Letter], **settings: Any) -> None:
+    producer = make_producer(shop.properties, {"linger.ms": 5, **settings})
+    for letter in letters:
+        producer.produce(
+            topic,
+            letter.value,
+            letter.key,
+            partition=letter.partition,
+            headers=list(letter.headers),
+            timestamp=letter.timestamp,
+        )
+    assert producer.flush(60) == 0
+
+
+def spring(topic: str, partition: int, offset: int, error: str = "boom") -> list[Header]:
+    """What Spring Kafka's DeadLetterPublishingRecoverer adds."""
+    return [
+        ("kafka_dlt-original-topic", topic.encode()),
+        ("kafka_dlt-original-partition", partition.to_bytes(4, "big")),
+        ("kafka_dlt-original-offset", offset.to_bytes(8, "big")),
+        ("kafka_dlt-original-timestamp", (AT + offset).to_bytes(8, "big")),
+        ("kafka_dlt-exception-fqcn", b"org.springframework.kafka.listener.ListenerFailed"),
+        ("kafka_dlt-exception-cause-fqcn", b"java.lang.IllegalStateException"),
+        ("kafka_dlt-exception-message", error.encode()),
+        ("kafka_dlt-exception-stacktrace", b"at A\nat B"),
+    ]
+
+
+def connect(topic: str, partition: int, offset: int) -> list[Header]:
+    """What Kafka Connect adds with `errors.deadletterqueue.context.headers.enable`."""
+    return [
+        ("__connect.errors.topic", topic.encode()),
+        ("__connect.errors.partition", str(partition).encode()),
+        ("__connect.errors.offset", str(offset).encode()),
+        ("__connect.errors.exception.class.name", b"org.apache.kafka.connect.DataException"),
+        ("__connect.errors.exception.message", b"Bad schema\nmore"),
+    ]
+
+
+def generic(topic: str, partition: int, offset: int) -> list[Header]:
+    return [
+        ("x-original-topic", topic.encode()),
+        ("x-original-partition", str(partition).encode()),
+        ("x-original-offset", str(offset).encode()),
+    ]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message that was put back, without the stamps."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    message_id: str
+    replays: int
+
+
+def read_sent(shop: Shop, topic: str | None = None) -> list[Sent]:
+    """What recoveries put into a topic, in the order of each partition."""
+    found = []
+    for message in read_all(shop.properties, topic or shop.topic, range(PARTITIONS)):
+        headers: Any = message.headers() or []
+        message_id = stamps.find_header(headers, stamps.MESSAGE_ID)
+        if message_id is None:
+            continue
+        own = tuple((name, value) for name, value in headers if name not in stamps.ALL)
+        found.append(
+            Sent(
+                message.partition() or 0,
+                message.key(),
+                message.value(),
+                own,
+                message_id,
+                int(stamps.find_header(headers, stamps.REPLAYS) or 0),
+            )
+        )
+    return found
+
+
+def keys_of(sent: Iterable[Sent]) -> Counter[bytes | None]:
+    return Counter(item.key for item in sent)
+
+
+def plan(shop: Shop, *words: str, code: int = 0) -> dict[str, Any]:
+    """The plan's document, or the error's."""
+    document = shop.call("plan", "redrive", "orders", *words, "--json", code=code).document
+    found: dict[str, Any] = document["error"] if code else document
+    return found
+
+
+def carry_out(shop: Shop, *words: str) -> dict[str, Any]:
+    """Plans, approves and runs; the plan's document."""
+    planned = plan(shop, *words)
+    run(shop, planned["id"])
+    return planned
+
+
+def run(shop: Shop, recovery: str) -> dict[str, Any]:
+    shop.call("approve", recovery, "--by", "Ada")
+    done = shop.call("run", recovery, "--json").document
+    assert done["state"] == "verified"
+    return done

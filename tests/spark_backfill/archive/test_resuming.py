@@ -1,0 +1,220 @@
+"""A run that is stopped or killed goes on: nothing twice, nothing left out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backlog.archive import ARCHIVE_MANIFEST
+from backlog.errors import Paused, PlanStale, Refused, StagingError
+from backlog.values import OffsetRange
+from sandbox.embedded import EmbeddedKafka
+from spark_backfill.archive import writing
+from spark_backfill.archive.filesystem import ArchivePlace
+from spark_backfill.archive.job import ArchiveProgress
+from spark_backfill.archive.reading import read_archive
+from spark_backfill.archive.verification import read_manifest
+from spark_backfill.archive.writing import write_archive
+from tests.conftest import MakeTopic
+from tests.spark_backfill.archive import archiving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALL = {"bytes_per_message": 1, "file_bytes": 10}
+FIRST_BATCH = 6  # three pieces for each of two cores
+
+
+def stop_after(batches: int) -> object:
+    """A `look` that pauses."""
+    calls: list[None] = []
+
+    def look() -> None:
+        if len(calls) == batches:
+            raise Paused("an operator asked for it")
+        calls.append(None)
+
+    return look
+
+
+def test_a_pause_between_batches_and_on_again(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=2, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 65, 2)
+    place = tmp_path / "archive"
+    job = archiving.make_job(kafka.bootstrap, name, place, partitions=2, **SMALL)
+    with pytest.raises(Paused):
+        write_archive(spark, job, look=stop_after(1))  # type: ignore[arg-type]
+    first = {path: path.stat().st_mtime_ns for path in archiving.list_data(place)}
+    assert len(first) == FIRST_BATCH
+    assert not (place / ARCHIVE_MANIFEST).exists()
+    # What a killed writer leaves: a whole file that no record names, half of one, a task's folder.
+    whole = next(iter(first))
+    remains = [
+        whole.with_name(f"part-of-{whole.name}"),
+        place / "partition=1/half.parquet",
+        place / "_temporary/0/task/partition=0/x.parquet",
+    ]
+    for path in remains:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(whole.read_bytes()[: -1 if path.name == "half.parquet" else None])
+    told: list[ArchiveProgress] = []
+    manifest = write_archive(spark, job, on_progress=told.append)
+    assert told[0].messages > 60, "what was done counts as done"
+    assert told[-1].offsets == 130
+    assert not any(path.exists() for path in remains)
+    after = {path: path.stat().st_mtime_ns for path in archiving.list_data(place)}
+    assert first.items() <= after.items(), "finished pieces are not read again"
+    assert len(after) == len(manifest.files) == 14
+    expected = archiving.consume(kafka.bootstrap, name, job.ranges)
+    assert archiving.collect(read_archive(spark, job.location, manifest)) == expected
+    assert write_archive(spark, job) == manifest, "a finished archive is what it was"
+
+
+def test_fault_01_a_writer_that_is_killed_in_a_batch_goes_on(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=3, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 80, 3)
+    place = tmp_path / "archive"
+    words = [kafka.bootstrap, name, str(place)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark_backfill.archive.killed", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    # Somewhere in the second batch.
+    time.sleep(0.4)
+    child.send_signal(signal.SIGKILL)
+    child.wait(60)
+    child.stdout.close()
+    done = json.loads(line)["messages"]
+    assert 0 < done < 240
+    job = archiving.make_job(kafka.bootstrap, name, place, partitions=3, **SMALL)
+    told: list[ArchiveProgress] = []
+    manifest = write_archive(spark, job, on_progress=told.append)
+    assert told[0].messages >= done
+    assert manifest.count == 240
+    expected = archiving.consume(kafka.bootstrap, name, job.ranges)
+    assert archiving.collect(read_archive(spark, job.location, manifest)) == expected
+    data = {str(path.relative_to(place)) for path in archiving.list_data(place)}
+    assert data == {file.path for file in manifest.files}
+
+
+def test_a_record_of_a_part_is_not_enough_where_its_file_is_gone(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 80)
+    place = tmp_path / "archive"
+    job = archiving.make_job(kafka.bootstrap, name, place, **SMALL)
+    with pytest.raises(Paused):
+        write_archive(spark, job, look=stop_after(1))  # type: ignore[arg-type]
+    gone = archiving.list_data(place)[0]
+    gone.unlink()
+    with pytest.raises(StagingError, match=f"{gone.name} is missing or changed") as caught:
+        write_archive(spark, job)
+    assert f"`backlogctl cancel {job.recovery_id}`" in caught.value.hint
+    assert not (place / ARCHIVE_MANIFEST).exists()
+
+
+def test_a_place_is_one_archives_alone(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 10)
+    job = archiving.make_job(kafka.bootstrap, name, tmp_path / "archive")
+    # A writer was killed before its very first file had its name.
+    (tmp_path / "archive" / "_parts").mkdir(parents=True)
+    (tmp_path / "archive" / "_parts" / ".job.json.1f").write_text("{")
+    write_archive(spark, job)
+    for changes in (
+        {"recovery_id": "r-20261124-0002"},
+        {"plan_hash": "0" * 64},
+        {"ranges": (OffsetRange(0, 0, 5),)},
+    ):
+        other = archiving.make_job(kafka.bootstrap, name, tmp_path / "archive", **changes)
+        with pytest.raises(Refused, match="holds the archive of another recovery"):
+            write_archive(spark, other)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("mine")
+    with pytest.raises(Refused, match="not empty, and what is there is no archive"):
+        write_archive(spark, archiving.make_job(kafka.bootstrap, name, tmp_path / "mine"))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_fault_02_two_writers_that_finish_write_the_same_manifest(
+    spark: SparkSession,
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One sleeps right before it writes the manifest; the other comes to the end meanwhile."""
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 30)
+    place = tmp_path / "archive"
+    job = archiving.make_job(kafka.bootstrap, name, place)
+    real = ArchivePlace.write_text
+    recorded: list[str] = []
+
+    def sleep(self: ArchivePlace, path: str, text: str) -> None:
+        if path == ARCHIVE_MANIFEST and not recorded:
+            recorded.append("")
+            time.sleep(0.01)  # so that the other one's clock says something else
+            recorded[0] = write_archive(spark, replace(job, made_by="another")).sha256()
+        real(self, path, text)
+
+    monkeypatch.setattr(ArchivePlace, "write_text", sleep)
+    manifest = write_archive(spark, job)
+    assert [manifest.sha256()] == [read_manifest(spark, job.location).sha256()] == recorded
+    assert manifest.made_by == job.made_by
+
+
+def test_a_manifest_that_is_there_is_not_written_again(
+    spark: SparkSession,
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 30)
+    place = tmp_path / "archive"
+    job = archiving.make_job(kafka.bootstrap, name, place)
+    written: list[int] = []
+
+    def sleep(point: str) -> None:
+        if point == "p5.4.manifest.before" and not written:
+            written.append(0)
+            write_archive(spark, job)
+            written[0] = (place / ARCHIVE_MANIFEST).stat().st_mtime_ns
+
+    monkeypatch.setattr(writing, "reach", sleep)
+    assert write_archive(spark, job) == read_manifest(spark, job.location)
+    assert [(place / ARCHIVE_MANIFEST).stat().st_mtime_ns] == written
+
+
+def test_fault_15_a_topic_that_was_made_again_is_refused(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 10)
+    job = archiving.make_job(
+        kafka.bootstrap, name, tmp_path / "archive", topic_id="AAAAAAAAAAAAAAAAAAAAAA"
+    )
+    with pytest.raises(PlanStale, match="recreated"):
+        write_archive(spark, job)
+    assert not (tmp_path / "archive").exists()

@@ -1,0 +1,113 @@
+"""An archive in an object store that speaks S3, with credentials from the environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from backlog.config import SparkSection
+from backlog.errors import ConfigurationError
+from sandbox.embedded import EmbeddedKafka
+from spark_backfill.archive.filesystem import ArchivePlace, normalize_location
+from spark_backfill.spark.cluster import SparkFailure
+from spark_backfill.spark.object_store import needs_s3
+from spark_backfill.spark.session import open_session
+from tests.conftest import MakeTopic
+from tests.spark_backfill.archive import archiving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BUCKET = "archives"
+KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests"}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The URL of a server that speaks S3, with an empty bucket."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    client = boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+    )
+    client.create_bucket(Bucket=BUCKET)
+    yield url
+    server.stop()
+
+
+def run(*words: str, **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark_backfill.archive.s3_story", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **KEYS, **environment},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.spark
+def test_written_verified_read_and_purged(
+    kafka: EmbeddedKafka, topic: MakeTopic, endpoint: str
+) -> None:
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 40)
+    found = run(kafka.bootstrap, name, endpoint, f"s3a://{BUCKET}/drains/r 1")
+    assert found["equal"]
+    assert found["count"] == 40
+    assert found["files"] == 8
+    assert found["same"]
+    assert found["good"]
+    assert found["bad"] == found["expected"]
+    assert found["purged"] == 8
+    assert found["left"] == {}
+    assert found["free"] is None, "an object store does not say how much room it has"
+
+
+@pytest.mark.spark
+def test_a_bucket_that_is_not_there_is_named(
+    kafka: EmbeddedKafka, topic: MakeTopic, endpoint: str
+) -> None:
+    name = topic(partitions=1, config=archiving.KEEP)
+    archiving.publish(kafka.bootstrap, name, 2)
+    found = run(kafka.bootstrap, name, endpoint, "s3a://another/r-1")
+    assert found["code"] == "staging"
+    assert found["subject"].startswith("s3a://another/r-1")
+    assert "bucket does not exist" in found["message"]
+
+
+def test_a_running_spark_without_the_jars_says_so(spark: SparkSession) -> None:
+    assert needs_s3("s3a://b/x")
+    assert not needs_s3("/archives/s3a:")
+    with pytest.raises(SparkFailure, match="without what reaches an object store"):
+        ArchivePlace(spark, "s3a://bucket/r-1")
+    with pytest.raises(SparkFailure, match="without what reaches an object store"):
+        open_session(SparkSection(master="local[2]"), "again", s3=True)
+
+
+def test_old_names_of_the_scheme_are_corrected() -> None:
+    with pytest.raises(ConfigurationError, match="write s3a://bucket/x"):
+        normalize_location("s3://bucket/x")
+    assert normalize_location("s3a://bucket/x/") == "s3a://bucket/x"
+    assert normalize_location("/a b/../c/") == "file:/c"
+    assert normalize_location("file:///a%20b") == "file:/a%20b"
