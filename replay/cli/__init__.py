@@ -163,6 +163,11 @@ def _call(words: list[str]) -> Any:
         return app(words, prog_name="backlogctl", standalone_mode=False)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
         return _INTERRUPTED
+    except SystemError as error:
+        # Native code makes one of a Ctrl-C that it does not look at (`Interrupts.restored`).
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _INTERRUPTED
+        raise
 
 
 def _forget_interrupt() -> None:

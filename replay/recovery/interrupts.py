@@ -61,6 +61,20 @@ class Interrupts:
         finally:
             self._is_deferring = before
 
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Raises an interrupt as what it is, where native code made a SystemError of it.
+
+        CPython does so where native code calls Python code and does not look at what that raised:
+        "returned a result with an exception set" (seen of `describe_topics`, confluent-kafka 2.16).
+        """
+        try:
+            yield
+        except SystemError:
+            if not self.asked:
+                raise
+            raise KeyboardInterrupt from None
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_first, self.asked = not self.asked, True
         # What is raised in the hook is printed and lost for good; one comes when it is over.

@@ -152,16 +152,17 @@ class Run:
 
     def _take_steps(self, context: RunContext[Any], kind: Kind[Any, Any]) -> Recovery:
         try:
-            check_window(context)
-            for step in kind.steps:
-                if context.is_complete(step.name):
-                    continue
-                context.begin(step.name)
-                step.start(context)
-                context.lease.confirm()
-                step.complete(context)
-                context.end(step.name)
-            return self._advance(context.lease, RecoveryState.VERIFIED, dict(context.found))
+            with self._interrupts.restored():
+                check_window(context)
+                for step in kind.steps:
+                    if context.is_complete(step.name):
+                        continue
+                    context.begin(step.name)
+                    step.start(context)
+                    context.lease.confirm()
+                    step.complete(context)
+                    context.end(step.name)
+                return self._advance(context.lease, RecoveryState.VERIFIED, dict(context.found))
         except Paused as pause:
             why = pause.why if isinstance(pause, PausedBecause) else HELD
             detail = {"why": why, "message": mask_secrets(pause.message)}

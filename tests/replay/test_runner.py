@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,29 @@ def test_fault_02_runner_without_its_lease_cancels_nothing(
         run_with(monkeypatch, desk, recovery, lose)
     assert fenced == []
     assert desk.ledger.recoveries.get(recovery).state is S.RUNNING
+
+
+def test_an_interrupt_that_native_code_hides_pauses(
+    monkeypatch: pytest.MonkeyPatch, desk: Workspace
+) -> None:
+    """As `describe_topics` did: it returned its result, with our interrupt set."""
+    recovery = store_approved(desk).id
+
+    def hide(context: RunContext[Any]) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt as error:
+            raise SystemError("<method> returned a result with an exception set") from error
+
+    def break_off(context: RunContext[Any]) -> None:
+        raise SystemError("<method> returned NULL without setting an exception")
+
+    with pytest.raises(Paused, match="interrupted"):
+        run_with(monkeypatch, desk, recovery, hide)
+    assert desk.ledger.recoveries.get(recovery).state is S.PAUSED
+    with pytest.raises(SystemError, match="NULL"):
+        run_with(monkeypatch, desk, recovery, break_off)
+    assert desk.ledger.recoveries.get(recovery).state is S.FAILED
 
 
 def test_failed_and_paused_runs_go_on(monkeypatch: pytest.MonkeyPatch, desk: Workspace) -> None:
