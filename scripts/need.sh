@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that programs which Python does not bring are here:
-#   scripts/need.sh [postgres] [kcat] [prometheus] [chromium]
+#   scripts/need.sh [postgres] [kcat] [prometheus] [chromium] [mariadb] [redis]
 # They are Debian's packages. Prometheus is only unpacked, into .tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +15,9 @@ there() {
             { has prometheus && has promtool; } || { [ -x .tools/prometheus ] && [ -x .tools/promtool ]; }
             ;;
         chromium) has chromium ;;
-        *) echo "need: no such thing: $1 (postgres, kcat, prometheus, chromium)" >&2; exit 2 ;;
+        mariadb) has mariadbd || [ -x /usr/sbin/mariadbd ] ;;
+        redis) has redis-server ;;
+        *) echo "need: no such thing: $1 (postgres, kcat, prometheus, chromium, mariadb, redis)" >&2; exit 2 ;;
     esac
 }
 
@@ -25,10 +27,19 @@ title() {
         kcat) echo "kcat" ;;
         prometheus) echo "Prometheus and promtool" ;;
         chromium) echo "Chromium" ;;
+        mariadb) echo "MariaDB's server programs" ;;
+        redis) echo "Redis's server program" ;;
     esac
 }
 
-package() { [ "$1" = postgres ] && echo postgresql || echo "$1"; }
+package() {
+    case "$1" in
+        postgres) echo postgresql ;;
+        mariadb) echo mariadb-server ;;
+        redis) echo redis-server ;;
+        *) echo "$1" ;;
+    esac
+}
 
 install() {
     if [ "$1" = prometheus ]; then

@@ -50,8 +50,8 @@ fi
 
 # Compiled once here: every Python worker of Spark would else compile its libraries again, where
 # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
-extras=()
-[ "${1:-}" != airflow ] || extras=(--extra airflow)
+extras=(--extra delivery)
+[ "${1:-}" != airflow ] || extras+=(--extra airflow)
 "$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
 env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
 # Every start of Spark is quicker with it. Everything works without it, only slower.
