@@ -18,6 +18,8 @@ class Cause(StrEnum):
     EXPIRED = "expired"
     SKIPPED = "skipped"
     DISCARDED = "discarded"  # a drain took it off the brokers
+    PRODUCER_GAP = "producer_gap"  # its producer numbered them, and they never reached the topic
+    UNPROCESSED = "unprocessed"  # committed, and the consumer's own table lacks them
     TOPIC_RECREATED = "topic_recreated"
     COMMIT_VANISHED = "commit_vanished"
     NEVER_COMMITTED = "never_committed"
@@ -78,6 +80,21 @@ class OffsetRange:
     def count(self) -> int:
         """Offsets in the range: an upper bound on its messages."""
         return max(0, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRange:
+    """Sequences `first` to `last`, both included, that one start of a producer numbered."""
+
+    producer: str
+    epoch: int
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        """Messages of these numbers."""
+        return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +174,7 @@ class Gap:
     """Messages the group will never read. `start`/`end` are None where the range is unknown.
 
     `archive` is the drain in whose archive its messages lie; None where they are in none.
+    `sequences` are those of a `producer_gap`, whose messages never had an offset.
     """
 
     id: str
@@ -176,10 +194,13 @@ class Gap:
     detected_at: datetime
     reason: str = ""
     archive: str | None = None
+    sequences: SequenceRange | None = None
 
     @property
     def count(self) -> int | None:
-        """Offsets lost at most; None where unknown."""
+        """Offsets lost at most, or messages that have none; None where unknown."""
+        if self.sequences is not None:
+            return self.sequences.count
         return None if self.start is None or self.end is None else max(0, self.end - self.start)
 
 

@@ -77,7 +77,7 @@ def find_lost(reading: Reading, factor: int) -> Found:
     """
     spark, request, ranges = reading.spark, reading.request, reading.ranges
     access, rules, consumed, log = reading.access, reading.rules, reading.consumed, reading.log
-    countable = rules.fidelity == ORIGINAL and consumed is None
+    countable = rules.fidelity == ORIGINAL and consumed is None and not request.is_unsent
     undated = _find_undated(reading, factor) if countable else None
     windows = find_windows(
         request.gaps,

@@ -65,7 +65,7 @@ from spark_backfill.tally import (
     write_quarantine,
     write_uncertain,
 )
-from spark_backfill.verdict import RebuildVerdict, count_expected, judge_plan
+from spark_backfill.verdict import RebuildVerdict, count_expected, count_unsent, judge_plan
 
 
 def plan_rebuild(
@@ -112,7 +112,7 @@ def _plan_rows(
     limits: ChunkLimits | None,
 ) -> RebuildOutcome:
     """Rows of the table, and beside them what archives hold."""
-    with _open_source(spark, request, ranges) as (access, rules, consumed):
+    with _open_source(spark, request) as (access, rules, consumed):
         warn_about_rules(request, access, rules, log.warnings)
         reading = Reading(spark, request, ranges, access, rules, consumed, log, archives)
         found = find_lost(reading, 1)
@@ -123,7 +123,8 @@ def _plan_rows(
                 f"a loss is older than the rows that were read: {factor} times as many"
             )
             found = find_lost(reading, factor)
-        expected = count_expected(ranges, found.injected.list_stretches())
+        stretches = found.injected.list_stretches()
+        expected = count_unsent(request.gaps) or count_expected(ranges, stretches)
         decided, counts = _fill_gaps(found.placement.decided, expected, found.young_after)
         warn_about_rows(counts, found.proof, found.offsets, rules, log.warnings)
         basis = find_basis(
@@ -290,9 +291,7 @@ def _find_ranges(request: RebuildRequest) -> tuple[OffsetRange, ...]:
     subject = f"stream {request.stream.name}"
     if not (request.gaps or request.archived):
         raise UsageError("has no gap to rebuild", subject=subject, hint="see `backlogctl gaps`")
-    unknown = [
-        gap.id for gap in (*request.gaps, *request.archived) if gap.start is None or gap.end is None
-    ]
+    unknown = [gap.id for gap in (*request.gaps, *request.archived) if gap.count is None]
     if unknown:
         raise UsageError(
             f"the range of {', '.join(unknown)} is not known, so it cannot be planned",
@@ -308,7 +307,7 @@ def _find_ranges(request: RebuildRequest) -> tuple[OffsetRange, ...]:
 
 @contextmanager
 def _open_source(
-    spark: SparkSession, request: RebuildRequest, ranges: tuple[OffsetRange, ...]
+    spark: SparkSession, request: RebuildRequest
 ) -> Iterator[tuple[SourceAccess, MessageRules, ConsumedEvidence | None]]:
     """Checks all names and expressions, also of the consumer's table, before a row is read."""
     stream = request.stream
@@ -331,7 +330,7 @@ def _open_source(
             stream,
             access.table,
             partitions=request.partitions,
-            targets=sorted({item.partition for item in ranges}),
+            targets=request.lost_from,
             max_bytes=int(request.topic_config.get("max.message.bytes", DEFAULT_MAX_BYTES)),
             timezone=access.timezone,
             growth=request.growth,

@@ -90,7 +90,8 @@ class RebuildRequest:
         client_properties: of the stream's cluster, secrets revealed.
         partitions: of the topic, now.
         topic_config: of the topic, now (`max.message.bytes`, `cleanup.policy`).
-        gaps: the gaps to plan, all of this stream, whose messages are in no archive.
+        gaps: the gaps to plan, all of this stream, whose messages are in no archive; of messages
+            that had offsets, or of those that never reached the topic.
         archived: those whose messages are; each range is `taken` of one of `archives`.
         archives: all of this topic that are there still.
         staging_root: `staging.dir`; this recovery's files go to `<root>/<recovery_id>`.
@@ -131,6 +132,16 @@ class RebuildRequest:
     @property
     def directory(self) -> Path:
         return self.staging_root / self.recovery_id
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the gaps are of messages that never reached the topic: then all of them are."""
+        return any(gap.sequences is not None for gap in self.gaps)
+
+    @property
+    def lost_from(self) -> tuple[int, ...]:
+        """The partitions that have a gap to rebuild rows for."""
+        return tuple(sorted({gap.partition for gap in self.gaps}))
 
     @property
     def topic_id(self) -> str:

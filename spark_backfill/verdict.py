@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backlog.values import OffsetRange
+from backlog.values import Gap, OffsetRange
 from spark_backfill.request import PartitionOutcome, Stretch
 
 EXACT = "exact"
@@ -91,6 +91,15 @@ def count_expected(
         count = max(0, item.end - start) - markers
         expected[item.partition] = expected.get(item.partition, 0) + count
         last[item.partition] = max(item.end, last.get(item.partition, item.end))
+    return expected
+
+
+def count_unsent(gaps: Sequence[Gap]) -> dict[int, int]:
+    """Messages by partition that never reached the topic: their producer numbered them."""
+    expected: dict[int, int] = {}
+    for gap in gaps:
+        if gap.sequences is not None:
+            expected[gap.partition] = expected.get(gap.partition, 0) + gap.sequences.count
     return expected
 
 

@@ -19,7 +19,10 @@ _ENDS = tuple(sorted(FINAL))
 
 @dataclass(frozen=True, slots=True)
 class GapFigure:
-    """Gaps of one kind; `offsets` are those of the gaps whose range is known, None of none."""
+    """Gaps of one kind; `offsets` are those of the gaps whose range is known, None of none.
+
+    Messages that never had an offset count by their sequences.
+    """
 
     cluster: str
     stream: str
@@ -63,7 +66,12 @@ class Figures:
             gaps.c.state,
             gaps.c.cause,
         )
-        offsets = func.sum(gaps.c.end_offset - gaps.c.start_offset)
+        offsets = func.sum(
+            func.coalesce(
+                gaps.c.end_offset - gaps.c.start_offset,
+                gaps.c.last_sequence - gaps.c.first_sequence + 1,
+            )
+        )
         query = select(*keys, func.count(), offsets).group_by(*keys).order_by(*keys)
         with self._database.read() as connection:
             return tuple(

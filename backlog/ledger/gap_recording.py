@@ -13,7 +13,8 @@ from sqlalchemy.engine import RowMapping
 from backlog.ledger.counters import take_id
 from backlog.ledger.gap_changes import confirm_bounded
 from backlog.ledger.models import gaps
-from backlog.values import Cause, Certainty, DatePiece, Gap, GapState
+from backlog.sequence import RangeSet
+from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, SequenceRange
 
 # Who closes a gap that turned out to be none.
 ITSELF = "backlogctl"
@@ -33,6 +34,8 @@ def record_gap(connection: Connection, gap: Gap, now: datetime, date: DatePiece 
         .order_by(gaps.c.start_offset, gaps.c.id)
         .with_for_update()
     ).mappings()
+    if gap.sequences is not None:
+        return _record_sequences(connection, gap, gap.sequences, list(known), now)
     if gap.end is None:
         return _record_unknown(connection, gap, list(known), now)
     ranged = [row for row in known if row["end_offset"] is not None and not _is_over(row, gap)]
@@ -59,7 +62,14 @@ def to_gap(row: RowMapping | dict[str, Any]) -> Gap:
         detected_at=row["detected_at"],
         reason=row["reason"],
         archive=row["archive"],
+        sequences=_to_sequences(row),
     )
+
+
+def _to_sequences(row: RowMapping | dict[str, Any]) -> SequenceRange | None:
+    if row["producer"] is None:
+        return None
+    return SequenceRange(row["producer"], row["epoch"], row["first_sequence"], row["last_sequence"])
 
 
 def _is_over(row: RowMapping, gap: Gap) -> bool:
@@ -74,6 +84,28 @@ def _is_over(row: RowMapping, gap: Gap) -> bool:
         return False
     given_up = row["cause"] == Cause.DISCARDED.value and row["changed_by"] == ITSELF
     return given_up or gap.cause is Cause.DISCARDED
+
+
+def _record_sequences(
+    connection: Connection,
+    gap: Gap,
+    asked: SequenceRange,
+    known: Sequence[RowMapping],
+    now: datetime,
+) -> Gap:
+    """Only numbers that no gap of the same producer and epoch has yet are new; those of a gap that
+    is over stay so: the message is put back, or given up, and its number stays missing."""
+    seen, last = RangeSet(), None
+    for row in known:
+        if (row["producer"], row["epoch"]) == (asked.producer, asked.epoch):
+            seen.add(row["first_sequence"], row["last_sequence"])
+            if row["first_sequence"] <= asked.last <= row["last_sequence"]:
+                last = to_gap(row)
+    for first, end in seen.list_gaps(asked.first, asked.last):
+        piece = replace(gap, sequences=replace(asked, first=first, last=end))
+        last = insert_gap(connection, piece, None, None, now)
+    assert last is not None
+    return last
 
 
 def _record_unknown(
@@ -182,6 +214,10 @@ def insert_gap(
         "detected_at": gap.detected_at,
         "reason": gap.reason,
         "archive": gap.archive,
+        "producer": gap.sequences and gap.sequences.producer,
+        "epoch": gap.sequences and gap.sequences.epoch,
+        "first_sequence": gap.sequences and gap.sequences.first,
+        "last_sequence": gap.sequences and gap.sequences.last,
         "changed_at": now,
     }
     connection.execute(insert(gaps).values(**row))

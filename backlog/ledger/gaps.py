@@ -28,7 +28,8 @@ class Gaps:
         Only what no gap of the same stream, group, topic id and partition has yet is new: it grows
         the open gap of the same cause and certainty that ends there, or becomes a new gap. A gap
         that is planned or later is frozen, and its range is never opened again. One of unknown
-        range is the same when its cause and start are. `gap.id` and `gap.state` are not used.
+        range is the same when its cause and start are; of sequences, those that no gap of their
+        producer and epoch has are new. `gap.id` and `gap.state` are not used.
 
         What a drain discards is unread at that moment, whatever became of its offsets before: gaps
         that are over do not count then, but those of its own archive. Those of a drain that was
@@ -44,12 +45,19 @@ class Gaps:
         Raises:
             ValueError: an end without a start, or not after it.
         """
-        if gap.end is not None and (gap.start is None or gap.end <= gap.start):
-            raise ValueError(f"{gap.start}..{gap.end} is not a range")
+        return self.record_all([gap], date)[0]
+
+    def record_all(self, found: Sequence[Gap], date: DatePiece | None = None) -> tuple[Gap, ...]:
+        """`record` of several gaps of one stream, all or none."""
+        if not found:
+            return ()
+        for gap in found:
+            if gap.end is not None and (gap.start is None or gap.end <= gap.start):
+                raise ValueError(f"{gap.start}..{gap.end} is not a range")
         with self._database.write() as connection:
-            self._database.lock_name(connection, f"gaps:{gap.stream}")
+            self._database.lock_name(connection, f"gaps:{found[0].stream}")
             now = self._database.now(connection)
-            return record_gap(connection, gap, now, date)
+            return tuple(record_gap(connection, gap, now, date) for gap in found)
 
     def trim_read(self, sample: Sample, read_to: Mapping[int, int]) -> int:
         """Waives open bounded gaps that the group turned out to have read in part; what is left
@@ -86,6 +94,26 @@ class Gaps:
             move_gaps(connection, [gap.id], GapState.WAIVED, now, None, text, actor)
             kept = replace(gap, reason=f"{gap.reason}; the part of {gap.id} before {at}")
             return insert_gap(connection, kept, gap.start, at, now)
+
+    def cut(self, gap: Gap, at: int) -> tuple[Gap, Gap]:
+        """Makes two of an open gap: what lies before an offset inside it, and the rest.
+
+        Raises:
+            InvalidTransition: it is not open any more, or does not hold the offset.
+        """
+        with self._database.write() as connection:
+            self._database.lock_name(connection, f"gaps:{gap.stream}")
+            now = self._database.now(connection)
+            known = to_gap(_read_rows(connection, [gap.id], lock=True)[0])
+            start, end = known.start, known.end
+            is_inside = start is not None and end is not None and start < at < end
+            if known.state is not GapState.OPEN or not is_inside:
+                raise InvalidTransition(
+                    f"it is {known.state} and cannot be cut at {at}", subject=f"gap {gap.id}"
+                )
+            changes = {"end_offset": at, "changed_at": now}
+            connection.execute(update(gaps).where(gaps.c.id == gap.id).values(**changes))
+            return replace(known, end=at), insert_gap(connection, known, at, end, now)
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.

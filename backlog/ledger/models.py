@@ -163,6 +163,10 @@ gaps = Table(
     Column("changed_at", UtcTime, nullable=False),
     Column("changed_by", Text, nullable=False, server_default=""),
     Column("archive", String(32)),
+    Column("producer", Text),
+    Column("epoch", BigInteger),
+    Column("first_sequence", BigInteger),
+    Column("last_sequence", BigInteger),
     CheckConstraint(
         "end_offset IS NULL OR (start_offset IS NOT NULL AND end_offset > start_offset)",
         name="backlog_gaps_range",

@@ -14,6 +14,7 @@ from pydantic import Field
 from backlog.clock import format_time
 from backlog.config import Stream
 from backlog.config.base import Duration
+from backlog.values import Gap
 from replay.recovery.options import OptionalMoment
 from replay.recovery.plan import Options
 from replay.recovery.workspace import Workspace
@@ -107,6 +108,9 @@ class AuditResult:
     Attributes:
         figures: what was looked at, each with its unit in its name; None is unknown.
         claims: what it proves, and what it cannot, as one sentence.
+        losses: what is lost for all that is known, and can be put back.
+        recorded: the gaps that have it on record, as they are now.
+        next_commands: what plans to put them back.
     """
 
     audit: str
@@ -119,6 +123,9 @@ class AuditResult:
     findings: tuple[Finding, ...]
     claims: str
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    losses: tuple[Gap, ...] = ()
+    recorded: tuple[Gap, ...] = ()
+    next_commands: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -151,6 +158,8 @@ class AuditResult:
             "missing": self.missing,
             "figures": dict(self.figures),
             "findings": [one.to_json() for one in self.findings],
+            "gaps": [gap.id for gap in self.recorded],
+            "next_commands": list(self.next_commands),
             "claims": self.claims,
             "tables": {name: [dict(row) for row in rows] for name, rows in self.tables.items()},
         }

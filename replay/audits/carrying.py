@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from backlog.config import Stream
 from backlog.ledger.audits import AuditRecord
+from backlog.values import GapState
 from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
+from replay.injection.unprocessed import suggest_plan
 from replay.recovery.workspace import Workspace
 
+# The next audit finds the rest, once these are put back.
+MOST_GAPS = 1_000
 _KEPT_FINDINGS, _KEPT_WINDOWS = 50, 250
 
 
@@ -18,12 +23,13 @@ def carry_out(
 ) -> AuditResult:
     """Examines, then records.
 
-    An audit of a part of the topic is not recorded: it would pass for one of all of it.
+    What it found lost is on record as gaps, so that a plan can put it back. An audit of a part of
+    the topic is not recorded itself: it would pass for one of all of it.
 
     Raises:
         BacklogError: something that it needs could not be read, or the ledger not be written.
     """
-    found = audit.examine(workspace, stream, bounds, say)
+    found = _record_losses(workspace, audit.examine(workspace, stream, bounds, say))
     if bounds.since is None and bounds.until is None:
         workspace.ledger.audits.record(
             AuditRecord(
@@ -37,6 +43,14 @@ def carry_out(
             )
         )
     return found
+
+
+def _record_losses(workspace: Workspace, found: AuditResult) -> AuditResult:
+    ledger = workspace.ledger
+    known = {gap.id: gap for gap in ledger.gaps.record_all(found.losses[:MOST_GAPS])}
+    live = tuple(gap for gap in known.values() if gap.state is GapState.OPEN)
+    commands = dict.fromkeys(suggest_plan(ledger, gap) for gap in live)
+    return replace(found, recorded=tuple(known.values()), next_commands=tuple(commands))
 
 
 def shorten(document: Mapping[str, Any]) -> dict[str, Any]:

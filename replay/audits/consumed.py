@@ -12,10 +12,11 @@ from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import Consumed, Stream
 from backlog.errors import KafkaFailure, UsageError
 from backlog.numbers import format_duration, format_moment, format_plural
-from backlog.values import GapState, OffsetRange, Sample
+from backlog.values import Gap, GapState, OffsetRange, Sample
 from monitoring.observing import measure_skew, observe_stream
 from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
 from replay.audits.folder import open_folder
+from replay.audits.losing import make_unprocessed
 from replay.audits.span import Span, read_span
 from replay.recovery.workspace import Workspace
 
@@ -87,6 +88,7 @@ class ConsumedAuditing(Audit):
             findings=sort_findings(tuple(teller.judge(found))),
             claims=CLAIMS,
             tables={"partitions": _list_partitions(look)},
+            losses=teller.make_losses(found),
         )
 
 
@@ -241,7 +243,7 @@ class _Teller:
         if counts.unhandled and not counts.handled and not is_bounded:
             yield self._tell_no_match(found)
         else:
-            lost = [one for one in found.ranges if is_bounded or not one.is_older]
+            lost = self.list_lost(found)
             many = counts.unhandled if is_bounded else counts.unhandled - counts.older
             if many:
                 yield self._tell_lost(lost, many)
@@ -256,19 +258,33 @@ class _Teller:
             )
         yield from self._tell_unsure(found)
 
+    def list_lost(self, found: ConsumedAudit) -> list[UnhandledRange]:
+        """Those that were never handled, for all that is known."""
+        is_bounded = self.bounds.since is not None
+        if not found.counts.handled and not is_bounded:
+            return []
+        return [one for one in found.ranges if is_bounded or not one.is_older]
+
+    def make_losses(self, found: ConsumedAudit) -> tuple[Gap, ...]:
+        """As gaps; none of a compacted topic, where nobody could put them back."""
+        if self.look.span.is_compacted:
+            return ()
+        return tuple(
+            make_unprocessed(
+                self.stream,
+                self.look.span.topic.topic_id,
+                OffsetRange(one.partition, one.first, one.last + 1),
+                (one.first_ms, one.last_ms),
+            )
+            for one in self.list_lost(found)
+        )
+
     def _tell_lost(self, ranges: Sequence[UnhandledRange], many: int) -> Finding:
-        redrive = f"backlogctl plan redrive {self.stream.name} --from log"
-        shown = "".join(f" --offsets {one.place}" for one in ranges[:_SHOWN])
         mend = "the consumer commits before it has handled them; once that is mended, put them back"
         if self.look.span.is_compacted:
             mend = (
                 "the topic is compacted, where an old message must not come after a newer one: "
                 "handle them by hand, or have their producer send the newest state"
-            )
-        elif len(ranges) > _SHOWN:
-            mend += (
-                f"; the command has the first {_SHOWN} of {format_plural(len(ranges), 'range')}, "
-                "`--json` lists them all"
             )
         return Finding(
             "unprocessed",
@@ -276,7 +292,6 @@ class _Teller:
             f"{_say_many(many)} committed and {'is' if many == 1 else 'are'} not in {self.table}: "
             f"{_describe(ranges)}",
             mend,
-            () if self.look.span.is_compacted or not shown else (redrive + shown,),
             count=many,
             detail=_detail(ranges),
         )

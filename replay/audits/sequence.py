@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from backlog.clock import utc_now
 from backlog.config import Stream
 from backlog.numbers import format_duration, format_moment, format_plural
-from backlog.values import OffsetRange
+from backlog.sequence import RangeSet
+from backlog.values import Gap, GapState, OffsetRange, SequenceRange
 from replay.around.observation import note_stream
 from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
+from replay.audits.losing import make_producer_gap
 from replay.audits.span import Span, find_settled, read_span
 from replay.recovery.workspace import Workspace
 
@@ -26,6 +29,7 @@ CLAIMS = (
     "producer lost after the last message that arrived is not seen."
 )
 _SHOWN = 20
+SURE = "hole"
 UNSURE: Mapping[str, tuple[Level, str, str]] = {
     "compacted": (
         Level.UNKNOWN,
@@ -73,7 +77,10 @@ class SequenceAuditing(Audit):
         messages, whole = _open(workspace, stream, span, bounds.since)
         say(f"reading {format_plural(sum(r.count for r in span.ranges), 'offset')}")
         found = audit_sequence(messages, whole)
-        findings = tuple(_judge(found, span, settled, bounds, stream.name))
+        holes, closed = _leave_out_closed(workspace, stream, span.topic.topic_id, found.holes)
+        found = replace(found, holes=holes)
+        judged = _sort_holes(found, span, settled, bounds)
+        findings = tuple(_tell(found, judged, bounds, stream, closed))
         return AuditResult(
             audit=self.name,
             stream=stream.name,
@@ -85,6 +92,7 @@ class SequenceAuditing(Audit):
             findings=sort_findings(findings),
             claims=CLAIMS,
             tables={"producers": _list_producers(found)},
+            losses=tuple(_make_loss(stream, span.topic.topic_id, hole) for hole in judged[SURE]),
         )
 
 
@@ -137,8 +145,70 @@ def _take_before(ranges: list[OffsetRange], begins: dict[int, int]) -> list[Offs
     return parts
 
 
-def _judge(
-    found: SequenceAudit, span: Span, settled: Mapping[int, int], bounds: AuditOptions, stream: str
+def _leave_out_closed(
+    workspace: Workspace, stream: Stream, topic_id: str, holes: Iterable[Hole]
+) -> tuple[tuple[Hole, ...], int]:
+    """The holes without what was put back or given up, and how many messages that is: a rebuilt
+    message has no number, so its place stays empty."""
+    closed: dict[tuple[int, str, int], RangeSet] = {}
+    for gap in workspace.ledger.gaps.list(stream.name, [GapState.VERIFIED, GapState.WAIVED]):
+        if (named := gap.sequences) is not None and gap.topic_id == topic_id:
+            chain = (gap.partition, named.producer, named.epoch)
+            closed.setdefault(chain, RangeSet()).add(named.first, named.last)
+    none = RangeSet()
+    kept = tuple(
+        replace(hole, first=first, last=last)
+        for hole in holes
+        for first, last in closed.get(
+            (hole.id.partition, hole.id.producer, hole.id.epoch), none
+        ).list_gaps(hole.first, hole.last)
+    )
+    return kept, sum(hole.count for hole in holes) - sum(hole.count for hole in kept)
+
+
+def _make_loss(stream: Stream, topic_id: str, hole: Hole) -> Gap:
+    before = None if hole.before is None else hole.before.at_ms
+    times = [at for at in (before, hole.after.at_ms) if at is not None]
+    return make_producer_gap(
+        stream,
+        topic_id,
+        hole.id.partition,
+        SequenceRange(hole.id.producer, hole.id.epoch, hole.first, hole.last),
+        (None if before is None else min(times), max(times, default=None)),
+    )
+
+
+def _sort_holes(
+    found: SequenceAudit, span: Span, settled: Mapping[int, int], bounds: AuditOptions
+) -> dict[str, list[Hole]]:
+    """By what is known of them: `SURE`, or why they may be no loss."""
+    judged: dict[str, list[Hole]] = {name: [] for name in (SURE, *UNSURE)}
+    within_ms = round(bounds.waits.total_seconds() * 1000)
+    for hole in found.holes:
+        if bounds.until is not None and not _is_before(hole, bounds.until):
+            continue
+        place = hole.id.partition
+        old = max(span.lows.get(place, 0), settled.get(place, 0))
+        if span.is_compacted:
+            why = "compacted"
+        elif _is_beside(hole, found.doubtful.get(place)):
+            why = "beside-unreadable"
+        elif hole.after.offset >= old:
+            why = "not-settled"
+        elif found.is_at_head(hole, within_ms):
+            why = "at-the-head"
+        else:
+            why = SURE
+        judged[why].append(hole)
+    return judged
+
+
+def _tell(
+    found: SequenceAudit,
+    judged: Mapping[str, list[Hole]],
+    bounds: AuditOptions,
+    stream: Stream,
+    closed: int,
 ) -> Iterator[Finding]:
     if not found.counts.stamped:
         yield Finding(
@@ -162,27 +232,16 @@ def _judge(
             "there are more producers, holes or reports than can be listed: more may be missing",
             "look at less at once, with --since",
         )
-    sure: list[Hole] = []
-    unsure: dict[str, list[Hole]] = {name: [] for name in UNSURE}
-    within_ms = round(bounds.waits.total_seconds() * 1000)
-    for hole in found.holes:
-        if bounds.until is not None and not _is_before(hole, bounds.until):
-            continue
-        place = hole.id.partition
-        old = max(span.lows.get(place, 0), settled.get(place, 0))
-        if span.is_compacted:
-            unsure["compacted"].append(hole)
-        elif _is_beside(hole, found.doubtful.get(place)):
-            unsure["beside-unreadable"].append(hole)
-        elif hole.after.offset >= old:
-            unsure["not-settled"].append(hole)
-        elif found.is_at_head(hole, within_ms):
-            unsure["at-the-head"].append(hole)
-        else:
-            sure.append(hole)
-    yield from _tell_lost(sure, stream)
+    if closed:
+        yield Finding(
+            "put-back",
+            Level.NOTED,
+            f"{format_plural(closed, 'message')} never reached the topic, and were put back or "
+            "waived since",
+        )
+    yield from _tell_lost(judged[SURE], stream)
     yield from (
-        _tell_unsure(name, holes, bounds, stream) for name, holes in unsure.items() if holes
+        _tell_unsure(name, judged[name], bounds, stream.name) for name in UNSURE if judged[name]
     )
 
 
@@ -200,22 +259,23 @@ def _is_beside(hole: Hole, doubtful: tuple[int, int] | None) -> bool:
     return doubtful[0] <= last and first <= doubtful[1]
 
 
-def _tell_lost(holes: list[Hole], stream: str) -> Iterator[Finding]:
+def _tell_lost(holes: list[Hole], stream: Stream) -> Iterator[Finding]:
+    again = "send them again" if stream.source is None else "put back what the table knows"
     for hole in holes[:_SHOWN]:
         yield Finding(
-            "hole",
+            SURE,
             Level.LOST,
             f"{_describe(hole)} never reached the topic{_date(hole)}",
             "the producer numbered them and did not report that they failed: look at its acks, its "
-            "retries and what it does with failed deliveries; then send them again",
-            (f"backlogctl doctor {stream}",),
+            f"retries and what it does with failed deliveries; then {again}",
+            (f"backlogctl doctor {stream.name}",),
             count=hole.count,
             detail=_detail(hole),
         )
     if rest := holes[_SHOWN:]:
         many = sum(hole.count for hole in rest)
         yield Finding(
-            "hole",
+            SURE,
             Level.LOST,
             f"{format_plural(many, 'message')} in {format_plural(len(rest), 'more hole')}",
             "`--json` lists them all",

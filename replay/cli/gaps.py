@@ -26,6 +26,7 @@ def list_gaps(
 
     from backlog.values import GapState
     from replay.around.observation import choose_streams, look_at_stream
+    from replay.injection.unprocessed import suggest_plan
     from replay.telling.documents import describe_gap
     from replay.telling.terminal import draw_gaps, draw_warnings, print_next
 
@@ -51,13 +52,11 @@ def list_gaps(
         for line in draw_warnings(list(warnings)):
             console.print(line)
         waiting = {gap.id for gap in workspace.ledger.gaps.list_waiting()}
-        repairable = {
-            gap.stream
-            for gap in found
-            if gap.count and (gap.state is GapState.OPEN or gap.id in waiting)
-        }
+        repairable = [
+            gap for gap in found if gap.count and (gap.state is GapState.OPEN or gap.id in waiting)
+        ]
         adopting = suggest_adoption(bootstrap, cluster, group)
-        commands = [f"backlogctl plan rebuild {name}" for name in sorted(repairable)]
+        commands = sorted({suggest_plan(workspace.ledger, gap) for gap in repairable})
         if repairable:
             print_next(console, *(commands if adopting is None else adopting))
 

@@ -13,16 +13,21 @@ from backlog.errors import InvalidTransition, PutBackAlready, Refused
 from backlog.numbers import format_moment
 from backlog.values import Gap, Recovery, RecoveryState
 from monitoring.timeline import date_loss
+from replay.injection.unprocessed import WORD, list_in_log
 from replay.kinds.rebuild.choosing import list_repairable, take_every
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.planning import plan_rebuild
+from replay.kinds.redrive.kind import KIND as REDRIVE
+from replay.kinds.redrive.options import RedriveOptions
+from replay.kinds.redrive.planning import plan_redrive
 from replay.recovery.approval import is_expired
 from replay.recovery.brakes import OPERATOR
 from replay.recovery.kind import Say, say_nothing
 from replay.recovery.plan import Origin
 from replay.recovery.states import BEGUN, UNFINISHED
 from replay.recovery.workspace import Workspace
+from replay.telling.documents import tell_plan
 
 _STALE = "plan_stale"
 
@@ -101,10 +106,10 @@ def find_night_work(
     wait = workspace.config.guards.approval_expires
     now = workspace.ledger.now()
     for recovery in sorted(workspace.ledger.recoveries.list(stream.name), key=_rank):
-        mine = recovery.kind == REBUILD.name and _delivers(recovery)
+        mine = _repairs(workspace, recovery)
         if mine and recovery.state in UNFINISHED and (why := hold(recovery)):
             return NightWork(stream.name, Tonight.NOTHING, recovery.id, why)
-        if (work := _judge_earlier(stream, recovery, now, wait)) is not None:
+        if (work := _judge_earlier(stream, recovery, now, wait, mine=mine)) is not None:
             return work
     wants = _choose_wanted(workspace, stream, before, lost_in)
     if not _count_gaps(workspace, stream, wants):
@@ -116,9 +121,7 @@ def find_night_work(
             why += f"; {others} {'at other times' if lost_in else 'found since'}"
         return NightWork(stream.name, Tonight.NOTHING, "", why)
     try:
-        recovery = plan_rebuild(
-            workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say
-        )
+        recovery = _plan(workspace, stream, origin, wants, say)
     except PutBackAlready as done:
         # A person closes the gaps; until then no night can do anything about them.
         return NightWork(stream.name, Tonight.NOTHING, "", f"{done.message}; {done.hint}")
@@ -128,7 +131,23 @@ def find_night_work(
         if refused.retryable or not gone:
             raise
         return NightWork(stream.name, Tonight.NOTHING, "", refused.message)
-    return _judge_plan(stream, recovery)
+    return _judge_plan(workspace, stream, recovery)
+
+
+def _plan(
+    workspace: Workspace,
+    stream: Stream,
+    origin: Origin,
+    wants: Callable[[Gap], bool],
+    say: Say,
+) -> Recovery:
+    """What is lost first: what the log still has waits for the next look."""
+    if any(map(wants, list_repairable(workspace.ledger, stream))):
+        return plan_rebuild(
+            workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say
+        )
+    options = RedriveOptions(source=WORD)
+    return plan_redrive(workspace, stream, options, origin=origin, wants=wants, say=say)
 
 
 def _rank(recovery: Recovery) -> int:
@@ -151,21 +170,27 @@ def _choose_wanted(
 def _count_gaps(workspace: Workspace, stream: Stream, wants: Callable[[Gap], bool]) -> int:
     """Gaps that can be put back, open or waiting in an archive: nobody can plan the others, and
     detection reports them."""
-    return sum(wants(gap) for gap in list_repairable(workspace.ledger, stream))
+    ledger = workspace.ledger
+    known = (*list_repairable(ledger, stream), *list_in_log(ledger, stream))
+    return sum(wants(gap) for gap in known)
 
 
 def _judge_earlier(
-    stream: Stream, recovery: Recovery, now: datetime, wait: timedelta
+    stream: Stream, recovery: Recovery, now: datetime, wait: timedelta, *, mine: bool
 ) -> NightWork | None:
-    """What an earlier recovery of the stream means for tonight; None: nothing."""
-    if recovery.kind != REBUILD.name:
+    """What an earlier recovery of the stream means for tonight; None: nothing.
+
+    Args:
+        mine: it puts back what was found lost, as this night would.
+    """
+    if not mine and recovery.kind != REBUILD.name:
         # A plan of ours would take the place of one that somebody is asked about.
         asked = recovery.state is RecoveryState.PLANNED and now - recovery.created_at < wait
         if asked or recovery.state in UNFINISHED:
             why = f"its {recovery.kind} {recovery.id} is {recovery.state}"
             return NightWork(stream.name, Tonight.NOTHING, "", why)
         return None
-    if not _delivers(recovery):
+    if not mine:
         # It repairs nothing: only while it runs is it in the way.
         if recovery.state in BEGUN:
             why = f"its rehearsal {recovery.id} is {recovery.state}"
@@ -192,17 +217,20 @@ def _judge_earlier(
     return None
 
 
-def _judge_plan(stream: Stream, recovery: Recovery) -> NightWork:
+def _judge_plan(workspace: Workspace, stream: Stream, recovery: Recovery) -> NightWork:
     if recovery.state is RecoveryState.APPROVED:
         return NightWork(stream.name, Tonight.RUN, recovery.id, "an exact plan, approved by itself")
-    plan = REBUILD.read_plan(recovery)
-    why = f"planned, {plan.outcome.verdict}; the stream's approval is `{plan.approval}`"
+    plan, told = workspace.plan_of(recovery), tell_plan(workspace, recovery)
+    why = f"planned, {told.verdict}; the stream's approval is `{plan.approval}`"
     return NightWork(stream.name, Tonight.ASK, recovery.id, why)
 
 
-def _delivers(recovery: Recovery) -> bool:
-    """Whether a rebuild's messages go to the stream's group; also of a plan nobody can read."""
-    return recovery.plan.get("target") is None
+def _repairs(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether it puts back, for the stream's group, what was found lost; also of a plan nobody can
+    read. A rehearsal takes no gaps, and neither does a redrive of what a person chose."""
+    if recovery.kind == REDRIVE.name:
+        return bool(workspace.ledger.recoveries.gap_ids(recovery.id))
+    return recovery.kind == REBUILD.name and recovery.plan.get("target") is None
 
 
 def _is_stale(recovery: Recovery) -> bool:

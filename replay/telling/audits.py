@@ -18,6 +18,7 @@ _ENDS = {
     "unknown": ("cannot tell whether messages are missing", "magenta"),
 }
 _INDENT = 10
+_SHOWN = 5
 
 
 def draw_audit(document: Mapping[str, Any]) -> RenderableType:
@@ -37,6 +38,10 @@ def draw_audit(document: Mapping[str, Any]) -> RenderableType:
     else:
         parts.append(tell(*_ENDS[document["verdict"]]))
     parts.append(tell(document["claims"], "dim"))
+    if gaps := document["gaps"]:
+        named = ", ".join(gaps[:_SHOWN]) + (", ..." if len(gaps) > _SHOWN else "")
+        parts.append(tell(f"on record as {format_plural(len(gaps), 'gap')}: {named}"))
+    parts += [Line(Text(command, "bold")) for command in document["next_commands"]]
     return Group(*parts)
 
 

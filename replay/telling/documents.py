@@ -36,6 +36,7 @@ def describe_gap(gap: Gap) -> dict[str, Any]:
         "group": gap.group,
         "reason": gap.reason,
         "archive": gap.archive,
+        "sequences": None if gap.sequences is None else asdict(gap.sequences),
     }
 
 

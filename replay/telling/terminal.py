@@ -212,20 +212,29 @@ def draw_gaps(document: Document) -> RenderableType:
 def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
     table = make_table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
     for gap in gaps:
-        known = gap["start"] is not None and gap["end"] is not None
         table.add(
             str(gap["id"]),
             str(gap["partition"]),
-            f"{gap['start']:,}–{gap['end'] - 1:,}" if known else "unknown",
-            f"≤ {format_count(gap['count'])}" if known else "unknown",
+            _say_offsets(gap),
+            "unknown" if gap["count"] is None else f"≤ {format_count(gap['count'])}",
             _say_cause(gap),
             style_word(str(gap["state"])),
         )
     return table
 
 
+def _say_offsets(gap: Document) -> str:
+    if gap["sequences"]:
+        return "none"  # they never reached the topic
+    if gap["count"] is None:
+        return "unknown"
+    return f"{gap['start']:,}–{gap['end'] - 1:,}"
+
+
 def _say_cause(gap: Document) -> str:
     told = f"{gap['cause']}, {gap['certainty']}".replace("_", " ")
+    if named := gap["sequences"]:
+        told += f"; sequence {named['first']:,}–{named['last']:,} of {named['producer']}"
     return f"{told}; in archive {gap['archive']}" if gap.get("archive") else told
 
 

@@ -96,7 +96,7 @@ def attribute_rows(
     timeless = F.col("time").isNull()
     in_log = F.col("c_in_log")
     # A message with a key that was sent while partitions were added: of one of two partitions.
-    numbers = sorted({item.partition for item in how.ranges})
+    numbers = sorted({*(r.partition for r in how.ranges), *(w.partition for w in how.windows)})
     possible = F.array_intersect("homes", F.array(*map(F.lit, numbers)))
     either = F.col("home").isNull() & F.col("homes").isNotNull() & ~timeless
     either_lost = either & elsewhere & ((F.size(possible) > 0) if how.proven else F.lit(True))

@@ -44,6 +44,7 @@ class Placement:
         consumed: the consumer's own table says what was handled.
         uneven: partitions where a gap has another number of rows than of messages.
         beyond: by partition, how many rows before the first one that was read a loss may begin.
+        unsent: a lost row is one that has no message anywhere: no edge has to be known.
     """
 
     decided: DataFrame
@@ -52,16 +53,21 @@ class Placement:
     consumed: bool = False
     uneven: tuple[int, ...] = ()
     beyond: Mapping[int, int] = field(default_factory=dict)
+    unsent: bool = False
 
     @property
     def by_time(self) -> tuple[int, ...]:
         """Partitions where only times say which rows were lost."""
+        if self.unsent:
+            return ()
         return tuple(number for number, placed in sorted(self.gaps.items()) if placed is None)
 
     def find_evidence(self, partition: int) -> EdgeEvidence:
         """What says where the losses of a partition begin and end: the weakest of it."""
         if self.consumed:
             return EdgeEvidence.CONSUMED
+        if self.unsent:
+            return EdgeEvidence.LOG
         placed = self.gaps.get(partition)
         if placed is None:
             return EdgeEvidence.SAMPLES
@@ -99,7 +105,7 @@ class Ground:
     @property
     def partitions(self) -> tuple[int, ...]:
         """Those that have a gap."""
-        return tuple(sorted({item.partition for item in self.ranges}))
+        return self.request.lost_from
 
     @property
     def bounded(self) -> frozenset[OffsetRange]:
@@ -116,7 +122,7 @@ class Ground:
     def is_rankable(self) -> bool:
         """Whether a row stands for one message, in the order of its partition, and nothing better
         says whether it was handled."""
-        original = self.rules.fidelity == ORIGINAL
+        original = self.rules.fidelity == ORIGINAL and not self.request.is_unsent
         return original and self.proven and self.rules.source.consumed is None
 
 
@@ -148,6 +154,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
             for number, gaps in placed.items()
             if gaps
         },
+        ground.request.is_unsent,
     )
 
 
@@ -246,6 +253,8 @@ def _is_countable(ranked: Ranked) -> bool:
 
 def describe_evidence(placement: Placement) -> str:
     """What says where the losses begin, in one sentence."""
+    if placement.unsent:
+        return "a lost row is one that has no message, neither in the log nor in an archive"
     numbers = sorted(placement.gaps)
     by: dict[EdgeEvidence, list[int]] = {}
     for number in numbers:

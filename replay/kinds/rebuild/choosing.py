@@ -9,7 +9,9 @@ from backlog.config import Stream
 from backlog.errors import Refused, UsageError
 from backlog.kafka.admin import TopicInfo
 from backlog.ledger import ArchiveRecord
+from backlog.numbers import format_plural
 from backlog.values import Cause, Gap, GapState, RecoveryState
+from replay.injection.unprocessed import is_in_log, suggest_plan
 from replay.kinds.rebuild.losses import touches
 from replay.kinds.rebuild.plan import NAME, RebuildPlan
 from replay.recovery.workspace import Workspace
@@ -17,7 +19,10 @@ from replay.recovery.workspace import Workspace
 if TYPE_CHECKING:
     from backlog.ledger import Ledger
 
-_REPAIRABLE = (Cause.EXPIRED, Cause.SKIPPED, Cause.DISCARDED)
+_REPAIRABLE = (
+    *(Cause.EXPIRED, Cause.SKIPPED, Cause.DISCARDED),
+    *(Cause.PRODUCER_GAP, Cause.UNPROCESSED),
+)
 NO_SOURCE = "the stream has no source table to rebuild it from"
 
 
@@ -33,6 +38,8 @@ def list_archives(ledger: Ledger, topic_id: str) -> tuple[ArchiveRecord, ...]:
 
 def find_archive(gap: Gap, archives: Iterable[ArchiveRecord]) -> ArchiveRecord | None:
     """The archive that has all of a gap's messages: its own, or one of the same offsets."""
+    if gap.sequences is not None:
+        return None  # it never had offsets
     for record in archives:
         own = gap.archive == record.recovery_id
         there = gap.archive is None and record.purged_at is None
@@ -56,12 +63,16 @@ def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None =
     """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
     if gap.cause not in _REPAIRABLE:
         return f"{gap.cause} is reported only, what was lost is unknown"
-    if gap.start is None or gap.end is None:
+    if gap.count is None:
         return "its range is unknown"
     if topic_id is not None and gap.topic_id != topic_id:
         return "it is of a topic of this name that was deleted since"
     if gap.group != stream.group:
         return f"it is of group {gap.group}, and the stream's group is {stream.group}"
+    if is_in_log(ledger, gap):
+        return f"the log still has its messages: `{suggest_plan(ledger, gap)}` puts them back"
+    if gap.sequences is not None:
+        return "" if stream.source is not None else NO_SOURCE
     record = find_archive(gap, list_archives(ledger, gap.topic_id))
     if record is not None and record.purged_at is not None:
         return (
@@ -124,7 +135,19 @@ def choose_gaps(
             warnings.append(f"gap {gap.id} (partition {gap.partition}) is left out: {why}")
     if not chosen:
         raise _refuse_nothing(stream, list(known.values()), warnings)
-    return tuple(chosen), warnings
+    return _choose_sort(chosen, warnings)
+
+
+def _choose_sort(chosen: list[Gap], warnings: list[str]) -> tuple[tuple[Gap, ...], list[str]]:
+    """One plan is of what readers lost, or of what never reached the topic: the rows of a loss are
+    told by offsets and times, those that were never sent by having no message at all."""
+    unsent = tuple(gap for gap in chosen if gap.sequences is not None)
+    others = tuple(gap for gap in chosen if gap.sequences is None)
+    if unsent and others:
+        left = f"{format_plural(len(unsent), 'gap')} of producers ({unsent[0].id}"
+        left += ", ...)" if len(unsent) > 1 else ")"
+        warnings = [*warnings, f"{left} are left out: a plan of their own puts them back"]
+    return others or unsent, warnings
 
 
 def _refuse_nothing(stream: Stream, known: Sequence[Gap], warnings: Sequence[str]) -> Refused:

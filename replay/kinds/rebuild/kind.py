@@ -141,7 +141,7 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         planned = {gap.id: gap for gap in plan.gaps}
         found = [
             replace(gap, start=planned[gap.id].start, end=planned[gap.id].end)
-            if gap.id in planned
+            if gap.id in planned and gap.sequences is None
             else gap
             for gap in ledger.gaps.list(recovery.stream)
             if gap.id in ids

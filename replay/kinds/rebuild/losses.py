@@ -46,7 +46,8 @@ def date_edges(gaps: Iterable[Gap], history: Sequence[Sample]) -> tuple[EdgeTime
     timelines = _index_history(gaps, history)
     for gap in gaps:
         for offset in (gap.start, gap.end):
-            assert offset is not None
+            if offset is None:
+                continue
             times = timelines[gap.topic_id].bound(gap.partition, offset, offset + 1)
             place = (gap.partition, offset)
             found[place] = EdgeTimes(*place, times.lower, times.upper)

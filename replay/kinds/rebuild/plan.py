@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from backlog.values import Gap
+from backlog.values import Gap, SequenceRange
 from replay.injection.plan import InjectionPlan
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.recovery.plan import PlanPart
@@ -20,7 +20,8 @@ NAME: Final = "rebuild"
 class PlannedGap(PlanPart):
     """A lost range `[start, end)` as it was when the plan was made.
 
-    `archive` is where its messages are taken from; None for rows of the table.
+    `archive` is where its messages are taken from; None for rows of the table. `sequences` are
+    those of messages that never had an offset: then `start` and `end` are 0.
     """
 
     id: str
@@ -30,20 +31,34 @@ class PlannedGap(PlanPart):
     cause: str = "expired"
     certainty: str = "exact"
     archive: str | None = None
+    sequences: SequenceRange | None = None
+
+    @property
+    def count(self) -> int:
+        """Messages lost at most."""
+        return self.end - self.start if self.sequences is None else self.sequences.count
+
+    @property
+    def place(self) -> str:
+        """Its offsets, both included, or its sequences."""
+        if self.sequences is not None:
+            named = self.sequences
+            return f"sequence {named.first:,}–{named.last:,} of {named.producer}"
+        return f"{self.start:,}–{self.end - 1:,}"
 
     @classmethod
     def freeze(cls, gap: Gap, record: ArchiveRecord | None = None) -> PlannedGap:
         """A gap whose range is known."""
-        assert gap.start is not None
-        assert gap.end is not None
+        assert gap.count is not None
         return cls(
             id=gap.id,
             partition=gap.partition,
-            start=gap.start,
-            end=gap.end,
+            start=gap.start or 0,
+            end=gap.end or 0,
             cause=str(gap.cause),
             certainty=str(gap.certainty),
             archive=None if record is None else record.recovery_id,
+            sequences=gap.sequences,
         )
 
 

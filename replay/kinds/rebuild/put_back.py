@@ -110,6 +110,7 @@ def is_there(record: ChunkRecord, seen: Mapping[int, PartitionSample], lost: Seq
     # Past them, it read them, unless it is on record that it skipped some.
     return first >= here.committed or not any(
         gap.partition == record.chunk.slot
+        and gap.sequences is None  # its messages never had an offset
         and (gap.start is None or gap.end is None or (gap.start <= last and first < gap.end))
         for gap in lost
     )

@@ -150,11 +150,12 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
         Row(
             (
                 str(gap.partition),
-                f"{gap.start:,}–{gap.end - 1:,}",
-                format_count(gap.end - gap.start),
-                f"{gap.cause}, {gap.certainty}" + (f", in {gap.archive}" if gap.archive else ""),
+                gap.place,
+                format_count(gap.count),
+                f"{gap.cause}, {gap.certainty}".replace("_", " ")
+                + (f", in {gap.archive}" if gap.archive else ""),
             ),
-            gap.end - gap.start,
+            gap.count,
         )
         for gap in plan.gaps
     )

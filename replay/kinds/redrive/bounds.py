@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from backlog.errors import UsageError
 from backlog.values import OffsetRange
+from replay.injection.unprocessed import WORD
 from replay.kinds.redrive.options import RedriveOptions
 
 _RANGE = re.compile(r"(\d{1,10}):(\d{1,19})(?:(-)(\d{1,19})?)?")
@@ -15,11 +16,21 @@ HINT = "P:A-B, such as 0:100-199: partition 0, offsets 100 to 199, both included
 
 
 def require_bounds(options: RedriveOptions) -> None:
-    """Refuses what would put back a whole topic without a word.
+    """Refuses what would put back a whole topic without a word, and a part of what was never
+    handled: its gaps would be closed.
 
     Raises:
         UsageError
     """
+    bounds = ("since", "until", "offsets", "key", "where", "everything")
+    if options.source == WORD:
+        if said := [name for name in bounds if getattr(options, name)]:
+            raise UsageError(
+                f"takes all that is known to be unhandled; {said[0]!r} does not go with it",
+                subject=f"--from {WORD}",
+                hint="`--from log` takes a part",
+            )
+        return
     if options.since or options.until or options.offsets or options.key or options.everything:
         return
     raise UsageError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from backlog.config import Config, Stream
 from backlog.numbers import format_plural
-from backlog.values import Recovery
+from backlog.values import Gap, Recovery
 from replay.injection.kind import InjectionKind
 from replay.injection.plan import To
+from replay.injection.unprocessed import WORD
 from replay.kinds.redrive.options import RedriveOptions
 from replay.kinds.redrive.plan import NAME, RedrivePlan
 from replay.recovery.kind import Say, Traits, say_nothing
@@ -20,6 +22,7 @@ from replay.telling.value import Fact, Telling
 
 if TYPE_CHECKING:
     from backlog.kafka.rights import Right
+    from backlog.ledger import Ledger
 
 
 class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
@@ -27,7 +30,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
 
     name = NAME
     summary = "Put messages back that exist: of the log, an archive, or dead letters."
-    traits = Traits(injects=True, uses_spark=True)
+    traits = Traits(repairs_gaps=True, injects=True, uses_spark=True)
     plan_model = RedrivePlan
     options_model = RedriveOptions
 
@@ -89,13 +92,24 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         target = self.read_plan(recovery).target
         if target is not None and target.to is To.REHEARSAL:
             return "its rehearsal is thrown away"
+        gaps = "its gaps are open again; " if self._takes_gaps(recovery) else ""
         if not recovery.injected:
-            return "nothing was put back"
+            return f"{gaps}nothing was put back"
         were = "was" if recovery.injected == 1 else "were"
         return (
-            f"{format_plural(recovery.injected, 'message')} {were} put back before; later plans "
-            "leave them out"
+            f"{gaps}{format_plural(recovery.injected, 'message')} {were} put back before; later "
+            "plans leave them out"
         )
+
+    def _takes_gaps(self, recovery: Recovery) -> bool:
+        plan = self.read_plan(recovery)
+        return plan.options.source == WORD and plan.delivers
+
+    def find_gaps(
+        self, plan: RedrivePlan, ledger: Ledger, recovery: Recovery, ended_at: datetime | None
+    ) -> tuple[Gap, ...]:
+        """Those that it took; none where its messages were chosen."""
+        return tuple(ledger.gaps.get(gap_id) for gap_id in ledger.recoveries.gap_ids(recovery.id))
 
 
 KIND = Redrive()

@@ -22,7 +22,8 @@ class RedriveOptions(Options):
         default=None,
         title="From",
         description="Where the messages are: `log` (the stream's topic), `dlq:TOPIC` (dead "
-        "letters) or `archive:R` (what drain R moved).",
+        "letters), `archive:R` (what drain R moved), or `unprocessed` (what `audit consumed` found "
+        "in the log).",
         json_schema_extra={"option": "from"},
     )
     since: OptionalMoment = Field(

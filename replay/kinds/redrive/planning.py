@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from backlog.kafka.admin import (
     list_topic_readers,
     read_metadata,
 )
-from backlog.values import OffsetRange, Recovery
+from backlog.values import Gap, OffsetRange, Recovery
 from replay.around.observation import note_stream
 from replay.around.rights import require_rights
 from replay.injection import ledger as injection
@@ -26,6 +26,7 @@ from replay.injection.prior import Lost, find_lost, locate_chunks
 from replay.injection.rehearsals import clear_rehearsals, name_superseded
 from replay.injection.storing import stage_and_store
 from replay.injection.target import choose_target
+from replay.injection.unprocessed import WORD, list_places, take_unprocessed
 from replay.kinds.redrive.bounds import (
     cut_ranges,
     read_offsets,
@@ -65,9 +66,13 @@ def plan_redrive(
     options: RedriveOptions,
     *,
     origin: RunOrigin | None = None,
+    wants: Callable[[Gap], bool] = lambda gap: True,
     say: Say = say_nothing,
 ) -> Recovery:
     """Reads, chooses and stages; Kafka is only read.
+
+    Args:
+        wants: of the gaps of `--from unprocessed`, those for which it says no are left alone.
 
     Raises:
         UsageError: no bound is said, or what was said is not there.
@@ -79,17 +84,25 @@ def plan_redrive(
     clear_rehearsals(workspace, stream.name)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     say("looking at the topics")
-    seen = _look(workspace, stream, options, recovery_id)
+    seen = _look(workspace, stream, options, recovery_id, wants)
     recovery = stage_and_store(
         workspace,
         recovery_id,
         lambda: _compute_plan(workspace, stream, options, seen, recovery_id, origin, say),
+        # What is sent elsewhere repairs nothing.
+        [gap.id for gap in seen.gaps] if seen.target is None else [],
     )
     clear_staging(workspace)
     return approve_automatically(workspace, recovery)
 
 
-def _look(workspace: Workspace, stream: Stream, options: RedriveOptions, recovery_id: str) -> Seen:
+def _look(
+    workspace: Workspace,
+    stream: Stream,
+    options: RedriveOptions,
+    recovery_id: str,
+    wants: Callable[[Gap], bool],
+) -> Seen:
     limit, properties = Deadline(_SECONDS), workspace.properties(stream)
     topic = describe_topic(properties, stream.topic, limit)
     source = find_source(workspace, stream, options.source, topic)
@@ -112,8 +125,11 @@ def _look(workspace: Workspace, stream: Stream, options: RedriveOptions, recover
     seen = Seen(topic, source, target, info, lows, ends, warnings=warnings)
     if target is None:
         refuse_group_type(workspace, stream)
+    if target is None or options.source == WORD:
         # What was put back and expired unread since is lost again, once it is on record.
         note_stream(workspace, stream)
+    if options.source == WORD:
+        seen.gaps = take_unprocessed(workspace.ledger, stream, topic.topic_id, wants)
     if not made:
         readers = list_topic_readers(properties, info.name, limit)
         mine = stream.group if target is None else ""
@@ -281,7 +297,7 @@ def _find_ranges(
         )
         said = read_offsets(options.offsets, archived.manifest.partitions)
     else:
-        said = read_offsets(options.offsets, planned.partitions)
+        said = read_offsets(options.offsets, planned.partitions) or list_places(seen.gaps)
         there = _read_topic(workspace, stream, planned)
     ranges, warnings = cut_ranges(said, there)
     if archived is None and options.since is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backlog.kafka.admin import TopicInfo
+from backlog.values import Gap
 from replay.injection.plan import PlannedTarget
 from replay.kinds.redrive.sources import Source
 
@@ -16,6 +17,7 @@ class Seen:
 
     Attributes:
         target: None for the stream's topic; `target_info` is the stream's for a rehearsal, too.
+        gaps: what is put back, where it was found lost; else it is chosen by what was said.
         others: other groups that read the target; `others_unknown` says why there may be more.
     """
 
@@ -25,6 +27,7 @@ class Seen:
     target_info: TopicInfo
     lows: Mapping[int, int]
     ends: Mapping[int, int]
+    gaps: tuple[Gap, ...] = ()
     others: tuple[str, ...] = ()
     others_unknown: str = ""
     warnings: list[str] = field(default_factory=list)

@@ -12,6 +12,7 @@ from backlog.kafka.admin import TopicInfo, describe_topic
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import ArchiveRecord
 from backlog.numbers import format_moment
+from replay.injection.unprocessed import WORD
 from replay.kinds.redrive.plan import PlannedSource
 from replay.recovery.workspace import Workspace
 from spark_backfill.redrive.request import Archived, Origin
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SECONDS = 30.0
-_WAYS = "`--from log`, `--from dlq:TOPIC` or `--from archive:R`"
+_WAYS = "`--from log`, `--from dlq:TOPIC`, `--from archive:R` or `--from unprocessed`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def find_source(workspace: Workspace, stream: Stream, said: str | None, topic: T
         Refused: the archive is of another topic, or is gone.
     """
     word, _, name = (said or "").partition(":")
-    if word == Origin.LOG and not name:
+    if word in (Origin.LOG, WORD) and not name:
         return Source(
             PlannedSource(
                 origin=Origin.LOG,

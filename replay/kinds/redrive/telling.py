@@ -10,6 +10,7 @@ from backlog.numbers import format_count, format_moment, format_plural
 from backlog.values import Recovery
 from replay.injection.plan import To
 from replay.injection.target import say_target
+from replay.injection.unprocessed import WORD
 from replay.injection.words import say_staged, say_when
 from replay.kinds.redrive.plan import RedrivePlan
 from replay.telling.value import Action, Count, Fact, Row, Table, Telling
@@ -146,6 +147,8 @@ def _list_facts(plan: RedrivePlan) -> tuple[Fact, ...]:
 def _say_chosen(plan: RedrivePlan) -> str:
     """What bounds and filters were said."""
     options, told = plan.options, []
+    if options.source == WORD:
+        told.append("what was committed and never handled, as `audit consumed` found it")
     if options.since:
         told.append(f"from {format_moment(format_time(options.since))}")
     if options.until:

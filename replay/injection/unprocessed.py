@@ -1,0 +1,90 @@
+"""Messages that were committed and never handled: put back from the log while it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from backlog.config import Stream
+from backlog.errors import Refused
+from backlog.values import Cause, Gap, GapState, OffsetRange, RecoveryState
+
+if TYPE_CHECKING:
+    from backlog.ledger import Ledger
+
+# What `plan redrive --from` takes them by.
+WORD = "unprocessed"
+
+
+def suggest_plan(ledger: Ledger, gap: Gap) -> str:
+    """The command that plans to put a gap's messages back."""
+    if is_in_log(ledger, gap):
+        return f"backlogctl plan redrive {gap.stream} --from {WORD}"
+    return f"backlogctl plan rebuild {gap.stream}"
+
+
+def is_in_log(ledger: Ledger, gap: Gap) -> bool:
+    """Whether the log still has some message of an unprocessed gap, by the stream's newest sample.
+
+    Of another gap it has none, or they are not known to be lost.
+    """
+    if gap.cause is not Cause.UNPROCESSED or gap.end is None:
+        return False
+    newest = ledger.samples.latest(gap.stream)
+    if newest is None or newest.topic_id != gap.topic_id:
+        return False
+    return any(part.partition == gap.partition and part.low < gap.end for part in newest.partitions)
+
+
+def list_in_log(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
+    """Gaps whose messages a redrive puts back, by partition and start: open ones, and those of a
+    plan that nobody approved yet, whose place a new one takes."""
+    planned = {
+        gap_id
+        for recovery in ledger.recoveries.list(stream.name, [RecoveryState.PLANNED])
+        for gap_id in ledger.recoveries.gap_ids(recovery.id)
+    }
+    return tuple(
+        gap
+        for gap in ledger.gaps.list(stream.name, [GapState.OPEN, GapState.PLANNED])
+        if (gap.state is GapState.OPEN or gap.id in planned)
+        and gap.group == stream.group
+        and is_in_log(ledger, gap)
+    )
+
+
+def take_unprocessed(
+    ledger: Ledger, stream: Stream, topic_id: str, wants: Callable[[Gap], bool]
+) -> tuple[Gap, ...]:
+    """Those to put back now. One that retention has reached is cut there: a rebuild takes the rest.
+
+    Raises:
+        Refused: there is none.
+    """
+    newest = ledger.samples.latest(stream.name)
+    lows = {} if newest is None else {part.partition: part.low for part in newest.partitions}
+    taken = []
+    for gap in list_in_log(ledger, stream):
+        low, start = lows[gap.partition], gap.start or 0
+        if gap.topic_id != topic_id or not wants(gap):
+            continue
+        if start < low and gap.state is GapState.OPEN:
+            taken.append(ledger.gaps.cut(gap, low)[1])
+        elif start >= low:
+            taken.append(gap)
+    if not taken:
+        raise Refused(
+            "nothing that was committed is known to be unhandled",
+            subject=f"stream {stream.name}",
+            hint=f"`backlogctl audit consumed {stream.name}` looks for it",
+        )
+    return tuple(taken)
+
+
+def list_places(gaps: Iterable[Gap]) -> tuple[OffsetRange, ...]:
+    """Their offsets, where they are known."""
+    return tuple(
+        OffsetRange(gap.partition, gap.start, gap.end)
+        for gap in gaps
+        if gap.start is not None and gap.end is not None
+    )
