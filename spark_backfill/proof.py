@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from backlog.errors import Refused
+from backlog.sequence import ALL as SEQUENCE_HEADERS
 from spark_backfill.evidence.survivors import SurvivorEvidence
 from spark_backfill.evidence.zones import suspect_zone
 from spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
@@ -285,8 +286,11 @@ def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
             offset=row["offset"],
             key=_bytes(row["content"]["key"]),
             value=_bytes(row["content"]["value"]),
+            # A producer's numbering is no part of what a row says.
             headers=tuple(
-                (item["key"], _bytes(item["value"])) for item in row["content"]["headers"] or ()
+                (item["key"], _bytes(item["value"]))
+                for item in row["content"]["headers"] or ()
+                if item["key"] not in SEQUENCE_HEADERS
             ),
             timestamp=row["timestamp"],
         )

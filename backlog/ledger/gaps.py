@@ -96,7 +96,8 @@ class Gaps:
             return insert_gap(connection, kept, gap.start, at, now)
 
     def cut(self, gap: Gap, at: int) -> tuple[Gap, Gap]:
-        """Makes two of an open gap: what lies before an offset inside it, and the rest.
+        """Makes two gaps of an open one, which is waived: what lies before an offset inside it, and
+        the rest.
 
         Raises:
             InvalidTransition: it is not open any more, or does not hold the offset.
@@ -111,9 +112,12 @@ class Gaps:
                 raise InvalidTransition(
                     f"it is {known.state} and cannot be cut at {at}", subject=f"gap {gap.id}"
                 )
-            changes = {"end_offset": at, "changed_at": now}
-            connection.execute(update(gaps).where(gaps.c.id == gap.id).values(**changes))
-            return replace(known, end=at), insert_gap(connection, known, at, end, now)
+            text = f"cut at {at}: two gaps of their own have it"
+            move_gaps(connection, [gap.id], GapState.WAIVED, now, None, text, ITSELF)
+            return (
+                insert_gap(connection, known, start, at, now),
+                insert_gap(connection, known, at, end, now),
+            )
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.

@@ -212,8 +212,9 @@ def _compare(
 def _list_waived(workspace: Workspace, stream: Stream, topic_id: str) -> tuple[OffsetRange, ...]:
     return tuple(
         OffsetRange(gap.partition, gap.start, gap.end)
-        for gap in workspace.ledger.gaps.list(stream.name, [GapState.WAIVED])
-        if (gap.group, gap.topic_id) == (stream.group, topic_id)
+        for gap in workspace.ledger.gaps.list_lost(stream.name)
+        if gap.state is GapState.WAIVED
+        and (gap.group, gap.topic_id) == (stream.group, topic_id)
         and gap.start is not None
         and gap.end is not None
     )

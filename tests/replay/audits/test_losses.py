@@ -1,0 +1,226 @@
+"""What audits found lost is on record, and is put back: by a rebuild, by a redrive, at night."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from backlog.sequence import Stamp, write_stamp
+from backlog.values import Cause, GapState
+from replay.recovery.plan import Origin
+from replay.runbooks.nights import NightWork, Tonight, find_night_work
+from tests.kafka_tools import commit, move_log_start, set_offsets_raw
+from tests.replay.shop import PROCESSED, Shop, place
+from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
+
+SETTLED = ("--grace", "1ms")
+NEVER_SENT = frozenset({40, 41, 90, 133})
+TOTAL = 200
+CONSUMED = {"database": "shop", "table": "processed", "column": "order_id"}
+
+
+def send_orders(shop: Shop, numbers: range, *, leave_out: frozenset[int] = frozenset()) -> None:
+    """As a numbering producer does; it does not know of those that are left out."""
+    producer = Producer(shop.properties)
+    taken: Counter[int] = Counter()
+    for number in numbers:
+        row, partition = make_order(number), place(number)
+        sequence = taken[partition]
+        taken[partition] += 1
+        if number in leave_out:
+            continue
+        headers: Any = [
+            ("order-id", str(number).encode()),
+            *write_stamp(make_stamp(partition, sequence)),
+        ]
+        producer.produce(
+            shop.topic,
+            encode_order(row),
+            str(number).encode(),
+            partition,
+            timestamp=round(row["updated_at"].timestamp() * 1000),
+            headers=headers,
+        )
+    assert producer.flush(60) == 0
+
+
+def make_stamp(partition: int, sequence: int) -> Stamp:
+    return Stamp("till", 1, sequence)
+
+
+def describe_events(shop: Shop, **more: object) -> None:
+    """A table of events, each known by a header; by itself nothing says what was handled."""
+    source = {
+        "database": "shop",
+        "table": "orders",
+        "primary_key": ["order_id"],
+        "time_column": "updated_at",
+        "mutable": False,
+        "message": {
+            "key": "order_id",
+            "value": {"json": ["order_id", "user_id", "status", "amount", "updated_at"]},
+            "headers": {"order-id": "cast(order_id as string)"},
+        },
+        "identity": {"row": "order_id", "message": "header:order-id"},
+        "stale": "events",
+        **more,
+    }
+    shop.write_config(source=source)
+
+
+def audit_twice(shop: Shop, name: str, code: int) -> dict[str, Any]:
+    """The first look takes the sample by which the second knows how old all is."""
+    shop.call("audit", name, shop.stream, *SETTLED, "--json", code=2)
+    return shop.call("audit", name, shop.stream, *SETTLED, "--json", code=code).document
+
+
+def put_back(shop: Shop, planned: dict[str, Any]) -> None:
+    shop.call("approve", planned["id"], "--by", "Ada")
+    assert shop.call("run", planned["id"], "--json").document["state"] == "verified"
+
+
+def look_at_night(shop: Shop) -> NightWork:
+    workspace = shop.open()
+    origin = Origin(scheduler="test", dag_id="nightly_backfill", run_id="one")
+    stream = workspace.config.stream(shop.stream)
+    return find_night_work(workspace, stream, datetime.now(UTC), origin)
+
+
+def test_what_a_producer_lost_is_rebuilt_once(empty_shop: Shop) -> None:
+    shop = empty_shop
+    describe_events(shop)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(TOTAL)])
+    send_orders(shop, range(TOTAL), leave_out=NEVER_SENT)
+    found = audit_twice(shop, "sequence", 1)
+    assert found["missing"] == len(NEVER_SENT)
+    assert found["next_commands"] == ["backlogctl plan rebuild orders"]
+    gaps = shop.open().ledger.gaps.list(shop.stream)
+    assert {gap.id for gap in gaps} == set(found["gaps"])
+    assert {gap.cause for gap in gaps} == {Cause.PRODUCER_GAP}
+    assert sum(gap.count or 0 for gap in gaps) == len(NEVER_SENT)
+    told = shop.call("gaps", shop.stream).out
+    assert "producer gap" in told
+    assert "backlogctl plan rebuild orders" in told
+    again = shop.call("audit", "sequence", shop.stream, *SETTLED, "--json", code=1).document
+    assert again["gaps"] == found["gaps"], "seen again they are the same"
+
+    planned = shop.call("plan", "rebuild", shop.stream, "--json").document
+    assert (planned["verdict"], planned["counts"]["rebuilt"]) == ("exact", len(NEVER_SENT)), planned
+    put_back(shop, planned)
+    assert Counter(shop.read_injected()) == Counter(
+        (place(number), str(number).encode(), encode_order(make_order(number)))
+        for number in NEVER_SENT
+    )
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+    found = audit_twice_clean(shop)
+    assert [one["check"] for one in found["findings"]] == ["put-back"]
+    assert shop.call("plan", "rebuild", shop.stream, "--json", code=5).error["code"] == "refused"
+    assert shop.call("report", planned["id"], "--html", "report.html").code == 0
+    assert "never reached the topic" in (shop.directory / "report.html").read_text()
+
+
+def audit_twice_clean(shop: Shop) -> dict[str, Any]:
+    return shop.call("audit", "sequence", shop.stream, *SETTLED, "--json").document
+
+
+def test_a_row_that_no_producer_numbered_is_surplus(empty_shop: Shop) -> None:
+    """It may never have been meant to be sent: nobody sends it by guess."""
+    shop = empty_shop
+    describe_events(shop)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(TOTAL)])
+    # 41 is rolled back before it is sent: it takes no number.
+    send_orders(shop, range(41), leave_out=frozenset({40}))
+    send_more(shop, range(42, TOTAL))
+    audit_twice(shop, "sequence", 1)
+    planned = shop.call("plan", "rebuild", shop.stream, "--json").document
+    here = [row for row in planned["partitions"] if row["partition"] == place(40)]
+    if place(41) == place(40):
+        assert (planned["verdict"], here[0]["surplus"]) == ("surplus", 1)
+    else:
+        assert planned["verdict"] == "exact"
+    shop.call("reject", planned["id"])
+
+
+def send_more(shop: Shop, numbers: range) -> None:
+    """Goes on where `send_orders(range(41))` stopped."""
+    producer = Producer(shop.properties)
+    taken = Counter(place(number) for number in range(41))
+    for number in numbers:
+        partition = place(number)
+        headers: Any = [
+            ("order-id", str(number).encode()),
+            *write_stamp(make_stamp(partition, taken[partition])),
+        ]
+        taken[partition] += 1
+        at = round(make_order(number)["updated_at"].timestamp() * 1000)
+        producer.produce(
+            shop.topic,
+            encode_order(make_order(number)),
+            str(number).encode(),
+            partition,
+            timestamp=at,
+            headers=headers,
+        )
+    assert producer.flush(60) == 0
+
+
+def test_what_was_never_handled_is_put_back_at_night(empty_shop: Shop) -> None:
+    """While the log has it, from there; what has expired since comes from the table."""
+    shop = empty_shop
+    left_out = {5, 6, 77, 150}
+    describe_events(shop, consumed=CONSUMED)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(TOTAL)])
+    handled = [{"order_id": number} for number in range(TOTAL) if number not in left_out]
+    fill_table(shop.url, PROCESSED, handled, "processed")
+    send_orders(shop, range(TOTAL))
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    # The first look takes the sample; what is committed now is old enough at once.
+    found = shop.call("audit", "consumed", shop.stream, *SETTLED, "--json", code=1).document
+    assert found["missing"] == len(left_out)
+    assert found["next_commands"] == ["backlogctl plan redrive orders --from unprocessed"]
+    refused = shop.call("plan", "rebuild", shop.stream, "--json", code=5).error
+    assert "--from unprocessed" in refused["message"]
+    told = shop.call(
+        "plan", "redrive", shop.stream, "--from", "unprocessed", "--key", "5", "--json", code=2
+    ).error
+    assert "'key' does not go with it" in told["message"]
+
+    # Retention takes the oldest of them before the night.
+    move_log_start(shop.properties, shop.topic, {place(5): 4})
+    night = look_at_night(shop)
+    assert (night.action, "the stream's approval" in night.why) == (Tonight.ASK, True)
+    assert look_at_night(shop).recovery == night.recovery, "asked twice it is the same plan"
+    first = shop.call("show", night.recovery, "--json").document
+    put_back(shop, first)
+    if first["kind"] == "rebuild":
+        night = look_at_night(shop)
+        put_back(shop, shop.call("show", night.recovery, "--json").document)
+    assert look_at_night(shop).action is Tonight.NOTHING
+    assert Counter(key for _, key, _ in shop.read_injected()) == Counter(
+        str(number).encode() for number in left_out
+    )
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+
+
+def test_a_cancelled_redrive_opens_its_gaps_again(empty_shop: Shop) -> None:
+    shop = empty_shop
+    describe_events(shop, consumed=CONSUMED)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(30)])
+    fill_table(shop.url, PROCESSED, [{"order_id": n} for n in range(30) if n != 7], "processed")
+    send_orders(shop, range(30))
+    commit(shop.properties, shop.group, shop.topic, shop.read_ends())
+    shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
+    words = ("plan", "redrive", shop.stream, "--from", "unprocessed", "--json")
+    first = shop.call(*words).document
+    second = shop.call(*words).document
+    assert second["id"] != first["id"], "a new plan takes the place of one that nobody approved"
+    shop.call("approve", second["id"], "--by", "Ada")
+    shop.call("cancel", second["id"])
+    (gap,) = shop.open().ledger.gaps.list()
+    assert (gap.state, gap.cause) == (GapState.OPEN, Cause.UNPROCESSED)
