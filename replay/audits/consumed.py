@@ -167,13 +167,7 @@ def _compare(
     spark = start_spark(workspace, stream, ConsumedAuditing.name)
     with open_folder(config) as work:
         say(f"reading table {consumed.table}")
-        keys = read_consumed(
-            spark,
-            config.sources[consumed.database],
-            consumed,
-            f"streams.{stream.name}.source.consumed",
-            work / "consumed",
-        )
+        keys = read_consumed(spark, config.sources, consumed, stream.name, work / "consumed")
         say(f"reading {format_plural(sum(r.count for r in look.below), 'offset')}")
         messages, later = (
             read_log(spark, properties, stream.topic, ranges) for ranges in (look.below, look.ahead)

@@ -180,26 +180,16 @@ def _count(counting: Counting, span: Span) -> Counted:
 @contextmanager
 def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
     """The source table with the rules for its times and identities, and the consumer's table."""
-    from spark_backfill.evidence import ConsumedEvidence
-    from spark_backfill.messages.candidates import SourceAccess
     from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
-    from spark_backfill.sources.jdbc import make_access
-    from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
+    from spark_backfill.opening import open_consumed, open_table
 
-    source, config = counting.source, counting.workspace.config
+    spark, source, config = counting.spark, counting.source, counting.workspace.config
     with ExitStack() as stack:
-
-        def open_table(database: str, name: str) -> SourceAccess:
-            given = config.sources[database]
-            engine = open_engine(given, database)
-            stack.callback(engine.dispose)
-            table, jdbc = reflect_table(engine, database, name), make_access(given, database)
-            limit = given.limits.connections
-            return SourceAccess(counting.spark, engine, jdbc, table, given.timezone, limit)
-
-        access = open_table(source.database, source.table)
+        access = stack.enter_context(
+            open_table(spark, config.sources, source.database, source.table)
+        )
         rules = check_rules(
-            counting.spark,
+            spark,
             _without_contents(counting.stream, source),
             access.table,
             partitions=len(counting.sample.partitions),
@@ -209,11 +199,10 @@ def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRule
         )
         consumed = None
         if (where := source.consumed) is not None:
-            other = open_table(where.database, where.table)
-            at = f"streams.{counting.stream.name}.source.consumed.column"
-            check_columns(other.table, [where.column], at)
-            work = stack.enter_context(open_folder(config))
-            consumed = ConsumedEvidence(other, where.column, work / "consumed")
+            work = stack.enter_context(open_folder(config)) / "consumed"
+            consumed = stack.enter_context(
+                open_consumed(spark, config.sources, where, counting.stream.name, work)
+            )
         yield access, rules, consumed
 
 

@@ -31,6 +31,7 @@ audit = make_app("Find losses that offsets do not show; nothing is changed.", _l
 def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -> None:
     """Audits, and prints what was found; the exit code says whether something is missing."""
     from replay.audits.carrying import carry_out
+    from replay.recovery.interrupts import Interrupts
     from replay.recovery.options import read_options
     from replay.telling.audits import draw_audit
     from replay.telling.bars import spin
@@ -41,7 +42,9 @@ def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -
         audit.options_model, said, config, chosen, name_options(audit.options_model)
     )
     workspace = session.open_workspace()
-    with spin(session.err) as say:
+    # SIGTERM too: what was copied of a table is removed.
+    interrupts = Interrupts()
+    with interrupts.installed(), interrupts.restored(), spin(session.err) as say:
         found = carry_out(audit, workspace, chosen, options, say)
     document = mask_document(found.to_json())
     session.emit(document, lambda console: console.print(draw_audit(document)))
