@@ -15,6 +15,8 @@ from pydantic import Field
 from backlog.clock import format_time, utc_now
 from backlog.config import Stream
 from backlog.config.base import Duration
+from backlog.kafka.rights import Right
+from replay.around.rights import list_seeing
 from replay.recovery.options import OptionalMoment
 from replay.recovery.plan import Options
 from replay.recovery.workspace import Workspace
@@ -174,6 +176,10 @@ class Audit(ABC):
     name: str
     summary: str
     options_model: type[SpanOptions] = AuditOptions
+
+    def list_rights(self, stream: Stream) -> tuple[Right, ...]:
+        """What it must be allowed on the cluster."""
+        return list_seeing(stream)
 
     def examine(self, workspace: Workspace, stream: Stream, bounds: Any, say: Say) -> AuditResult:
         """Reads and judges.

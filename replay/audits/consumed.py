@@ -16,7 +16,7 @@ from monitoring.observing import measure_skew, observe_stream
 from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
 from replay.audits.folder import open_folder
 from replay.audits.span import Span, read_span
-from replay.audits.spark import start_spark
+from replay.audits.spark import reading_topic, start_spark
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -158,7 +158,6 @@ def _compare(
     say: Say,
 ) -> ConsumedAudit:
     from spark_backfill.audits.consumed import ConsumedScope, audit_consumed, read_consumed
-    from spark_backfill.failures import list_secrets, translating
     from spark_backfill.originals.reading import read_log
 
     config, properties = workspace.config, workspace.properties(stream)
@@ -180,13 +179,7 @@ def _compare(
             until_ms=_to_ms(bounds.until),
             waived=_list_waived(workspace, stream, look.span.topic.topic_id),
         )
-        with translating(
-            "compare the topic with the consumer's table",
-            subject=f"topic {stream.topic}",
-            hint="where retention removed messages meanwhile, look again, with a later --since",
-            kind=KafkaFailure,
-            secrets=list_secrets(properties),
-        ):
+        with reading_topic(workspace, stream, "compare the topic with the consumer's table"):
             return audit_consumed(messages, later, keys, scope)
 
 

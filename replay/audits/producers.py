@@ -8,6 +8,7 @@ from typing import Any
 
 from backlog.clock import format_time
 from backlog.config import Stream
+from backlog.kafka.rights import Resource, Right
 from monitoring.forensics.findings import (
     BLIND_SPOTS,
     Suspicion,
@@ -43,6 +44,11 @@ class ProducerAuditing(Audit):
     name = "producers"
     summary = "Show who writes the topic, and where batches look as if some were lost."
     options_model = SpanOptions
+
+    def list_rights(self, stream: Stream) -> tuple[Right, ...]:
+        """It does not look at the group."""
+        every = super().list_rights(stream)
+        return tuple(right for right in every if right.resource is Resource.TOPIC)
 
     def look(self, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say) -> Outcome:
         """Reads the headers of every batch once."""

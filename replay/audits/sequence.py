@@ -13,7 +13,7 @@ from replay.around.observation import note_stream
 from replay.audits.archived import find_archived, list_archives, read_parts
 from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
 from replay.audits.span import Span, find_settled, read_span
-from replay.audits.spark import start_spark
+from replay.audits.spark import reading_topic, start_spark
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class SequenceAuditing(Audit):
         say("starting Spark")
         messages, whole = _open(workspace, stream, span, bounds.since)
         say(f"reading {format_plural(sum(r.count for r in span.ranges), 'offset')}")
-        found = audit_sequence(messages, whole)
+        with reading_topic(workspace, stream, "read what is numbered"):
+            found = audit_sequence(messages, whole)
         return Outcome(
             figures=_list_figures(found),
             findings=_judge(found, span, settled, bounds, stream.name),

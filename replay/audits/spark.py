@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from backlog.config import Stream
+from backlog.errors import KafkaFailure
 from backlog.ledger.archives import ArchiveRecord
 from replay.recovery.workspace import Workspace
 
@@ -30,3 +32,22 @@ def start_spark(
         staging=workspace.config.staging.dir,
         s3=any(needs_s3(one.location) for one in archives),
     )
+
+
+@contextmanager
+def reading_topic(workspace: Workspace, stream: Stream, doing: str) -> Iterator[None]:
+    """While Spark reads the topic, and what it is compared with: what it raises is one error.
+
+    Raises:
+        KafkaFailure, StagingError.
+    """
+    from spark_backfill.failures import list_secrets, translating
+
+    with translating(
+        doing,
+        subject=f"topic {stream.topic}",
+        hint="where retention removed messages meanwhile, look again, with a later --since",
+        kind=KafkaFailure,
+        secrets=list_secrets(workspace.properties(stream)),
+    ):
+        yield

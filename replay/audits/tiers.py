@@ -19,6 +19,7 @@ from replay.audits.archived import Archived, find_archived, list_archives, read_
 from replay.audits.audit import AuditOptions, Say
 from replay.audits.folder import open_folder
 from replay.audits.span import Span, read_span
+from replay.audits.spark import reading_topic
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def count_again(counting: Counting) -> Counted:
     for left in reversed(range(_TRIES)):
         span = _read_span(counting)
         try:
-            return _count(counting, span)
+            with reading_topic(counting.workspace, counting.stream, "count rows and messages"):
+                return _count(counting, span)
         except KafkaFailure:
             if not left or _read_span(counting).lows == span.lows:
                 raise

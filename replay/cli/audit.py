@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from backlog.errors import BacklogError
 from replay.cli.modelled import Verb, make_app, name_options
-from replay.cli.shared import Session, mask_document
+from replay.cli.shared import Session, mask_document, show_error
 
 if TYPE_CHECKING:
     from replay.audits.audit import Audit
@@ -45,7 +46,11 @@ def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -
     # SIGTERM too: what was copied of a table is removed.
     interrupts = Interrupts()
     with interrupts.installed(), interrupts.restored(), spin(session.err) as say:
-        found = carry_out(audit, workspace, chosen, options, say)
+        try:
+            found = carry_out(audit, workspace, chosen, options, say)
+        except BacklogError as failure:
+            # 1 would say that messages are lost.
+            raise typer.Exit(max(2, show_error(failure, as_json=session.json))) from None
     document = mask_document(found.to_json())
     session.emit(document, lambda console: console.print(draw_audit(document)))
     if found.exit_code:
