@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from sqlalchemy.engine import Engine
 
 from backlog.errors import UsageError
 from backlog.manifest import Manifest, write_manifest
@@ -45,6 +44,7 @@ from spark_backfill.guards import (
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
 from spark_backfill.messages.staging import ChunkLimits
+from spark_backfill.opening import open_consumed, open_table
 from spark_backfill.phases import PlanLog
 from spark_backfill.placing.attribution import fill_needs
 from spark_backfill.placing.placement import (
@@ -57,8 +57,6 @@ from spark_backfill.request import (
     RebuildRequest,
     Uncertain,
 )
-from spark_backfill.sources.jdbc import make_access
-from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
 from spark_backfill.tally import (
     LabelCounts,
     count_labels,
@@ -312,19 +310,10 @@ def _open_source(
     """Checks all names and expressions, also of the consumer's table, before a row is read."""
     stream = request.stream
     assert stream.source is not None
-    engines: list[Engine] = []
-
-    def open_table(database: str, name: str) -> SourceAccess:
-        source = request.sources[database]
-        engine = open_engine(source, database)
-        engines.append(engine)
-        table = reflect_table(engine, database, name)
-        jdbc = make_access(source, database)
-        limit = source.limits.connections
-        return SourceAccess(spark, engine, jdbc, table, source.timezone, limit)
-
-    try:
-        access = open_table(stream.source.database, stream.source.table)
+    with ExitStack() as stack:
+        access = stack.enter_context(
+            open_table(spark, request.sources, stream.source.database, stream.source.table)
+        )
         rules = check_rules(
             spark,
             stream,
@@ -337,11 +326,8 @@ def _open_source(
         )
         consumed = None
         if (where := stream.source.consumed) is not None:
-            other = open_table(where.database, where.table)
-            at = f"streams.{stream.name}.source.consumed.column"
-            check_columns(other.table, [where.column], at)
-            consumed = ConsumedEvidence(other, where.column, request.directory / "work/consumed")
+            work = request.directory / "work/consumed"
+            consumed = stack.enter_context(
+                open_consumed(spark, request.sources, where, stream.name, work)
+            )
         yield access, rules, consumed
-    finally:
-        for engine in engines:
-            engine.dispose()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -11,10 +12,12 @@ from typing import Any
 
 from pydantic import Field
 
-from backlog.clock import format_time
+from backlog.clock import format_time, utc_now
 from backlog.config import Stream
 from backlog.config.base import Duration
+from backlog.kafka.rights import Right
 from backlog.values import Gap
+from replay.around.rights import list_seeing
 from replay.recovery.options import OptionalMoment
 from replay.recovery.plan import Options
 from replay.recovery.workspace import Workspace
@@ -101,15 +104,30 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AuditResult:
-    """What one audit of one stream came to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an audit found.
 
     Attributes:
         figures: what was looked at, each with its unit in its name; None is unknown.
+        findings: in any order.
         claims: what it proves, and what it cannot, as one sentence.
         losses: what is lost for all that is known, and can be put back.
-        recorded: the gaps that have it on record, as they are now.
+    """
+
+    figures: Mapping[str, int | None]
+    findings: Iterable[Finding]
+    claims: str
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    losses: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """What one audit of one stream came to; as in `Outcome`, with the findings worst first.
+
+    Attributes:
+        recorded: the gaps that have the losses on record, as they are now.
         next_commands: what plans to put them back.
     """
 
@@ -165,11 +183,6 @@ class AuditResult:
         }
 
 
-def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Worst first; of one level in the order they came."""
-    return tuple(sorted(findings, key=lambda one: _ORDER[one.level]))
-
-
 class Audit(ABC):
     """One way to look for losses that offsets do not show. It changes nothing in Kafka."""
 
@@ -177,7 +190,10 @@ class Audit(ABC):
     summary: str
     options_model: type[SpanOptions] = AuditOptions
 
-    @abstractmethod
+    def list_rights(self, stream: Stream) -> tuple[Right, ...]:
+        """What it must be allowed on the cluster."""
+        return list_seeing(stream)
+
     def examine(self, workspace: Workspace, stream: Stream, bounds: Any, say: Say) -> AuditResult:
         """Reads and judges.
 
@@ -187,3 +203,23 @@ class Audit(ABC):
         Raises:
             BacklogError: something that it needs could not be read.
         """
+        began_at, begun = utc_now(), time.monotonic()
+        found = self.look(workspace, stream, bounds, say)
+        return AuditResult(
+            audit=self.name,
+            stream=stream.name,
+            topic=stream.topic,
+            bounds=bounds,
+            began_at=began_at,
+            seconds=time.monotonic() - begun,
+            figures=found.figures,
+            # Of one level in the order they came.
+            findings=tuple(sorted(found.findings, key=lambda one: _ORDER[one.level])),
+            claims=found.claims,
+            tables=found.tables,
+            losses=found.losses,
+        )
+
+    @abstractmethod
+    def look(self, workspace: Workspace, stream: Stream, bounds: Any, say: Say) -> Outcome:
+        """As `examine`: what each audit does itself."""

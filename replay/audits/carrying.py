@@ -9,6 +9,7 @@ from typing import Any
 from backlog.config import Stream
 from backlog.ledger.audits import AuditRecord
 from backlog.values import GapState
+from replay.around.rights import require_rights
 from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
 from replay.injection.unprocessed import suggest_plan
 from replay.recovery.workspace import Workspace
@@ -27,8 +28,11 @@ def carry_out(
     the topic is not recorded itself: it would pass for one of all of it.
 
     Raises:
+        Refused: a right is missing: brokers say so late, or as a timeout.
         BacklogError: something that it needs could not be read, or the ledger not be written.
     """
+    for warning in require_rights(workspace, stream, audit.list_rights(stream)):
+        say(warning)
     found = _record_losses(workspace, audit.examine(workspace, stream, bounds, say))
     if bounds.since is None and bounds.until is None:
         workspace.ledger.audits.record(

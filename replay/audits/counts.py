@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,9 @@ from backlog.config import Stream
 from backlog.numbers import format_duration, format_moment, format_plural
 from monitoring.observing import observe_stream
 from replay.around.observation import LOOK_SECONDS
-from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
+from replay.audits.archived import list_archives
+from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
+from replay.audits.spark import start_spark
 from replay.audits.tiers import Counted, Counting, count_again, require_source
 from replay.recovery.workspace import Workspace
 
@@ -27,14 +28,12 @@ _SHOWN = 5
 
 
 class CountsAuditing(Audit):
-    """By Spark, over the table, the topic and the consumer's own table."""
+    """By Spark, over the table, the topic with its archives, and the consumer's own table."""
 
     name = "counts"
     summary = "Compare counts of rows, messages and handled rows in windows of event time."
 
-    def examine(
-        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
-    ) -> AuditResult:
+    def look(self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say) -> Outcome:
         """Reads the group's offsets, then the topic's ends, then the tables: what is handled or
         sent meanwhile looks like no loss.
 
@@ -43,30 +42,23 @@ class CountsAuditing(Audit):
         """
         from spark_backfill.sources.reflection import require_tables
         from spark_backfill.spark.kafka_options import make_java_options
-        from spark_backfill.spark.session import open_session
 
-        began_at, begun = utc_now(), time.monotonic()
+        began_at = utc_now()
         source = require_source(stream, bounds)
-        properties, config = workspace.properties(stream), workspace.config
+        properties = workspace.properties(stream)
         make_java_options(properties)  # refuses now what Spark could not use
         say("looking at the topic and the tables")
-        require_tables(config.sources, stream)
+        require_tables(workspace.config.sources, stream)
         sample = observe_stream(workspace.ledger, stream, properties, Deadline(LOOK_SECONDS)).sample
         say("starting Spark")
-        spark = open_session(
-            config.spark, f"backlogctl audit counts {stream.name}", staging=config.staging.dir
-        )
+        # The archives are looked up once more with what is counted; here, only where they lie.
+        archives = list_archives(workspace, sample.topic_id)
+        spark = start_spark(workspace, stream, self.name, archives)
         counting = Counting(workspace, stream, source, bounds, began_at, sample, spark, say)
         counted = count_again(counting)
-        return AuditResult(
-            audit=self.name,
-            stream=stream.name,
-            topic=stream.topic,
-            bounds=bounds,
-            began_at=began_at,
-            seconds=time.monotonic() - begun,
+        return Outcome(
             figures=_list_figures(counted, has_consumed=source.consumed is not None),
-            findings=sort_findings(tuple(_judge(counting, counted))),
+            findings=_judge(counting, counted),
             claims=CLAIMS,
             tables={"windows": _list_windows(counted)},
         )
@@ -98,8 +90,8 @@ def _list_differences(counting: Counting, counted: Counted) -> Iterator[_Differe
         "rows-without-messages",
         level,
         "rows_without_message",
-        "row has no message in the topic",
-        "rows have no message in the topic",
+        "row has no message in the topic or an archive",
+        "rows have no message in the topic or an archive",
         mend,
         (f"backlogctl audit sequence {name}",),
     )
@@ -145,7 +137,15 @@ def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
         return
     for difference in _list_differences(counting, counted):
         yield from _tell(difference, found)
-    handled = sum(w.rows - w.messages - w.rows_without_message for w in found.windows)
+    if waiting := sum(window.archived for window in found.windows):
+        yield Finding(
+            "in-an-archive",
+            Level.NOTED,
+            f"of {format_plural(waiting, 'row')} the message waits in an archive: a drain moved it",
+            "no loss: a rebuild puts back what waits in archives",
+            (f"backlogctl plan rebuild {name}",),
+        )
+    handled = sum(w.rows - w.messages - w.archived - w.rows_without_message for w in found.windows)
     if handled:
         yield Finding(
             "handled-without-messages",
@@ -236,11 +236,12 @@ def _tell(difference: _Difference, found: CountsAudit) -> Iterator[Finding]:
 def _list_figures(counted: Counted, *, has_consumed: bool) -> dict[str, int | None]:
     found = counted.found
     if found is None or counted.zone:
-        names = ("rows", "messages", *(("handled",) if has_consumed else ()))
+        names = ("rows", "messages", "archived", *(("handled",) if has_consumed else ()))
         return dict.fromkeys(names)
     figures: dict[str, int | None] = {
         "rows": sum(window.rows for window in found.windows),
         "messages": sum(window.messages for window in found.windows),
+        "archived": sum(window.archived for window in found.windows),
     }
     if has_consumed:
         figures["handled"] = sum(window.handled or 0 for window in found.windows)
@@ -261,6 +262,7 @@ def _list_windows(counted: Counted) -> list[dict[str, Any]]:
             "end": format_time(window.end),
             "rows": window.rows,
             "messages": window.messages,
+            "archived": window.archived,
             "handled": window.handled,
             "rows_without_message": window.rows_without_message,
             "messages_without_row": window.messages_without_row,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from backlog.clock import format_time, utc_now
+from backlog.clock import format_time
 from backlog.config import Stream
+from backlog.kafka.rights import Resource, Right
 from monitoring.forensics.findings import (
     BLIND_SPOTS,
     Suspicion,
@@ -18,7 +18,7 @@ from monitoring.forensics.findings import (
 )
 from monitoring.forensics.profile import LogProfile, ProducerProfile
 from monitoring.forensics.reading import profile_topic
-from replay.audits.audit import Audit, AuditResult, Finding, Level, Say, SpanOptions, sort_findings
+from replay.audits.audit import Audit, Finding, Level, Outcome, Say, SpanOptions
 from replay.recovery.workspace import Workspace
 
 # The others only cost time.
@@ -45,23 +45,19 @@ class ProducerAuditing(Audit):
     summary = "Show who writes the topic, and where batches look as if some were lost."
     options_model = SpanOptions
 
-    def examine(
-        self, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say
-    ) -> AuditResult:
+    def list_rights(self, stream: Stream) -> tuple[Right, ...]:
+        """It does not look at the group."""
+        every = super().list_rights(stream)
+        return tuple(right for right in every if right.resource is Resource.TOPIC)
+
+    def look(self, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say) -> Outcome:
         """Reads the headers of every batch once."""
-        began_at, begun = utc_now(), time.monotonic()
         say("reading batch headers")
         properties = workspace.properties(stream)
         profile = profile_topic(properties, stream.topic, bounds.since, bounds.until, say=say)
         findings = [_to_finding(one, stream.name) for one in find_suspicions(profile)]
         findings += [Finding("limits", Level.NOTED, sentence) for sentence in tell_limits(profile)]
-        return AuditResult(
-            audit=self.name,
-            stream=stream.name,
-            topic=stream.topic,
-            bounds=bounds,
-            began_at=began_at,
-            seconds=time.monotonic() - begun,
+        return Outcome(
             figures={
                 "messages": profile.messages,
                 "batches": profile.batches,
@@ -70,7 +66,7 @@ class ProducerAuditing(Audit):
                 + profile.producers_left_out,
                 "not_idempotent": sum(one.not_idempotent for one in profile.partitions),
             },
-            findings=sort_findings(findings),
+            findings=findings,
             claims=BLIND_SPOTS,
             tables={
                 "partitions": _list_partitions(profile),

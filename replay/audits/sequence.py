@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,11 +11,13 @@ from backlog.clock import utc_now
 from backlog.config import Stream
 from backlog.numbers import format_duration, format_moment, format_plural
 from backlog.sequence import RangeSet
-from backlog.values import Gap, GapState, OffsetRange, SequenceRange
+from backlog.values import Gap, GapState, SequenceRange
 from replay.around.observation import note_stream
-from replay.audits.audit import Audit, AuditOptions, AuditResult, Finding, Level, Say, sort_findings
+from replay.audits.archived import find_archived, list_archives, read_parts
+from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
 from replay.audits.losing import make_producer_gap
 from replay.audits.span import Span, find_settled, read_span
+from replay.audits.spark import reading_topic, start_spark
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -60,14 +61,12 @@ class SequenceAuditing(Audit):
     name = "sequence"
     summary = "Find messages that were numbered by a SequencedProducer and are not in the topic."
 
-    def examine(
-        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
-    ) -> AuditResult:
+    def look(self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say) -> Outcome:
         """Reads every message once; nothing near the end of the log is judged before its grace."""
         from spark_backfill.audits.sequence import audit_sequence
         from spark_backfill.spark.kafka_options import make_java_options
 
-        began_at, begun = utc_now(), time.monotonic()
+        began_at = utc_now()
         make_java_options(workspace.properties(stream))  # refuses now what Spark could not use
         say("looking at the topic")
         span = read_span(workspace, stream, bounds.since)
@@ -76,20 +75,14 @@ class SequenceAuditing(Audit):
         say("starting Spark")
         messages, whole = _open(workspace, stream, span, bounds.since)
         say(f"reading {format_plural(sum(r.count for r in span.ranges), 'offset')}")
-        found = audit_sequence(messages, whole)
+        with reading_topic(workspace, stream, "read what is numbered"):
+            found = audit_sequence(messages, whole)
         holes, closed = _leave_out_closed(workspace, stream, span.topic.topic_id, found.holes)
         found = replace(found, holes=holes)
         judged = _sort_holes(found, span, settled, bounds)
-        findings = tuple(_tell(found, judged, bounds, stream, closed))
-        return AuditResult(
-            audit=self.name,
-            stream=stream.name,
-            topic=stream.topic,
-            bounds=bounds,
-            began_at=began_at,
-            seconds=time.monotonic() - begun,
+        return Outcome(
             figures=_list_figures(found),
-            findings=sort_findings(findings),
+            findings=_tell(found, judged, bounds, stream, closed),
             claims=CLAIMS,
             tables={"producers": _list_producers(found)},
             losses=tuple(_make_loss(stream, span.topic.topic_id, hole) for hole in judged[SURE]),
@@ -101,48 +94,16 @@ def _open(
 ) -> tuple[DataFrame, list[int]]:
     """What the topic has, and what archives have right before that; and which partitions are read
     from their first message on."""
-    from spark_backfill.archive.reading import read_archive
-    from spark_backfill.archive.verification import read_manifest
-    from spark_backfill.originals.frame import as_originals
     from spark_backfill.originals.reading import read_log
-    from spark_backfill.spark.object_store import needs_s3
-    from spark_backfill.spark.session import open_session
 
-    config = workspace.config
-    records = [
-        record
-        for record in workspace.ledger.archives.list(with_purged=False)
-        if since is None and record.topic_id == span.topic.topic_id
-    ]
-    spark = open_session(
-        config.spark,
-        f"backlogctl audit sequence {stream.name}",
-        staging=config.staging.dir,
-        s3=any(needs_s3(record.location) for record in records),
-    )
-    messages = read_log(spark, workspace.properties(stream), stream.topic, span.ranges)
+    records = list_archives(workspace, span.topic.topic_id) if since is None else ()
+    spark = start_spark(workspace, stream, SequenceAuditing.name, records)
     begins = {item.partition: item.start for item in span.ranges}
-    for record in reversed(records):
-        manifest = read_manifest(spark, record.location, record.manifest_sha256)
-        ranges = [OffsetRange(item.partition, item.start, item.end) for item in manifest.ranges]
-        if parts := _take_before(ranges, begins):
-            archived = read_archive(spark, record.location, manifest, parts)
-            messages = messages.unionAll(as_originals(archived))
-    return messages, [number for number, start in begins.items() if start == 0]
-
-
-def _take_before(ranges: list[OffsetRange], begins: dict[int, int]) -> list[OffsetRange]:
-    """What of these joins on to what is read already; `begins` moves there.
-
-    With a stretch missing in between, its messages would look like losses.
-    """
-    parts = []
-    for item in sorted(ranges, key=lambda one: -one.start):
-        begin = begins.get(item.partition)
-        if begin is not None and item.start < begin <= item.end:
-            parts.append(OffsetRange(item.partition, item.start, begin))
-            begins[item.partition] = item.start
-    return parts
+    archived = find_archived(records, begins)
+    messages = read_log(spark, workspace.properties(stream), stream.topic, span.ranges)
+    # With a stretch missing in between, what is before it would look lost.
+    messages = messages.unionAll(read_parts(spark, archived.list_joined()))
+    return messages, [number for number, start in archived.begins.items() if start == 0]
 
 
 def _leave_out_closed(

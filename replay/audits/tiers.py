@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,11 +12,14 @@ from backlog.clock import format_time
 from backlog.config import Stream, StreamSource
 from backlog.config.streams import Message, Value
 from backlog.errors import KafkaFailure, UsageError
+from backlog.ledger.archives import ArchiveRecord
 from backlog.numbers import format_plural
 from backlog.values import OffsetRange, Sample
+from replay.audits.archived import Archived, find_archived, list_archives, read_parts
 from replay.audits.audit import AuditOptions, Say
 from replay.audits.folder import open_folder
 from replay.audits.span import Span, read_span
+from replay.audits.spark import reading_topic
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -103,7 +106,8 @@ def count_again(counting: Counting) -> Counted:
     for left in reversed(range(_TRIES)):
         span = _read_span(counting)
         try:
-            return _count(counting, span)
+            with reading_topic(counting.workspace, counting.stream, "count rows and messages"):
+                return _count(counting, span)
         except KafkaFailure:
             if not left or _read_span(counting).lows == span.lows:
                 raise
@@ -130,9 +134,10 @@ def _count(counting: Counting, span: Span) -> Counted:
     from spark_backfill.spark.frames import mark_within
 
     workspace, stream, source = counting.workspace, counting.stream, counting.source
+    archived = find_archived(list_archives(workspace, span.topic.topic_id), span.lows)
     with _open_tables(counting) as (access, rules, consumed):
         is_date = access.table.column(source.time_column).kind is ColumnKind.DATE
-        judged = _find_judged(counting, span, is_date=is_date)
+        judged = _find_judged(counting, span, archived, is_date=is_date)
         if judged.begin is None or judged.is_empty:
             return Counted(judged, span)
         width = _DAY if is_date else choose_width(judged.begin, judged.end)
@@ -140,7 +145,8 @@ def _count(counting: Counting, span: Span) -> Counted:
             counting.say(f"reading {consumed.access.table.label}")
             consumed.freeze()
         upper = None if source.mutable else judged.end + source.margin
-        rows = _read_rows(access, rules, Bounds(judged.begin - source.margin, upper))
+        lower = judged.begin - source.margin
+        rows = _read_rows(access, rules, Bounds(lower, upper))
         read = [
             OffsetRange(part.partition, 0, part.committed)
             for part in counting.sample.partitions
@@ -153,6 +159,8 @@ def _count(counting: Counting, span: Span) -> Counted:
             f"reading {access.table.label} and "
             f"{format_plural(sum(item.count for item in span.ranges), 'offset')}"
         )
+        # Of rows that change, a message may be older than its row by any time.
+        parts = [p for p in archived.parts if source.mutable or _is_younger(p.record, lower)]
         found = count_tiers(
             rows,
             as_tier(log, source.identity.header, F.col("is_read")),
@@ -160,6 +168,10 @@ def _count(counting: Counting, span: Span) -> Counted:
             begin=judged.begin,
             end=judged.end,
             width=width,
+            # Not read by the group: a drain moves what is unread.
+            archived=as_tier(
+                read_parts(counting.spark, parts), source.identity.header, F.lit(False)
+            ),
         )
         times = [(log_ms, _write(row_ms)) for log_ms, row_ms in found.pairs]
         # Of rows that change, the time is not that of their message.
@@ -170,26 +182,16 @@ def _count(counting: Counting, span: Span) -> Counted:
 @contextmanager
 def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
     """The source table with the rules for its times and identities, and the consumer's table."""
-    from spark_backfill.evidence import ConsumedEvidence
-    from spark_backfill.messages.candidates import SourceAccess
     from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
-    from spark_backfill.sources.jdbc import make_access
-    from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
+    from spark_backfill.opening import open_consumed, open_table
 
-    source, config = counting.source, counting.workspace.config
+    spark, source, config = counting.spark, counting.source, counting.workspace.config
     with ExitStack() as stack:
-
-        def open_table(database: str, name: str) -> SourceAccess:
-            given = config.sources[database]
-            engine = open_engine(given, database)
-            stack.callback(engine.dispose)
-            table, jdbc = reflect_table(engine, database, name), make_access(given, database)
-            limit = given.limits.connections
-            return SourceAccess(counting.spark, engine, jdbc, table, given.timezone, limit)
-
-        access = open_table(source.database, source.table)
+        access = stack.enter_context(
+            open_table(spark, config.sources, source.database, source.table)
+        )
         rules = check_rules(
-            counting.spark,
+            spark,
             _without_contents(counting.stream, source),
             access.table,
             partitions=len(counting.sample.partitions),
@@ -199,11 +201,10 @@ def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRule
         )
         consumed = None
         if (where := source.consumed) is not None:
-            other = open_table(where.database, where.table)
-            at = f"streams.{counting.stream.name}.source.consumed.column"
-            check_columns(other.table, [where.column], at)
-            work = stack.enter_context(open_folder(config))
-            consumed = ConsumedEvidence(other, where.column, work / "consumed")
+            work = stack.enter_context(open_folder(config)) / "consumed"
+            consumed = stack.enter_context(
+                open_consumed(spark, config.sources, where, counting.stream.name, work)
+            )
         yield access, rules, consumed
 
 
@@ -231,31 +232,42 @@ def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> Dat
     )
 
 
-def _find_judged(counting: Counting, span: Span, *, is_date: bool) -> Judged:
-    """From the time on from which no message has expired, and that the topic has begun by."""
+def _is_younger(record: ArchiveRecord, than: datetime) -> bool:
+    """Whether some of its messages may be."""
+    return any(item.last_time is None or item.last_time >= than for item in record.ranges)
+
+
+def _find_judged(counting: Counting, span: Span, archived: Archived, *, is_date: bool) -> Judged:
+    """From the time on from which no message is gone, and that the topic has begun by."""
     from spark_backfill.audits.counts import find_heads
     from spark_backfill.originals.reading import read_log
 
     bounds, properties = counting.bounds, counting.workspace.properties(counting.stream)
     ends = {item.partition: item.end for item in span.ranges}
     beginnings = [
-        OffsetRange(number, low, min(ends[number], low + _HEAD_OFFSETS))
+        OffsetRange(number, low, min(ends[number], archived.begins[number] + _HEAD_OFFSETS))
         for number, low in span.lows.items()
     ]
-    first = find_heads(read_log(counting.spark, properties, counting.stream.topic, beginnings))
+    log = read_log(counting.spark, properties, counting.stream.topic, beginnings)
+    drained = read_parts(counting.spark, archived.list_joined(_HEAD_OFFSETS))
+    first = find_heads(log.unionAll(drained))
     heads = {partition: datetime.fromtimestamp(at / 1000, UTC) for partition, at in first.items()}
     last = counting.began_at - bounds.waits
     # A row of a day may be of its last second.
     end = max(min(last, bounds.until or last), _EPOCH + _DAY) - (_DAY if is_date else timedelta(0))
-    whole = not any(span.lows.values())
-    gone = _find_gone(counting, span)
+    whole = not any(archived.begins.values())
+    gone = _find_gone(counting, span.topic.topic_id, archived.begins)
     begins = [(min(heads.values()), "the topic has no older messages")] if heads else []
-    for number, low in span.lows.items():
-        if low:
+    for number, begin_at in archived.begins.items():
+        if begin_at:
             known = [gone[number]]
             known += [heads[number] + counting.source.margin] if number in heads else []
-            at = min(known)
-            begins.append((at, f"retention took older messages of partition {number}"))
+            why = (
+                f"retention took older messages of partition {number}"
+                if begin_at == span.lows[number]
+                else f"no archive has older messages of partition {number}"
+            )
+            begins.append((min(known), why))
     if not begins:
         return Judged(None, end, "the topic holds no messages", whole)
     begin, why = max(begins)
@@ -264,16 +276,17 @@ def _find_judged(counting: Counting, span: Span, *, is_date: bool) -> Judged:
     return Judged(_cut(begin), _cut(end), why, whole)
 
 
-def _find_gone(counting: Counting, span: Span) -> dict[int, datetime]:
-    """By partition, by when all that has expired of it had been written, as samples saw it."""
+def _find_gone(counting: Counting, topic_id: str, begins: Mapping[int, int]) -> dict[int, datetime]:
+    """By partition, by when all that lies before its beginning had been written, as samples saw
+    it."""
     gone: dict[int, datetime] = {}
     for sample in counting.workspace.ledger.samples.history(counting.stream.name):
-        if sample.topic_id == span.topic.topic_id:
+        if sample.topic_id == topic_id:
             at = sample.taken_at + timedelta(seconds=sample.took)
             for part in sample.partitions:
-                if part.high >= span.lows.get(part.partition, 0):
+                if part.high >= begins.get(part.partition, 0):
                     gone.setdefault(part.partition, at)
-    return {number: gone.get(number, counting.began_at) for number in span.lows}
+    return {number: gone.get(number, counting.began_at) for number in begins}
 
 
 def _cut(at: datetime) -> datetime:

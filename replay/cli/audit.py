@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from backlog.errors import BacklogError
 from replay.cli.modelled import Verb, make_app, name_options
-from replay.cli.shared import Session, mask_document
+from replay.cli.shared import Session, mask_document, show_error
 
 if TYPE_CHECKING:
     from replay.audits.audit import Audit
@@ -31,6 +32,7 @@ audit = make_app("Find losses that offsets do not show; nothing is changed.", _l
 def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -> None:
     """Audits, and prints what was found; the exit code says whether something is missing."""
     from replay.audits.carrying import carry_out
+    from replay.recovery.interrupts import Interrupts
     from replay.recovery.options import read_options
     from replay.telling.audits import draw_audit
     from replay.telling.bars import spin
@@ -41,8 +43,14 @@ def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -
         audit.options_model, said, config, chosen, name_options(audit.options_model)
     )
     workspace = session.open_workspace()
-    with spin(session.err) as say:
-        found = carry_out(audit, workspace, chosen, options, say)
+    # SIGTERM too: what was copied of a table is removed.
+    interrupts = Interrupts()
+    with interrupts.installed(), interrupts.restored(), spin(session.err) as say:
+        try:
+            found = carry_out(audit, workspace, chosen, options, say)
+        except BacklogError as failure:
+            # 1 would say that messages are lost.
+            raise typer.Exit(max(2, show_error(failure, as_json=session.json))) from None
     document = mask_document(found.to_json())
     session.emit(document, lambda console: console.print(draw_audit(document)))
     if found.exit_code:

@@ -10,7 +10,12 @@ from backlog.numbers import format_duration
 from monitoring.plots.drawing import draw_lines
 from monitoring.plots.values import Mark, Series
 
-_TIERS = (("rows", "rows"), ("messages", "messages"), ("handled", "handled"))
+_TIERS = (
+    ("rows", "rows"),
+    ("messages", "messages"),
+    ("archived", "in an archive"),
+    ("handled", "handled"),
+)
 _DIFFERENCES = (("rows_without_message", "without message"), ("not_handled", "not handled"))
 _MARKED = 3
 
@@ -25,9 +30,10 @@ def draw_counts(windows: Sequence[Mapping[str, Any]], *, wide: bool = True) -> s
     width = max((end - start for start, end, _ in spans), default=timedelta(0))
     full = [(start + width / 2, one) for start, end, one in spans if end - start == width]
     series = [
-        Series(name, [(at, one[key]) for at, one in full])
+        Series(name, [(at, one.get(key)) for at, one in full])
         for key, name in _TIERS
-        if any(one[key] is not None for _, one in full)
+        # Few streams have an archive, and what is on record of earlier audits has no such count.
+        if any(one.get(key) if key == "archived" else one[key] is not None for _, one in full)
     ]
     title = (
         f"rows, messages and handled rows in windows of {format_duration(width.total_seconds())}"

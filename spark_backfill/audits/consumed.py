@@ -12,12 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlog import stamps
 from backlog.values import OffsetRange
-from spark_backfill.evidence.consumed import ConsumedEvidence
-from spark_backfill.messages.candidates import SourceAccess
+from spark_backfill.opening import open_consumed
 from spark_backfill.originals.frame import last_header
 from spark_backfill.originals.identity import hash_original_id
-from spark_backfill.sources.jdbc import make_access
-from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
 from spark_backfill.spark.frames import make_rows, mark_within
 
 if TYPE_CHECKING:
@@ -123,12 +120,9 @@ class ConsumedAudit:
 
 
 def read_consumed(
-    spark: SparkSession, source: Source, consumed: Consumed, at: str, work: Path
+    spark: SparkSession, sources: Mapping[str, Source], consumed: Consumed, stream: str, work: Path
 ) -> DataFrame:
     """The identities in the consumer's table as they are now, copied to `work`.
-
-    Args:
-        at: where `consumed` stands in the configuration, for errors.
 
     Returns:
         key binary: distinct, never NULL; text in UTF-8.
@@ -137,18 +131,9 @@ def read_consumed(
         ConfigurationError: there is no such table or column.
         SourceError: it could not be read.
     """
-    engine = open_engine(source, consumed.database)
-    try:
-        table = reflect_table(engine, consumed.database, consumed.table)
-        check_columns(table, [consumed.column], f"{at}.column")
-        jdbc = make_access(source, consumed.database)
-        limit = source.limits.connections
-        access = SourceAccess(spark, engine, jdbc, table, source.timezone, limit)
-        evidence = ConsumedEvidence(access, consumed.column, work)
+    with open_consumed(spark, sources, consumed, stream, work) as evidence:
         evidence.freeze()
         return evidence.collect_keys()
-    finally:
-        engine.dispose()
 
 
 def audit_consumed(

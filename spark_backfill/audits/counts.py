@@ -37,6 +37,7 @@ _NO_TIME = "cast(null as long)"
 _TIERS = (
     "rows",
     "messages",
+    "archived",
     "handled",
     "rows_without_message",
     "messages_without_row",
@@ -53,8 +54,10 @@ class CountWindow:
     Attributes:
         rows: identities of the source table.
         messages: those of these whose message is in the topic.
+        archived: those whose message is in an archive and not in the topic, and that nobody
+            handled: it waits to be put back.
         handled: those of these that the consumer's own table has; None without such a table.
-        rows_without_message: rows whose message is not in the topic, and that nobody handled.
+        rows_without_message: rows whose message is in neither, and that nobody handled.
         messages_without_row: identities of messages, by the messages' own time, that no row has.
         not_handled: rows whose message the group has read, and that its table lacks; None without
             such a table.
@@ -64,6 +67,7 @@ class CountWindow:
     end: datetime
     rows: int
     messages: int
+    archived: int
     handled: int | None
     rows_without_message: int
     messages_without_row: int
@@ -161,6 +165,7 @@ def count_tiers(
     begin: datetime,
     end: datetime,
     width: timedelta,
+    archived: DataFrame | None = None,
 ) -> CountsAudit:
     """Reads each frame once, and counts what lies in `[begin, end)`.
 
@@ -170,10 +175,14 @@ def count_tiers(
         rows: identity binary, at_ms long; NULL where there is none.
         messages: as `as_tier` gives them.
         consumed: identity binary; None where the consumer has no table.
+        archived: messages that were moved out of the topic, as `as_tier` gives them; one that is
+            also in `messages` was put back, and is counted there.
     """
     all_of = _as_rows(rows).unionAll(_as_messages(messages))
     if consumed is not None:
         all_of = all_of.unionAll(_as_handled(consumed))
+    if archived is not None:
+        all_of = all_of.unionAll(_shape(archived, message_ms="at_ms", archived="1L"))
     marked = _mark(all_of, _to_ms(begin), _to_ms(end), width // _MS)
     found = {row["window"]: row for row in _sum_up(marked).collect()}
     windows = _fill_windows(found, begin, end, width, has_consumed=consumed is not None)
@@ -221,6 +230,7 @@ def _shape(
     rows: str = "0L",
     message_ms: str = _NO_TIME,
     messages: str = "0L",
+    archived: str = "0L",
     put_back: str = "0L",
     is_read: str = "false",
     is_handled: str = "false",
@@ -231,6 +241,7 @@ def _shape(
         f"{rows} as rows",
         f"{message_ms} as message_ms",
         f"{messages} as messages",
+        f"{archived} as archived",
         f"{put_back} as put_back",
         f"{is_read} as is_read",
         f"{is_handled} as is_handled",
@@ -249,6 +260,7 @@ def _mark(all_of: DataFrame, begin: int, end: int, width: int) -> DataFrame:
             F.sum("rows").alias("rows"),
             F.min("message_ms").alias("message_ms"),
             F.sum("messages").alias("messages"),
+            F.sum("archived").alias("archived"),
             F.sum("put_back").alias("put_back"),
             F.max("is_read").alias("is_read"),
             F.max("is_handled").alias("is_handled"),
@@ -262,20 +274,24 @@ def _sum_up(marked: DataFrame) -> DataFrame:
     """A row for each window, and one for all that lies in none."""
     nameless = F.col("identity").isNull()
     row, message, handled = F.col("rows") > 0, F.col("messages") > 0, F.col("is_handled")
-    lost = row & ~message & ~handled
+    archived = F.col("archived") > 0
+    lost = row & ~message & ~archived & ~handled
     pair = F.struct("message_ms", "row_ms")
     has_pair = F.col("row_ms").isNotNull() & F.col("message_ms").isNotNull() & ~nameless
     unplaced = F.when(nameless, F.col("rows")).when(lost & F.col("row_ms").isNull(), F.lit(1))
     return marked.groupBy("window").agg(
         F.count_if(row).alias("rows"),
         F.count_if(row & message).alias("messages"),
+        F.count_if(row & ~message & archived & ~handled).alias("archived"),
         F.count_if(row & handled).alias("handled"),
         F.count_if(lost).alias("rows_without_message"),
-        F.count_if(message & ~row).alias("messages_without_row"),
+        F.count_if((message | archived) & ~row).alias("messages_without_row"),
         F.count_if(row & message & F.col("is_read") & ~handled).alias("not_handled"),
         F.sum(F.when(message, F.col("messages") - 1).otherwise(0)).alias("repeats"),
         F.sum("put_back").alias("put_back"),
-        F.sum(F.when(nameless, F.col("messages")).otherwise(0)).alias("without_identity"),
+        F.sum(F.when(nameless, F.col("messages") + F.col("archived")).otherwise(0)).alias(
+            "without_identity"
+        ),
         F.sum(F.coalesce(unplaced, F.lit(0))).alias("unplaced_rows"),
         # Any one will do, as long as it does not depend on the order of reading.
         F.max_by(F.when(has_pair, pair), F.when(has_pair, F.xxhash64("identity"))).alias("pair"),
@@ -303,6 +319,7 @@ def _fill_windows(
                 end=_from_ms(min(last, (number + 1) * step)),
                 rows=counts["rows"],
                 messages=counts["messages"],
+                archived=counts["archived"],
                 handled=counts["handled"] if has_consumed else None,
                 rows_without_message=counts["rows_without_message"],
                 messages_without_row=counts["messages_without_row"],

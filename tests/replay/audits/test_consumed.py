@@ -23,6 +23,7 @@ from backlog.kafka.admin import list_offsets
 from backlog.kafka.groups import committed_offsets
 from replay.audits.audit import AuditOptions, AuditResult, Finding, Level
 from replay.audits.consumed import ConsumedAuditing
+from replay.runbooks.auditing import is_alarming
 from replay.telling.audits import draw_audit
 from tests.kafka_tools import set_config, set_offsets_raw, wait_until
 from tests.replay.shop import PARTITIONS, PROCESSED, ROOT, Shop
@@ -268,25 +269,34 @@ def test_transactions(empty_shop: Shop, isolation: str) -> None:
     producer.abort_transaction(60)
 
 
-def test_repeated_keys_say_so(empty_shop: Shop) -> None:
+def test_messages_that_share_a_key_are_not_judged(empty_shop: Shop) -> None:
+    """A row says of one message of its key that it was handled, and not of which."""
     shop = empty_shop
-    send(shop, 0, [b"1", b"2", b"2", b"3", b"3", None])
-    handle(shop, [1, 2])
-    commit_all(shop)
-    found = audit(shop)
-    assert checks(found) == [("unprocessed", Level.LOST), ("repeated-keys", Level.NOTED)]
-    assert offsets_of(found.findings[0]) == {(0, 3), (0, 4)}
-    assert (found.figures["repeated"], found.figures["without_identity"]) == (2, 1)
-
-
-def test_nothing_but_repeated_keys_is_unknown(empty_shop: Shop) -> None:
-    shop = empty_shop
-    send(shop, 0, [b"1", b"1"])
-    handle(shop, [1])
+    send(shop, 0, [b"1", b"2", b"2", b"4", b"4", b"4", None])
+    handle(shop, [1, 2, 4])
     commit_all(shop)
     found = audit(shop)
     assert checks(found) == [("repeated-keys", Level.UNKNOWN)]
-    assert found.exit_code == 2
+    assert (found.verdict, found.exit_code, is_alarming(found)) == ("unknown", 2, False)
+    assert (found.figures["not_judged"], found.figures["without_identity"]) == (5, 1)
+    said = "5 messages share a key with another one and were not judged"
+    assert found.findings[0].found.startswith(said)
+    assert found.claims.startswith(said)
+
+    send(shop, 0, [b"3", b"3"])
+    commit_all(shop)
+    found = audit(shop)
+    assert checks(found) == [("unprocessed", Level.LOST), ("repeated-keys", Level.UNKNOWN)]
+    assert offsets_of(found.findings[0]) == {(0, 7), (0, 8)}, "a key that is wholly absent"
+
+    # Where a header names each message, each is judged.
+    by_header = {"row": "order_id", "message": "header:id"}
+    document = json.loads((shop.directory / "backlog.yaml").read_text())
+    document["streams"]["orders"]["source"]["identity"] = by_header
+    (shop.directory / "backlog.yaml").write_text(json.dumps(document))
+    found = audit(shop)
+    assert found.figures["not_judged"] == 0
+    assert "repeated-keys" not in dict(checks(found))
 
 
 def test_older_than_the_table_is_suspect_until_it_is_said(empty_shop: Shop) -> None:

@@ -26,6 +26,7 @@ from replay.telling.audits import draw_audit
 from replay.telling.count_plot import draw_counts
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, set_offsets_raw
+from tests.replay.drained import drain
 from tests.replay.shop import PARTITIONS, PROCESSED, Shop, count_by_partition, place
 from tests.spark_backfill.world import (
     ORDERS,
@@ -184,7 +185,7 @@ def test_what_was_not_sent_or_not_handled_is_in_its_window(
     missing = find(found, "rows-without-messages")
     assert missing.count == 7
     stretch = f"{format_moment(began + 75 * MINUTE)} to {format_moment(began + 79 * MINUTE)}"
-    assert missing.found == f"7 rows have no message in the topic: 7 of {stretch}"
+    assert missing.found == f"7 rows have no message in the topic or an archive: 7 of {stretch}"
     assert missing.commands == ("backlogctl audit sequence orders",)
     minutes = [began + minute * MINUTE for minute in (75, 76, 77, 78)]
     assert [(one["start"], one["count"]) for one in missing.detail["windows"]] == [
@@ -205,6 +206,7 @@ def test_what_was_not_sent_or_not_handled_is_in_its_window(
         "end": format_time(minutes[1]),
         "rows": 2,
         "messages": 0,
+        "archived": 0,
         "handled": 0,
         "rows_without_message": 2,
         "messages_without_row": 0,
@@ -246,8 +248,48 @@ def test_what_retention_took_is_no_loss(empty_shop: Shop, began: datetime) -> No
     empty = audit(shop)
     assert list_checks(empty) == [("nothing-judged", "unknown")]
     assert empty.exit_code == 2
-    assert empty.figures == {"rows": None, "messages": None, "handled": None}
+    assert empty.figures == dict.fromkeys(["rows", "messages", "archived", "handled"])
     assert empty.tables == {"windows": []}
+
+
+def test_what_a_drain_moved_waits_in_an_archive(
+    empty_shop: Shop, spark: SparkSession, began: datetime
+) -> None:
+    """It is no loss; what was lost beside it is told, and what is put back counts once."""
+    shop, rows = empty_shop, make_orders(began, range(COUNT))
+    unsent, drained, back = (120, 150), range(30, 200), range(160, 170)
+    fill(shop, rows, set(range(COUNT)) - set(drained))
+    send(shop, [row for number, row in enumerate(rows[:200]) if number not in unsent])
+    set_offsets_raw(shop.properties, shop.group, shop.topic, count_by_partition(range(30)))
+    drain(shop, spark)
+    send(shop, rows[200:])
+    catch_up(shop)
+    found = audit(shop)
+    assert list_checks(found) == [
+        ("rows-without-messages", "suspect"),
+        ("span", "noted"),
+        ("in-an-archive", "noted"),
+    ]
+    assert find(found, "rows-without-messages").count == len(unsent)
+    # What is left to judge begins with the archive, not with the topic.
+    begin = find(found, "span").detail["begin"]
+    first = sum(format_time(row["updated_at"]) < begin for row in rows)
+    assert drained[0] < first < unsent[0]
+    waiting = drained[-1] + 1 - first - len(unsent)
+    assert find(found, "in-an-archive").found.startswith(f"of {waiting} rows")
+    assert sum_up(found, "archived") == found.figures["archived"] == waiting
+    assert (found.figures["rows"], found.figures["messages"]) == (COUNT - first, COUNT - 200)
+
+    # Some are put back, as a recovery writes them, and read; then they are handled.
+    ours = [(stamps.RECOVERY_ID, b"r-20261124-0001"), (stamps.MESSAGE_ID, b"0" * 32)]
+    send(shop, [rows[number] for number in back], headers=lambda row: ours)
+    catch_up(shop)
+    assert find(audit(shop), "messages-not-handled").count == len(back)
+    run_sql(shop.url, *(f"INSERT INTO processed VALUES ({number})" for number in back))
+    found = audit(shop)
+    assert "messages-not-handled" not in dict(list_checks(found))
+    assert sum_up(found, "archived") == waiting - len(back)
+    assert (found.figures["put_back"], found.figures["repeats"]) == (len(back), 0)
 
 
 def test_rows_read_in_a_wrong_time_zone_are_not_compared(empty_shop: Shop, began: datetime) -> None:

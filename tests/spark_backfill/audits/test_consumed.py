@@ -250,13 +250,13 @@ def test_the_table_is_read_as_a_rebuild_reads_it(
         url, f"CREATE TABLE done (id {kind})", "INSERT INTO done VALUES (7), (7), (NULL), (12)"
     )
     where = Consumed(database="shop", table="done", column="id")
-    source = world.make_source(url)
-    keys = read_consumed(spark, source, where, "streams.orders.source.consumed", tmp_path / "a")
+    sources = {"shop": world.make_source(url)}
+    keys = read_consumed(spark, sources, where, "orders", tmp_path / "a")
     assert sorted(bytes(row["key"]) for row in keys.collect()) == [b"12", b"7"]
     wrong = Consumed(database="shop", table="done", column="idd")
     with pytest.raises(ConfigurationError, match="idd") as told:
-        read_consumed(spark, source, wrong, "streams.orders.source.consumed", tmp_path / "b")
+        read_consumed(spark, sources, wrong, "orders", tmp_path / "b")
     assert told.value.subject == "streams.orders.source.consumed.column"
     gone = Consumed(database="shop", table="gone", column="id")
     with pytest.raises((ConfigurationError, SourceError), match="gone"):
-        read_consumed(spark, source, gone, "streams.orders.source.consumed", tmp_path / "c")
+        read_consumed(spark, sources, gone, "orders", tmp_path / "c")

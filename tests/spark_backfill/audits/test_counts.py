@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -42,21 +42,24 @@ class World:
     rows: RowTier
     messages: MessageTier
     consumed: list[bytes] | None
+    archived: MessageTier = field(default_factory=list)
 
     def count(
         self, spark: SparkSession, minutes: int = 10, width: timedelta = MINUTE
     ) -> CountsAudit:
         frame = "identity binary, at_ms long"
         consumed = self.consumed
+        message = f"{frame}, is_put_back boolean, is_read boolean"
         return count_tiers(
             spark.createDataFrame(self.rows, frame),
-            spark.createDataFrame(self.messages, f"{frame}, is_put_back boolean, is_read boolean"),
+            spark.createDataFrame(self.messages, message),
             None
             if consumed is None
             else spark.createDataFrame([(one,) for one in consumed], "identity binary"),
             begin=BEGIN,
             end=BEGIN + minutes * MINUTE,
             width=width,
+            archived=spark.createDataFrame(self.archived, message) if self.archived else None,
         )
 
 
@@ -158,6 +161,22 @@ def test_what_was_handled_has_been_sent(spark: SparkSession) -> None:
     del world.messages[10:13]
     found = world.count(spark)
     assert sum(window.rows_without_message for window in found.windows) == 1
+
+
+def test_what_is_only_in_an_archive_waits_there(spark: SparkSession) -> None:
+    """What was put back, or is handled, does not; and what is nowhere is missing all the same."""
+    world = make_world(60, consumed=[str(n).encode() for n in (*range(12), *range(18, 60))])
+    world.archived = [
+        (key, at, ours, False) for key, at, ours, _ in world.messages[6:24] if key != b"14"
+    ]
+    put_back = [(b"15", world.rows[15][1], True, False)]
+    world.messages = [*world.messages[:6], *put_back, *world.messages[24:]]
+    found = world.count(spark)
+    assert [window.archived for window in found.windows[:4]] == [0, 0, 2, 2]
+    assert sum(window.messages for window in found.windows) == 43
+    (only,) = list_stretches(found.windows, "rows_without_message")
+    assert only == Stretch(BEGIN + 1.5 * MINUTE, BEGIN + 2.5 * MINUTE, 1)
+    assert (found.repeats, found.put_back, found.unknown_rows) == (0, 1, 0)
 
 
 def judge(world: World, minutes: int, width_ms: int) -> dict[int, Counter[str]]:

@@ -1,0 +1,58 @@
+"""Opens the tables that are read: the source's, and the consumer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_backfill.evidence.consumed import ConsumedEvidence
+from spark_backfill.messages.candidates import SourceAccess
+from spark_backfill.sources.jdbc import make_access
+from spark_backfill.sources.reflection import check_columns, open_engine, reflect_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from backlog.config import Consumed, Source
+
+
+@contextmanager
+def open_table(
+    spark: SparkSession, sources: Mapping[str, Source], database: str, name: str
+) -> Iterator[SourceAccess]:
+    """Gives its connections back in the end.
+
+    Raises:
+        ConfigurationError: there is no such table.
+        SourceError: it could not be read.
+    """
+    source = sources[database]
+    engine = open_engine(source, database)
+    try:
+        table, jdbc = reflect_table(engine, database, name), make_access(source, database)
+        limit = source.limits.connections
+        yield SourceAccess(spark, engine, jdbc, table, source.timezone, limit)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def open_consumed(
+    spark: SparkSession,
+    sources: Mapping[str, Source],
+    consumed: Consumed,
+    stream: str,
+    work: Path,
+) -> Iterator[ConsumedEvidence]:
+    """The consumer's table of this stream; its copy goes to `work`.
+
+    Raises:
+        ConfigurationError: there is no such table or column.
+        SourceError: it could not be read.
+    """
+    with open_table(spark, sources, consumed.database, consumed.table) as access:
+        at = f"streams.{stream}.source.consumed.column"
+        check_columns(access.table, [consumed.column], at)
+        yield ConsumedEvidence(access, consumed.column, work)
