@@ -117,7 +117,7 @@ def look(workspace: Workspace, stream: Stream, say: Say) -> Seen:
         log_dirs=log_dirs,
         forecast=forecast,
         lost=status["lost"],
-        warnings=tuple(status["warnings"]),
+        warnings=(*status["warnings"], *_warn_about_shares(readers)),
     )
 
 
@@ -173,6 +173,12 @@ def _refuse_uncommitted(sample: Sample) -> None:
             f"--bootstrap-server HOST:PORT --group {quote_word(sample.group)} --topic "
             f"{sample.topic}:{places} --reset-offsets --to-earliest --execute`, and plan again",
         )
+
+
+def _warn_about_shares(readers: TopicReaders) -> list[str]:
+    if not readers.shares_unknown:
+        return []
+    return [f"whether share groups lose unread messages is unknown: {readers.shares_unknown}"]
 
 
 def _place(part: PartitionSample, log_dirs: LogDirs) -> Unread:
