@@ -31,6 +31,13 @@ def find_cut_groups(
     return tuple(found)
 
 
+def warn_about_shares(readers: TopicReaders) -> list[str]:
+    """Where share groups cannot be asked for, what they lose is not known, and not nothing."""
+    if not readers.shares_unknown:
+        return []
+    return [f"whether share groups lose unread messages is unknown: {readers.shares_unknown}"]
+
+
 def refuse_cutting(
     cut: Sequence[CutGroup], allowed: frozenset[str], unknown: str, *, topic: str, hint: str
 ) -> None:

@@ -18,6 +18,7 @@ from backlog.visible import quote_word
 from fanout.disk import PartitionBacklog, measure_share
 from monitoring.disks import WINDOW, Forecast, forecast_full, make_readings
 from replay.around.observation import list_group_topics, look_at_stream
+from replay.kinds.drain.cutting import warn_about_shares
 from replay.recovery.guards import refuse_beyond_end, refuse_changed, refuse_missing_group
 from replay.recovery.kind import Say
 from replay.recovery.workspace import Workspace
@@ -117,7 +118,7 @@ def look(workspace: Workspace, stream: Stream, say: Say) -> Seen:
         log_dirs=log_dirs,
         forecast=forecast,
         lost=status["lost"],
-        warnings=(*status["warnings"], *_warn_about_shares(readers)),
+        warnings=(*status["warnings"], *warn_about_shares(readers)),
     )
 
 
@@ -173,12 +174,6 @@ def _refuse_uncommitted(sample: Sample) -> None:
             f"--bootstrap-server HOST:PORT --group {quote_word(sample.group)} --topic "
             f"{sample.topic}:{places} --reset-offsets --to-earliest --execute`, and plan again",
         )
-
-
-def _warn_about_shares(readers: TopicReaders) -> list[str]:
-    if not readers.shares_unknown:
-        return []
-    return [f"whether share groups lose unread messages is unknown: {readers.shares_unknown}"]
 
 
 def _place(part: PartitionSample, log_dirs: LogDirs) -> Unread:
