@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -16,7 +16,9 @@ from backlog.errors import BacklogError, SourceError
 from spark_backfill.full_disk import explain_full_disk
 
 _MAX_LENGTH = 600
+_DEEPEST = 30
 _SPARK_PREFIX = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9]*(?:[_.][A-Z0-9]+)+)\]")
 _TRANSIENT = ("08", "40", "53", "57", "55")  # SQLSTATE classes worth another try
 _URL_PASSWORD = re.compile(r"(\b[\w+.\-]+://[^\s:/@]*:)[^\s@]+@")
 
@@ -29,10 +31,14 @@ def translating(
     hint: str = "",
     kind: type[BacklogError] = SourceError,
     secrets: Iterable[str] = (),
+    hides_data: bool = False,
 ) -> Iterator[None]:
     """Turns whatever Spark, JDBC or SQLAlchemy raise inside into one error of ours.
 
     A full disk is a StagingError, whatever `kind` is: neither the topic nor the table is at fault.
+
+    Args:
+        hides_data: of an error about data only its name is told: Spark quotes the data.
     """
     try:
         yield
@@ -43,6 +49,8 @@ def translating(
         if not isinstance(error, SQLAlchemyError):
             full = explain_full_disk(error, doing, subject)
         cause, state = find_first_cause(error)
+        if hides_data:
+            cause = find_condition(error) or cause
         failure = full or kind(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
@@ -69,6 +77,20 @@ def find_first_cause(error: BaseException) -> tuple[str, str]:
         return _shorten(str(error)), ""
 
 
+def find_condition(error: BaseException) -> str:
+    """Spark's innermost name of what is wrong, such as `CAST_INVALID_INPUT`; "" where none is said.
+
+    Beside the name Spark quotes the expression, and what a message holds.
+    """
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    texts = [str(error)]
+    with suppress(Py4JError, OSError):  # the JVM may be gone
+        while java is not None and len(texts) < _DEEPEST:
+            texts.append(str(java.getMessage() or ""))
+            java = java.getCause()
+    return next((found[1] for text in reversed(texts) if (found := _CONDITION.search(text))), "")
+
+
 def list_secrets(properties: Mapping[str, str]) -> list[str]:
     """The values of client properties that must not be shown; a topic's or a user's name may."""
     return [value for name, value in properties.items() if name in SECRET_PROPERTIES]
@@ -82,7 +104,7 @@ def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
 
 def _find_java_cause(java: Any) -> tuple[str, str]:
     text, state = "", ""
-    for _ in range(30):
+    for _ in range(_DEEPEST):
         if java is None:
             break
         message = java.getMessage()

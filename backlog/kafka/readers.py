@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
@@ -13,6 +13,7 @@ from backlog.clock import Deadline
 from backlog.kafka.calls import Connection, ask, connect, retry_transient, wait_for
 from backlog.kafka.clients import Admin
 from backlog.kafka.errors import AccessDenied, GroupMissing
+from backlog.kafka.group_types import SHARE, read_group_listings
 from backlog.kafka.groups import (
     GROUPS_AT_ONCE,
     check_commits,
@@ -20,6 +21,7 @@ from backlog.kafka.groups import (
     describe_group_states,
     list_consumer_groups,
 )
+from backlog.kafka.share_groups import SharePartition, read_share_offsets
 from backlog.kafka.topics import DEFAULT_SECONDS
 from backlog.numbers import format_plural
 
@@ -34,14 +36,20 @@ class TopicReaders:
 
     Attributes:
         known: by group, its committed offsets by partition; groups in alphabetical order. None
-            are there of a group that only has members on the topic.
+            are there of a group that only has members on the topic. Of a share group, which has
+            none, its oldest messages that are not acknowledged.
         hidden: groups whose commits may not be read.
         sees_all: whether the brokers list every group to us.
+        unacknowledged: by share group and partition, how many messages are not acknowledged, at
+            most; those that the brokers tell.
+        shares_unknown: why share groups could not be asked for; "" where they could.
     """
 
     known: Mapping[str, Mapping[int, int]]
     hidden: tuple[str, ...] = ()
     sees_all: bool = True
+    unacknowledged: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    shares_unknown: str = ""
 
     def list_others(self, group: str) -> tuple[str, ...]:
         """The other groups that are known to read it."""
@@ -64,7 +72,7 @@ class TopicReaders:
 def list_topic_readers(
     connection: Connection, topic: str, deadline: Deadline | None = None
 ) -> TopicReaders:
-    """Every group with a committed offset or a member on the topic, of either protocol.
+    """Every group with a committed offset or a member on the topic, and share groups that read it.
 
     Brokers list all groups only to those who may describe the cluster (Kafka's ListGroups), and
     the commits of a group to those who may describe it.
@@ -90,8 +98,37 @@ def list_topic_readers(
     for name, state in describe_group_states(admin, silent, limit).items():
         if any(topic in member.topics for member in state.members):
             known[name] = {}
-    known = dict(sorted(known.items()))
-    return TopicReaders(known, tuple(hidden), sees_all=may_list_all(admin, limit))
+    shared, unknown = _read_share_groups(admin, limit, hidden)
+    unacknowledged: dict[str, dict[int, int]] = {}
+    for name, parts in shared.items():
+        begun = [one for one in parts if one.topic == topic]
+        if begun:
+            known[name] = {one.partition: one.start for one in begun if one.start is not None}
+            lags = {one.partition: one.lag for one in begun if one.lag is not None}
+            unacknowledged[name] = lags
+    return TopicReaders(
+        dict(sorted(known.items())),
+        tuple(hidden),
+        may_list_all(admin, limit),
+        unacknowledged,
+        unknown,
+    )
+
+
+def _read_share_groups(
+    admin: Admin, limit: Deadline, hidden: list[str]
+) -> tuple[dict[str, tuple[SharePartition, ...]], str]:
+    """How far each share group is, which librdkafka does not list; and why that is unknown."""
+    listings, unknown = read_group_listings(admin.properties, limit)
+    found: dict[str, tuple[SharePartition, ...]] = {}
+    for name in sorted(name for name, one in listings.items() if one.type == SHARE):
+        try:
+            found[name] = read_share_offsets(admin.properties, name, limit)
+        except AccessDenied:
+            hidden.append(name)
+        except GroupMissing:
+            continue
+    return found, unknown
 
 
 def read_all_commits(

@@ -46,8 +46,8 @@ def name_superseded(workspace: Workspace, stream: str) -> list[str]:
     rehearsal; one rehearsal may take another's place without a word."""
     waiting = workspace.ledger.recoveries.list(stream=stream, states=[RecoveryState.PLANNED])
     return [
-        f"{one.kind} {one.id} waits for its approval, and this plan takes its place: what it "
-        f"would do is planned again with `backlogctl plan {one.kind} {stream}`"
+        f"{one.kind} {one.id} waits for its approval, and this plan takes its place: "
+        f"`backlogctl show {one.id}` says what it would do, to plan that again"
         for one in waiting
         if one.plan.get("target") is None
     ]

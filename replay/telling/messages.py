@@ -197,7 +197,9 @@ def draw_message(message: ShownMessage) -> RenderableType:
     facts.add("key", join_lines(message.key.list_lines()))
     for name, shown in message.headers:
         facts.add("header", f"{escape_name(name)}: {shown.fold(_LONG)}")
-    facts.add("value", join_lines(message.value.list_lines()))
+    # Each line by itself: lines keep their indent, however long one of them is.
+    for number, line in enumerate(message.value.list_lines()):
+        facts.add("" if number else "value", line)
     return facts
 
 

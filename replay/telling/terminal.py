@@ -23,6 +23,8 @@ _STYLES = {
     "exact": "bold green",
     "covering": "bold green",
     "within": "green",
+    "chosen": "green",
+    "archives": "green",
     "verified": "bold green",
     "ok": "green",
     "healthy": "green",

@@ -65,7 +65,7 @@ def plan_redrive(
         Refused: there is nothing to put back, or too much.
         KafkaFailure, StagingError: something could not be read or written.
     """
-    check_where(spark, request.where)
+    check_where(spark, request.where, is_masked=bool(request.stream.mask))
     _refuse_far_too_many(request)
     log = PlanLog(progress or (lambda line: None), spark)
     with planning_into(str(request.directory)), log.telling():
@@ -123,6 +123,7 @@ def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[i
         hint=hint,
         kind=KafkaFailure if request.archived is None else StagingError,
         secrets=list_secrets(request.client_properties),
+        hides_data=bool(request.where),
     ):
         made = make_messages(matched, request)
         made.write.option("parquet.enable.dictionary", "false").parquet(str(path))

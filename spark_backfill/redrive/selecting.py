@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.errors import UsageError
-from spark_backfill.failures import find_first_cause
+from spark_backfill.failures import find_condition, find_first_cause
 from spark_backfill.messages.rules import check_expression
 from spark_backfill.originals.frame import ORIGINALS_SCHEMA
 from spark_backfill.spark.frames import make_empty, make_rows
@@ -42,24 +42,29 @@ def select_where(frame: DataFrame, where: str) -> DataFrame:
     return _view(frame).where(where).select(f"{_WHOLE}.*") if where else frame
 
 
-def check_where(spark: SparkSession, where: str) -> None:
+def check_where(spark: SparkSession, where: str, *, is_masked: bool) -> None:
     """Refuses an expression that Spark does not take, before anything is read.
+
+    Args:
+        is_masked: the expression may hold what the stream's `mask` hides, and is not quoted.
 
     Raises:
         UsageError: names the expression.
     """
     if not where:
         return
-    subject = f"--where {where}"
+    subject = "--where" if is_masked else f"--where {where}"
     view = _view(make_empty(spark, ORIGINALS_SCHEMA))
     try:
         made = F.expr(where)
         view.where(made).schema  # noqa: B018 - Spark looks at the names and types
         analysed = view.select(made)._jdf.queryExecution().analyzed()
     except PySparkException as error:
-        cause, _ = find_first_cause(error)
+        cause = find_first_cause(error)[0].split(" SQLSTATE")[0]
+        if is_masked:
+            cause = f"{find_condition(error) or type(error).__name__} (not quoted: `mask`)"
         raise UsageError(
-            f"is not an SQL condition that Spark takes: {cause.split(' SQLSTATE')[0]}",
+            f"is not an SQL condition that Spark takes: {cause}",
             subject=subject,
             hint=WHERE_HINT,
         ) from None

@@ -15,11 +15,14 @@ from backlog.config import load_config
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.group_types import read_group_type, say_why_not
+from backlog.kafka.readers import TopicReaders, list_topic_readers
 from backlog.kafka.share_groups import read_share_offsets
+from backlog.kafka.topics import list_offsets
 from monitoring.groups.bulk import BulkReader
 from monitoring.sampler import take_sample
 from replay.around.members import describe_members
 from replay.around.sharing import describe_share_group
+from replay.kinds.drain.cutting import find_cut_groups, warn_about_shares
 from replay.opening import open_workspace
 from replay.recovery.guards import refuse_group_type
 from sandbox.embedded import EmbeddedKafka
@@ -104,6 +107,11 @@ def test_a_share_group_tells_its_own_lag_and_is_refused_by_name(
     assert [one.lag for one in found] == [4, 1]
     ours = {(one.topic, one.partition): (one.start, one.lag) for one in found}
     assert ours == read_with_kafkas_tool(tmp_path, bootstrap)
+    readers = list_topic_readers(properties, "orders")
+    assert readers.list_others("service") == ("sharing",), "it would get messages again"
+    ends = list_offsets(properties, "orders", (0, 1), "latest")
+    (cut,) = find_cut_groups(readers, "service", {0: 0, 1: 0}, ends)
+    assert (cut.group, cut.messages, cut.partitions) == ("sharing", 5, {0: 4, 1: 1})
 
     code, out, err = call_main(
         ("status", "--bootstrap", bootstrap, "--group", "sharing", "--json"), tmp_path, {}
@@ -148,6 +156,12 @@ def test_how_far_a_share_group_is_may_be_unknown(properties: dict[str, str]) -> 
     told = describe_share_group({**properties, **login}, "stream", "orders", "sharing")
     assert "how far the share group is is unknown" in told["warnings"][0]
     assert "share" not in told
+
+
+def test_what_a_share_group_loses_is_unknown_where_it_cannot_be_asked() -> None:
+    told = TopicReaders({}, shares_unknown="the types of groups cannot be asked for with X")
+    assert "share groups lose unread messages is unknown" in warn_about_shares(told)[0]
+    assert warn_about_shares(TopicReaders({})) == []
 
 
 def test_a_streams_group_at_work_is_seen_and_refused(

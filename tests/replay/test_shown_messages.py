@@ -90,6 +90,19 @@ def test_key_value_and_headers_are_hidden_by_name() -> None:
     assert "2025-10-09 08:53:20Z" in out.getvalue()
 
 
+@pytest.mark.parametrize("length", [20, 200])
+def test_lines_of_json_keep_their_indent(length: int) -> None:
+    value = json.dumps({"id": 650, "deep": {"note": "y" * length}, "more": "z" * 60}).encode()
+    shown = show_message(
+        NONE, partition=0, offset=0, timestamp=-1, key=b"k", value=value, headers=[]
+    )
+    out = io.StringIO()
+    WholeConsole(file=out, width=80).print(draw_message(shown))
+    lines = out.getvalue().replace("value", "     ").splitlines()
+    (opened,) = (line.index("{") for line in lines if line.strip() == "{")
+    assert opened == lines[-1].index("}")
+
+
 @given(key=st.binary(), value=st.binary(), name=st.text(), header=st.none() | st.binary())
 def test_nothing_in_a_message_moves_the_cursor(
     key: bytes, value: bytes, name: str, header: bytes | None

@@ -9,6 +9,7 @@ from backlog.errors import (
     StagingError,
     VerificationFailed,
 )
+from backlog.kafka.standing import EndsBehind
 from replay.kinds.drain.context import DrainContext
 from replay.kinds.drain.discarding import drop_reread
 from replay.kinds.drain.steps import BACK, FORWARD
@@ -42,7 +43,8 @@ def close_drain(context: DrainContext) -> None:
             _take(context, step.name)
         except LeaseHeld:
             raise
-        except (Refused, StagingError, VerificationFailed) as error:
+        # Ends that are not to be trusted may stay so for long; the consumers do not wait for it.
+        except (Refused, StagingError, VerificationFailed, EndsBehind) as error:
             if step.name == "restore":
                 raise
             given_up = error

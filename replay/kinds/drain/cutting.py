@@ -18,14 +18,24 @@ def find_cut_groups(
     """The other groups that have not read all below the fence, and what each would lose.
 
     Where a group has no commit it may read from the log's start: `auto.offset.reset` is its own.
+    Of a share group at most what it has not acknowledged: its start may lag behind that.
     """
     found = []
     for name, commits in readers.known.items():
         stands = {n: max(commits.get(n, 0), lows.get(n, 0)) for n in fence}
-        lost = {n: fence[n] - at for n, at in stands.items() if at < fence[n]}
+        below = {n: fence[n] - at for n, at in stands.items() if at < fence[n]}
+        most = readers.unacknowledged.get(name, {})
+        lost = {n: left for n, many in below.items() if (left := min(many, most.get(n, many)))}
         if name != group and lost:
             found.append(CutGroup(group=name, messages=sum(lost.values()), partitions=lost))
     return tuple(found)
+
+
+def warn_about_shares(readers: TopicReaders) -> list[str]:
+    """Where share groups cannot be asked for, what they lose is not known, and not nothing."""
+    if not readers.shares_unknown:
+        return []
+    return [f"whether share groups lose unread messages is unknown: {readers.shares_unknown}"]
 
 
 def refuse_cutting(

@@ -18,6 +18,7 @@ from backlog.visible import quote_word
 from fanout.disk import PartitionBacklog, measure_share
 from monitoring.disks import WINDOW, Forecast, forecast_full, make_readings
 from replay.around.observation import list_group_topics, look_at_stream
+from replay.kinds.drain.cutting import warn_about_shares
 from replay.recovery.guards import refuse_beyond_end, refuse_changed, refuse_missing_group
 from replay.recovery.kind import Say
 from replay.recovery.workspace import Workspace
@@ -117,7 +118,7 @@ def look(workspace: Workspace, stream: Stream, say: Say) -> Seen:
         log_dirs=log_dirs,
         forecast=forecast,
         lost=status["lost"],
-        warnings=tuple(status["warnings"]),
+        warnings=(*status["warnings"], *warn_about_shares(readers)),
     )
 
 

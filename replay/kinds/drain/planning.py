@@ -10,6 +10,7 @@ from backlog.config import Config, Stream
 from backlog.errors import Refused
 from backlog.numbers import format_bytes, format_duration, format_plural
 from backlog.values import Recovery
+from backlog.visible import quote_word
 from fanout.disk import PartitionBacklog, measure_share
 from fanout.launchers import Role, make_launcher
 from monitoring.disks import Forecast
@@ -111,7 +112,9 @@ def refuse_unfit(plan: DrainPlan) -> None:
     Raises:
         Refused: says which word allows it.
     """
-    again = f"or `backlogctl plan drain {plan.stream}"
+    said = ["--discard"] if plan.options.discard else []
+    said += [f"--allow {quote_word(word)}" for word in plan.allowed]
+    again = " ".join((f"or `backlogctl plan drain {plan.stream}", *said))
     if plan.place and (why := say_problem(plan.place)) and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the archive should not go there: {why}",

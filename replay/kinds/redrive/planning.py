@@ -181,7 +181,7 @@ def _compute_plan(
         staging=config.staging.dir,
         s3=seen.source.archive is not None and needs_s3(seen.source.archive.location),
     )
-    check_where(spark, options.where or "")
+    check_where(spark, options.where or "", is_masked=bool(stream.mask))
     archived: Archived | None = None
     planned = seen.source.planned
     if seen.source.archive is not None:

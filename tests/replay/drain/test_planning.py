@@ -52,9 +52,11 @@ def plan_id(plan: object) -> str:
 def test_an_archive_on_a_brokers_disk_is_allowed_by_name(make_idle: MakeDrain) -> None:
     world = make_idle(200)
     workspace = world.open()
+    said = DrainOptions(allow=("other-groups:billing",))
     with pytest.raises(Refused, match="on the disk of broker 1") as caught:
-        plan_drain(workspace, workspace.config.stream("orders"), DrainOptions())
-    assert "--allow disk" in caught.value.hint
+        plan_drain(workspace, workspace.config.stream("orders"), said)
+    again = "plan drain orders --allow other-groups:billing --allow disk`"
+    assert again in caught.value.hint, "what was said stays said"
 
 
 def test_place_without_room_or_of_unknown_need(tmp_path: Path) -> None:

@@ -8,16 +8,22 @@ import pytest
 
 from backlog.errors import Refused
 from backlog.kafka import standing
+from backlog.kafka.standing import EndsBehind
 from backlog.kafka.topics import list_offsets
+from replay.kinds.drain import context
 from tests.kafka_tools import wait_until
 from tests.replay.drain.conftest import READ
 from tests.replay.drain.world import DrainWorld, find_fence
 
 
-@pytest.mark.parametrize("point", ["p5.4.recorded", "p5.5.staged"])
+@pytest.mark.parametrize(
+    ("point", "is_passing"),
+    [("p5.4.recorded", False), ("p5.5.staged", False), ("p5.5.staged", True)],
+)
 def test_fault_74_a_log_that_ends_below_the_fence(
-    idle: DrainWorld, monkeypatch: pytest.MonkeyPatch, point: str
+    idle: DrainWorld, monkeypatch: pytest.MonkeyPatch, point: str, *, is_passing: bool
 ) -> None:
+    """`is_passing`: whether the log is cut back is not known in time; that holds no cancel up."""
     recovery = idle.plan_approved()
 
     def cut(*args: Any, **words: Any) -> dict[int, int]:
@@ -25,11 +31,14 @@ def test_fault_74_a_log_that_ends_below_the_fence(
         return {n: at - 5 if n == 0 and "latest" in args else at for n, at in found.items()}
 
     def cut_back() -> None:
-        monkeypatch.setattr(standing, "TRUNCATED_SECONDS", 0.5)
+        monkeypatch.setattr(standing, "TRUNCATED_SECONDS", 3600.0 if is_passing else 0.5)
+        if is_passing:
+            monkeypatch.setattr(context, "ASK_SECONDS", 2.0)
         monkeypatch.setattr(standing, "list_offsets", cut)
 
     idle.at(point, cut_back)
-    with pytest.raises(Refused, match=r"below the (known written|committed) offset"):
+    told = r"below the (known written|committed) offset"
+    with pytest.raises(EndsBehind if is_passing else Refused, match=told):
         idle.run(recovery)
     assert idle.read_lows() == {0: 0, 1: 0}
     moved = point == "p5.5.staged"

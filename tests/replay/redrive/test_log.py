@@ -96,6 +96,22 @@ def test_what_is_masked_is_not_previewed(filled: Shop) -> None:
     assert "u7@x.org" not in shown
     assert planned["options"]["key"] == []
     assert planned["keys"] == 1
+    wrong = (("u7@x.org = 1", 2), ("value like '%u7@x.org%' and cast(value as int) = 1", 1))
+    for where, code in wrong:
+        words = ("plan", "redrive", filled.stream, "--from", "log", "--all", "--where", where)
+        refused = filled.call(*words, code=code)
+        told = refused.out + refused.err
+        assert "--where" in told
+        assert "u7@x.org" not in told
+        assert "order_id" not in told
+
+
+def test_an_error_quotes_no_message(filled: Shop) -> None:
+    where = "cast(value as int) = 1"
+    broken = plan(filled, "--from", "log", "--all", "--where", where, code=1)
+    assert where in broken["message"]
+    assert "CAST_INVALID_INPUT" in broken["message"]
+    assert "order_id" not in json.dumps(broken)
 
 
 def test_more_than_the_limit_is_refused(filled: Shop) -> None:

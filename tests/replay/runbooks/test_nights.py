@@ -303,5 +303,6 @@ def test_a_rehearsal_names_the_plan_whose_place_it_takes(night: Night) -> None:
     waiting = store(night.desk, "rebuild", lose(night.desk).id)
     (told,) = name_superseded(night.desk, "orders")
     assert told.startswith(f"rebuild {waiting.id} waits for its approval")
+    assert f"`backlogctl show {waiting.id}`" in told, "a bare `plan redrive` plans nothing"
     store(night.desk, target=REHEARSAL)
     assert name_superseded(night.desk, "orders") == []
