@@ -57,7 +57,7 @@ def publish_sequenced(shop: Shop, count: int, *, leave_out: tuple[int, ...] = ()
     producer = Producer({**shop.properties, "enable.idempotence": True})
     for number in range(count):
         if number not in leave_out:
-            headers: Any = write_stamp(Stamp("shop", 1, number))
+            headers: Any = write_stamp(Stamp("shop", 1, 0, number))
             producer.produce(shop.topic, b"v", b"k", 0, headers=headers)
     assert producer.flush(60) == 0
 
@@ -92,7 +92,7 @@ def test_a_complete_topic_and_one_without_stamps(empty_shop: Shop) -> None:
 def test_hostile_stamps_are_counted(empty_shop: Shop) -> None:
     publish_sequenced(empty_shop, 5)
     producer = Producer(empty_shop.properties)
-    for value in (b"shop:1:-1", b"shop:1:five", b"\xff" * 900_000):
+    for value in (b"shop:1:0:-1", b"shop:1:0:five", b"\xff" * 900_000):
         producer.produce(empty_shop.topic, b"v", b"k", 0, headers=[(SEQUENCE, value)])
     assert producer.flush(60) == 0
     told = call(empty_shop, 2, *SETTLED)
