@@ -159,9 +159,8 @@ def _judge(
         yield Finding(
             "misplaced",
             Level.UNKNOWN,
-            f"{format_plural(found.counts.misplaced, 'message')} lie in another partition than the "
-            "one they were numbered for: they fill their own place, and what is missing behind "
-            "them is not known",
+            f"{format_plural(found.counts.misplaced, 'message')} in another partition than the "
+            "stamp says: each fills its own place, and what is missing behind it is not known",
             "see who sends on what others numbered, and have it leave out the headers, or what "
             "moves messages of the sequenced producer to another partition",
         )
