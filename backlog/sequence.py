@@ -3,7 +3,8 @@
 A producer numbers its messages from 0, apart for each of its starts (the epoch) and each partition.
 Three headers carry that:
 
-- `backlog-sequence`: `PRODUCER:EPOCH:SEQUENCE` in ASCII.
+- `backlog-sequence`: `PRODUCER:EPOCH:PARTITION:SEQUENCE` in ASCII. The partition is the one the
+  number was taken for: a copy may lie in another.
 - `backlog-skipped`: numbers below this one that the producer itself knows were not delivered, as
   inclusive ranges: `3-5,9`.
 - `backlog-sequence-end`: `1` on the last message of its producer, epoch and partition.
@@ -24,11 +25,15 @@ SKIPPED = "backlog-skipped"
 SEQUENCE_END = "backlog-sequence-end"
 ALL = (SEQUENCE, SKIPPED, SEQUENCE_END)
 
-# For Python and for Spark's `regexp_extract` and `rlike`: groups are producer, epoch and sequence.
-# A number of 19 digits may still be over `HIGHEST`. The end stands for `$`, which lets a line end
-# pass, without a backslash, which SQL would take away.
-PATTERN = "^([A-Za-z0-9._-]{1,64}):(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})(?!a|[^a])"
+# For Python and for Spark's `regexp_extract` and `rlike`: groups are producer, epoch, partition and
+# sequence. A number of 10 or 19 digits may still be over its highest. The end stands for `$`, which
+# lets a line end pass, without a backslash, which SQL would take away.
+PATTERN = (
+    "^([A-Za-z0-9._-]{1,64}):(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})"
+    "(?!a|[^a])"
+)
 HIGHEST = 2**63 - 1
+HIGHEST_PARTITION = 2**31 - 1
 MAX_SKIPPED_RANGES = 1_000
 MAX_SKIPPED_BYTES = 16_384
 
@@ -37,7 +42,7 @@ Range = tuple[int, int]
 _PRODUCER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _STAMP = re.compile(PATTERN)
 _SKIPPED = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:-[1-9][0-9]{0,18})?")
-_LONGEST_STAMP = 64 + 1 + 19 + 1 + 19
+_LONGEST_STAMP = 64 + 1 + 19 + 1 + 10 + 1 + 19
 
 
 class UnreadableStamp(ValueError):
@@ -51,13 +56,15 @@ class Stamp:
     Attributes:
         producer: who sent it.
         epoch: which start of the producer.
-        sequence: its number, from 0, in its partition.
+        partition: which one the number was taken for.
+        sequence: its number, from 0, in that partition.
         skipped: inclusive ranges below `sequence` that were not delivered, and the producer knows.
         is_last: nothing follows in this epoch and partition.
     """
 
     producer: str
     epoch: int
+    partition: int
     sequence: int
     skipped: tuple[Range, ...] = ()
     is_last: bool = False
@@ -87,7 +94,9 @@ def write_stamp(stamp: Stamp) -> list[tuple[str, bytes]]:
     for number in (stamp.epoch, stamp.sequence):
         if not 0 <= number <= HIGHEST:
             raise ValueError(f"{number} cannot be written into a stamp: it is not in 0..2**63-1")
-    text = f"{stamp.producer}:{stamp.epoch}:{stamp.sequence}"
+    if not 0 <= stamp.partition <= HIGHEST_PARTITION:
+        raise ValueError(f"{stamp.partition} cannot be written into a stamp: it is no partition")
+    text = write_prefix(stamp.producer, stamp.epoch, stamp.partition) + str(stamp.sequence)
     headers = [(SEQUENCE, text.encode("ascii"))]
     if stamp.skipped:
         headers.append((SKIPPED, write_skipped(stamp.skipped)))
@@ -95,6 +104,11 @@ def write_stamp(stamp: Stamp) -> list[tuple[str, bytes]]:
     if stamp.is_last:
         headers.append((SEQUENCE_END, b"1"))
     return headers
+
+
+def write_prefix(producer: str, epoch: int, partition: int) -> str:
+    """The value of `backlog-sequence` without the sequence, which ends it."""
+    return f"{producer}:{epoch}:{partition}:"
 
 
 def write_skipped(ranges: Iterable[Range]) -> bytes:
@@ -120,16 +134,18 @@ def read_stamp(headers: Sequence[tuple[str, object]] | None) -> Stamp | None:
         raise UnreadableStamp(f"{SEQUENCE} has {len(sequence)} bytes, over {_LONGEST_STAMP}")
     found = _STAMP.fullmatch(_decode(SEQUENCE, sequence))
     if found is None:
-        raise UnreadableStamp(f"{SEQUENCE} is {sequence!r}, not PRODUCER:EPOCH:SEQUENCE")
-    producer, epoch, number = found[1], int(found[2]), int(found[3])
-    if epoch > HIGHEST or number > HIGHEST:
-        raise UnreadableStamp(f"{SEQUENCE} is {sequence!r}: a number is over 2**63-1")
+        raise UnreadableStamp(f"{SEQUENCE} is {sequence!r}, not PRODUCER:EPOCH:PARTITION:SEQUENCE")
+    producer, epoch, partition, number = found[1], int(found[2]), int(found[3]), int(found[4])
+    if epoch > HIGHEST or number > HIGHEST or partition > HIGHEST_PARTITION:
+        raise UnreadableStamp(
+            f"{SEQUENCE} is {sequence!r}: a number is over 2**63-1, or the partition over 2**31-1"
+        )
     skipped = _find(headers, SKIPPED)
     end = _find(headers, SEQUENCE_END)
     if end not in (None, b"1"):
         raise UnreadableStamp(f"{SEQUENCE_END} is {(end or b'')[:20]!r}, not 1")
     ranges = () if skipped is None else _read_skipped(skipped, number)
-    return Stamp(producer, epoch, number, ranges, end is not None)
+    return Stamp(producer, epoch, partition, number, ranges, end is not None)
 
 
 def _find(headers: Sequence[tuple[str, object]] | None, name: str) -> bytes | None:

@@ -49,7 +49,7 @@ def publish(properties: dict[str, str], messages: int, size: int) -> int:
         if number % LOST_EACH == LOST_EACH // 2:
             left_out += 1
             continue
-        headers: Any = [(SEQUENCE, b"shop-7:1790000000000000:%d" % sequence)]
+        headers: Any = [(SEQUENCE, b"shop-7:1790000000000000:%d:%d" % (partition, sequence))]
         while True:
             try:
                 producer.produce(TOPIC, value, b"%d" % (number % 997), partition, headers=headers)

@@ -3,7 +3,9 @@
 `python -m benchmarks.sequenced [--messages 1000000] [--repeat 3]` prints a table and keeps
 `results/sequenced.json`. Same settings, same messages, same placement; each run has a new topic on
 one broker. The ways take turns, so that all of them meet the same machine, and each overhead is a
-ratio within one turn; the first turn is a warm-up that does not count.
+ratio within one turn; the first turn is a warm-up that does not count. `headed` is a bare producer
+that sends a header as long as the stamp, always the same: what the client itself takes for headers.
+`quiet` hears of failures only (`delivery.report.only.error`), as `bare` hears of nothing.
 
 Two loads: `ready` sends values made before, as fast as one thread can call; `json` makes each value
 with `json.dumps` as it goes, which is the least an application does.
@@ -33,6 +35,7 @@ from rich.table import Table
 from backlog.clock import Deadline
 from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import Admin, make_admin
+from backlog.sequence import SEQUENCE
 from delivery.producer import SequencedProducer
 from sandbox.embedded import EmbeddedKafka
 
@@ -46,12 +49,23 @@ SETTINGS = {
     "queue.buffering.max.messages": 200_000,
 }
 LOADS = ("ready", "json")
-WAYS = ("bare", "reported", "sequenced")
+WAYS = ("bare", "reported", "headed", "sequenced", "quiet")
 TITLES = {
     "bare": "bare, no reports",
     "reported": "bare, with on_delivery",
+    "headed": "bare, with on_delivery and a header",
     "sequenced": "SequencedProducer, with on_delivery",
+    "quiet": "SequencedProducer, only failures reported",
 }
+# Each overhead: of which, over which.
+OVERHEADS = (
+    ("sequenced", "bare"),
+    ("sequenced", "reported"),
+    ("sequenced", "headed"),
+    ("headed", "reported"),
+    ("quiet", "bare"),
+)
+_HEADERS = [(SEQUENCE, b"shop-1:1790000000000000:7:12345")]
 _POLL_EVERY = 100
 
 Figures = dict[str, float]
@@ -70,13 +84,20 @@ def make_value(number: int) -> bytes:
     return json.dumps(order).encode()
 
 
-def send(producer: Any, topic: str, keys: list[bytes], make: Callable[[int], bytes]) -> None:
+def send(
+    producer: Any,
+    topic: str,
+    keys: list[bytes],
+    make: Callable[[int], bytes],
+    is_headed: bool,
+) -> None:
     """One thread's loop, the same for all. `bare` has no report to ask for."""
     produce, poll = producer.produce, producer.poll
+    more: dict[str, Any] = {"headers": _HEADERS} if is_headed else {}
     for number, key in enumerate(keys):
         while True:
             try:
-                produce(topic, make(number), key)
+                produce(topic, make(number), key, **more)
                 break
             except BufferError:
                 poll(0.01)
@@ -93,10 +114,13 @@ def open_producer(way: str, bootstrap: str, failed: list[Any]) -> Any:
             failed.append(error)
 
     settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": 0, **SETTINGS}
-    if way == "reported":
+    if way in ("reported", "headed"):
         settings["on_delivery"] = report
+    if way == "quiet":
+        settings["delivery.report.only.error"] = True
     bare = Producer(settings)
-    return SequencedProducer(bare, "shop-1", on_delivery=report) if way == "sequenced" else bare
+    is_sequenced = way in ("sequenced", "quiet")
+    return SequencedProducer(bare, "shop-1", on_delivery=report) if is_sequenced else bare
 
 
 def run(admin: Admin, bootstrap: str, way: str, load: str, keys: list[bytes]) -> Figures:
@@ -114,7 +138,7 @@ def run(admin: Admin, bootstrap: str, way: str, load: str, keys: list[bytes]) ->
     make = make_value if load == "json" else lambda number: ready[number % 1_000]
     cpu = _read_cpu()
     began = time.perf_counter()
-    send(producer, topic, keys, make)
+    send(producer, topic, keys, make, way == "headed")
     seconds = time.perf_counter() - began
     cpu = _read_cpu() - cpu
     ends = list_offsets({"bootstrap.servers": bootstrap}, topic, range(PARTITIONS), "latest")
@@ -152,10 +176,13 @@ def summarize(turns: Sequence[dict[str, Figures]]) -> dict[str, Any]:
         }
         for way in WAYS
     }
-    for base in ("bare", "reported"):
-        found[f"overhead_over_{base}"] = _spread(
-            [turn[base]["per_second"] / turn["sequenced"]["per_second"] - 1 for turn in turns]
-        )
+    for way, base in OVERHEADS:
+        found[f"overhead_of_{way}_over_{base}"] = {
+            "time": _spread(
+                [turn[base]["per_second"] / turn[way]["per_second"] - 1 for turn in turns]
+            ),
+            "cpu": _spread([turn[way]["cpu_us"] / turn[base]["cpu_us"] - 1 for turn in turns]),
+        }
     return found
 
 
@@ -180,11 +207,12 @@ def render(document: dict[str, Any]) -> Table:
             ]
         table.add_row(TITLES[way], *cells)
     table.add_section()
-    for base in ("bare", "reported"):
+    for way, base in OVERHEADS:
         cells = []
         for load in LOADS:
-            cells += [format_spread(loads[load][f"overhead_over_{base}"], "{:+.0%}"), ""]
-        table.add_row(f"overhead over: {TITLES[base]}", *cells)
+            more = loads[load][f"overhead_of_{way}_over_{base}"]
+            cells += [format_spread(more[figure], "{:+.0%}") for figure in ("time", "cpu")]
+        table.add_row(f"{way} over {base}", *cells)
     return table
 
 

@@ -26,14 +26,30 @@ class Chain:
     thread reports failures, so these have a lock of their own.
     """
 
-    __slots__ = ("_notes", "_start", "carriers", "next", "order", "skipped", "stays")
+    __slots__ = (
+        "_notes",
+        "_start",
+        "carriers",
+        "has_skipped",
+        "next",
+        "order",
+        "prefix",
+        "report",
+        "skipped",
+        "stays",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str, on_delivery: Report | None) -> None:
         self.order = threading.Lock()
         self.next = 0
+        # What a stamp has before the number.
+        self.prefix = prefix
+        # For messages without a callback of their own.
+        self.report = make_report(self, on_delivery)
         self._notes = threading.Lock()
-        # Not delivered, and not yet told to consumers.
+        # Not delivered, and not yet told to consumers. Asked for each message, whether there are.
         self.skipped = RangeSet()
+        self.has_skipped = False
         # Number of the message that tells -> what it tells, until that message is safe.
         self.carriers: dict[int, tuple[Range, ...]] = {}
         # Where the open transaction began.
@@ -54,6 +70,7 @@ class Chain:
             if len(self.carriers) >= _MOST_CARRIERS:
                 del self.carriers[next(iter(self.carriers))]
             self.carriers[carrier] = tuple(taken)
+            self.has_skipped = len(self.skipped) > 0
             return write_skipped(taken)
 
     def give_back(self, carrier: int) -> None:
@@ -87,7 +104,7 @@ class Chain:
         """It was aborted: consumers see none of its messages."""
         with self._notes:
             if self._start < self.next:
-                self.skipped.add(self._start, self.next - 1)
+                self._add([(self._start, self.next - 1)])
             for ranges in self.carriers.values():
                 self._add(ranges)
             self.carriers.clear()
@@ -96,14 +113,47 @@ class Chain:
     def _add(self, ranges: Iterable[Range]) -> None:
         for first, last in ranges:
             self.skipped.add(first, last)
+            self.has_skipped = True
+
+
+class NumberReport(int):
+    """What the client calls when it knows how the message of that number went.
+
+    A number with nothing else in it, since Python's garbage collector would walk over whatever
+    refers to something, for each message that waits: that takes longer than all else here.
+    """
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        """Also of number 0: a client may ask whether there is a callback."""
+        return True
+
+    def __call__(self, error: Any, message: Any) -> None:
+        """Each chain has a class of its own, which knows the chain."""
+        raise NotImplementedError
+
+
+def make_report(chain: Chain, on_delivery: Report | None) -> type[NumberReport]:
+    """The reports of a chain, that call the application's `on_delivery`."""
+
+    def report(number: NumberReport, error: Any, message: Any) -> None:
+        if error is not None:
+            chain.note_failure(int(number))
+        elif chain.carriers:
+            chain.note_delivery(int(number))
+        if on_delivery is not None:
+            on_delivery(error, message)
+
+    return type("ChainReport", (NumberReport,), {"__slots__": (), "__call__": report})
 
 
 class DeliveryReport:
-    """What the client calls when it knows how one message went. Made for each: so it is small."""
+    """The same for a message with an `on_delivery` of its own."""
 
     __slots__ = ("chain", "on_delivery", "sequence")
 
-    def __init__(self, chain: Chain, sequence: int, on_delivery: Report | None) -> None:
+    def __init__(self, chain: Chain, sequence: int, on_delivery: Report) -> None:
         self.chain = chain
         self.sequence = sequence
         self.on_delivery = on_delivery
@@ -113,5 +163,4 @@ class DeliveryReport:
             self.chain.note_failure(self.sequence)
         elif self.chain.carriers:
             self.chain.note_delivery(self.sequence)
-        if self.on_delivery is not None:
-            self.on_delivery(error, message)
+        self.on_delivery(error, message)

@@ -7,6 +7,10 @@
 One checker for one consumer and one thread. It takes in messages of `delivery.SequencedProducer`
 and says nothing of others.
 
+Numbers are counted by the partition in the stamp. A message that lies elsewhere, mostly put back by
+a recovery, closes its hole and begins nothing: so a consumer that reads only the partition of the
+copy forgets nothing for it, and one that reads only the partition of the hole still shows it.
+
 A hole is a loss only when the consumer read on without a break. So call `forget` for partitions
 that are taken away, or whose position is set by hand: what is read afterwards begins anew.
 """
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from backlog.sequence import SequenceRanges, Stamp, UnreadableStamp, read_stamp
+from backlog.sequence import Range, RangeSet, SequenceRanges, Stamp, UnreadableStamp, read_stamp
 from backlog.stamps import RECOVERY_ID
 from delivery.clients import Received, read_received
 
@@ -29,15 +33,18 @@ _LEAST_RANGES = 4
 class Verdict(StrEnum):
     """What a message is, by its stamp.
 
-    Do your work for `new`, `late`, `not_stamped` and `unreadable` as ever. `repeat` says that the
-    number was seen here before: a producer's retry, or the consumer's own second reading after a
-    crash that undid the work. So it is no licence to drop the message: that takes an idempotent
-    consumer. `end_mark` is not the application's message: skip it.
+    Do your work for `new`, `late`, `misplaced`, `not_stamped` and `unreadable` as ever. `repeat`
+    says that the number was seen here before: a producer's retry, or the consumer's own second
+    reading after a crash that undid the work. So it is no licence to drop the message: that takes
+    an idempotent consumer. `misplaced` lies in another partition than the one it was numbered for,
+    and no recovery put it there: somebody sends on what others numbered. `end_mark` is not the
+    application's message: skip it.
     """
 
     NEW = "new"
     REPEAT = "repeat"
     LATE = "late"
+    MISPLACED = "misplaced"
     NOT_STAMPED = "not_stamped"
     UNREADABLE = "unreadable"
     END_MARK = "end_mark"
@@ -75,7 +82,8 @@ class SequenceChecker:
             numbers missing below the first one seen are holes too. Not where retention, or an
             earlier reading, took the head.
         max_chains: as many (topic, partition, producer, epoch) are kept. Those not heard of for
-            longest go first, with their holes, and are counted in `dropped`.
+            longest go first, with their holes, and are counted in `dropped`. As many again of which
+            there are only copies, which displace none of the others.
         max_ranges: as many ranges of numbers are kept, about 100 bytes each, of which every chain
             has an equal share; see `unknown`. One chain without holes is one range. (A chain that
             fell silent keeps what it has, so that the worst is some nine times as many.)
@@ -100,11 +108,16 @@ class SequenceChecker:
         self._on_dropped = on_dropped
         self._chains: OrderedDict[ChainId, SequenceRanges] = OrderedDict()
         self._ended: set[ChainId] = set()
+        # What copies hold of chains that are not read, or not yet.
+        self._copies: OrderedDict[ChainId, RangeSet] = OrderedDict()
+        self._copied_ranges = 0
         self._unknown_of_dropped = 0
         # Chains that went to make place.
         self.dropped = 0
         # Messages whose stamp could not be read.
         self.unreadable = 0
+        # Messages in another partition than their stamp's, and not put there by a recovery.
+        self.misplaced = 0
 
     @property
     def unknown(self) -> int:
@@ -146,29 +159,65 @@ class SequenceChecker:
         Ask for `list_holes` before: theirs are gone after.
         """
         chosen = None if partitions is None else set(partitions)
-        for chain in list(self._chains):
+        for chain in [*self._chains, *self._copies]:
             if chain.topic == topic and (chosen is None or chain.partition in chosen):
                 self._remove(chain)
 
     def _take(self, received: Received, stamp: Stamp) -> Verdict:
-        chain = ChainId(received.topic, received.partition, stamp.producer, stamp.epoch)
-        ranges = self._chains.get(chain)
+        chain = ChainId(received.topic, stamp.partition, stamp.producer, stamp.epoch)
+        if any(name == RECOVERY_ID for name, _ in received.headers):
+            verdict = self._take_copy(chain, stamp)
+        elif received.partition != stamp.partition:
+            self.misplaced += 1
+            self._take_copy(chain, stamp)
+            verdict = Verdict.MISPLACED
+        else:
+            verdict = self._take_sent(chain, stamp)
+        return Verdict.END_MARK if stamp.is_last and received.is_bare else verdict
+
+    def _take_sent(self, chain: ChainId, stamp: Stamp) -> Verdict:
+        ranges, told = self._chains.get(chain), stamp.skipped
         if ranges is None:
             ranges = self._open(chain)
+            told = (*told, *self._take_copies(chain))
         else:
             self._chains.move_to_end(chain)
         ranges.limit = self._share
-        if any(name == RECOVERY_ID for name, _ in received.headers):
-            verdict = _take_put_back(ranges, stamp)
-        else:
-            verdict = _take_sent(ranges, stamp)
-        for first, last in stamp.skipped:
+        highest = ranges.highest
+        is_new = ranges.add(stamp.sequence)
+        for first, last in told:
             ranges.skip(first, last)
         if stamp.is_last:
             self._ended.add(chain)
-            if received.is_bare:
-                return Verdict.END_MARK
-        return verdict
+        if not is_new:
+            return Verdict.REPEAT
+        return Verdict.NEW if stamp.sequence > highest else Verdict.LATE
+
+    def _take_copy(self, chain: ChainId, stamp: Stamp) -> Verdict:
+        """It closes a hole, and says nothing of how far the producer is."""
+        filled: tuple[Range, ...] = ((stamp.sequence, stamp.sequence), *stamp.skipped)
+        ranges = self._chains.get(chain)
+        if ranges is None:
+            return self._keep_copy(chain, filled)
+        ranges.limit = self._share
+        was_there = ranges.is_accounted(stamp.sequence)
+        for first, last in filled:
+            ranges.skip(first, last)
+        return Verdict.REPEAT if was_there else Verdict.LATE
+
+    def _keep_copy(self, chain: ChainId, filled: tuple[Range, ...]) -> Verdict:
+        """For when the chain itself is read: this partition may be ahead of that one."""
+        kept = self._copies.setdefault(chain, RangeSet())
+        self._copies.move_to_end(chain)
+        was_there = filled[0][0] in kept
+        self._copied_ranges -= len(kept)
+        for first, last in filled:
+            kept.add(first, last)
+        self._copied_ranges += len(kept)
+        while len(self._copies) > self._max_chains or self._copied_ranges > self._max_ranges:
+            self._remove(next(iter(self._copies)))
+            self.dropped += 1
+        return Verdict.REPEAT if was_there else Verdict.LATE
 
     def _open(self, chain: ChainId) -> SequenceRanges:
         if len(self._chains) >= self._max_chains:
@@ -184,23 +233,16 @@ class SequenceChecker:
         self._share = max(_LEAST_RANGES, self._max_ranges // len(self._chains))
         return made
 
+    def _take_copies(self, chain: ChainId) -> RangeSet:
+        """What was kept of it, which is forgotten."""
+        kept = self._copies.pop(chain, RangeSet())
+        self._copied_ranges -= len(kept)
+        return kept
+
     def _remove(self, chain: ChainId) -> None:
-        del self._chains[chain]
+        self._chains.pop(chain, None)
+        self._take_copies(chain)
         self._ended.discard(chain)
-
-
-def _take_sent(ranges: SequenceRanges, stamp: Stamp) -> Verdict:
-    highest = ranges.highest
-    if not ranges.add(stamp.sequence):
-        return Verdict.REPEAT
-    return Verdict.NEW if stamp.sequence > highest else Verdict.LATE
-
-
-def _take_put_back(ranges: SequenceRanges, stamp: Stamp) -> Verdict:
-    """A recovery sent it again. It closes a hole, and says nothing of how far the producer is."""
-    was_there = ranges.is_accounted(stamp.sequence)
-    ranges.skip(stamp.sequence, stamp.sequence)
-    return Verdict.REPEAT if was_there else Verdict.LATE
 
 
 def _name(chain: ChainId, ranges: SequenceRanges) -> tuple[Hole, ...]:

@@ -25,9 +25,15 @@ _AGAIN_SECONDS = 0.1
 
 
 class Client(Protocol):
-    """What a SequencedProducer needs of the wrapped producer."""
+    """What a SequencedProducer needs of the wrapped producer.
+
+    Attributes:
+        partitioner: the name of the one it uses; None where it is not known.
+        plain_key: keys of just this type are sent as they are; None where there is none.
+    """
 
     partitioner: str | None
+    plain_key: type | None
 
     def count_partitions(self, topic: str, seconds: float) -> int:
         """How many partitions the topic has; waits for at most so many seconds."""
@@ -56,6 +62,7 @@ class ConfluentClient:
     """confluent_kafka.Producer."""
 
     partitioner: str | None = "crc32"
+    plain_key: type | None = bytes
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
@@ -149,6 +156,7 @@ class KafkaPythonClient:
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._key_serializer = producer.config.get("key_serializer")
+        self.plain_key: type | None = bytes if self._key_serializer is None else None
         named = type(producer.config.get("partitioner")).__name__
         known = ("DefaultPartitioner", "StickyPartitioner")
         self.partitioner: str | None = "murmur2" if named in known else None

@@ -19,12 +19,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from backlog.errors import UsageError
-from backlog.sequence import ALL, SEQUENCE, SEQUENCE_END, SKIPPED, check_producer
+from backlog.sequence import (
+    ALL,
+    SEQUENCE,
+    SEQUENCE_END,
+    SKIPPED,
+    check_producer,
+    write_prefix,
+)
 from delivery.chain import Chain, DeliveryReport
 from delivery.clients import Client, Headers, Report, adapt
 from delivery.placing import Partitioner, Placement, find_partitioner
 
 _OURS = frozenset(ALL)
+_MARK: Headers = [(SEQUENCE_END, b"1")]
 
 _epoch_lock = threading.Lock()
 _last_epoch = 0
@@ -40,6 +48,16 @@ def make_epoch() -> int:
 
 def _ignore(*_: Any) -> None:
     """For the marks, of which the application knows nothing."""
+
+
+class _Topic:
+    """What is known of one: its chains by partition, and where keys go, once a key has to go."""
+
+    __slots__ = ("chains", "place")
+
+    def __init__(self) -> None:
+        self.place: Placement | None = None
+        self.chains: dict[int, Chain] = {}
 
 
 class SequencedProducer:
@@ -90,7 +108,7 @@ class SequencedProducer:
         self._produce, self._encode_key = self._client.produce, self._client.encode_key
         self.producer_id = check_producer(producer_id)
         self.epoch = make_epoch()
-        self._prefix = f"{producer_id}:{self.epoch}:"
+        self._plain_key = self._client.plain_key
         wanted = partitioner or self._client.partitioner
         if wanted is None:
             raise UsageError(
@@ -102,8 +120,7 @@ class SequencedProducer:
         self._on_delivery = on_delivery
         self._mark_end = mark_end
         self._refresh_seconds, self._metadata_seconds = refresh_seconds, metadata_seconds
-        self._places: dict[str, Placement] = {}
-        self._chains: dict[tuple[str, int], Chain] = {}
+        self._topics: dict[str, _Topic] = {}
         self._making = threading.Lock()
         self._has_transactions = self._is_in_transaction = self._is_closed = False
 
@@ -128,7 +145,7 @@ class SequencedProducer:
         headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
         on_delivery: Report | None = None,
         timestamp: int = 0,
-    ) -> None:
+    ) -> Any:
         """Sends a message, as confluent_kafka does.
 
         Args:
@@ -142,11 +159,49 @@ class SequencedProducer:
                 second is its RecordMetadata.
             timestamp: milliseconds since 1970; 0 is now.
 
+        Returns:
+            None with confluent_kafka, the future with kafka-python.
+
         Raises:
             BacklogError: the topic's number of partitions could not be read, or this is closed.
             BufferError, KafkaException and whatever the client raises; the number is not used up.
         """
-        self._send(topic, value, key, partition, headers, on_delivery, timestamp)
+        # All in one: each call costs as much as the lock.
+        if self._is_closed:
+            raise UsageError("it is closed", subject="SequencedProducer", hint="make a new one")
+        known = self._topics.get(topic) or self._topics.setdefault(topic, _Topic())
+        if partition is None or partition < 0:
+            place = known.place or self._open_place(topic, known)
+            is_plain = type(key) is self._plain_key
+            partition = place.choose(key if is_plain else self._encode_key(topic, key))
+        chain = known.chains.get(partition) or self._open_chain(known, partition)
+        own = _copy_headers(headers) if headers else []
+        # Numbered and given to the client, both before another one has its turn.
+        with chain.order:
+            sequence = chain.next
+            own.append((SEQUENCE, f"{chain.prefix}{sequence}".encode()))
+            if chain.has_skipped:
+                own.append((SKIPPED, chain.take_skipped(sequence)))
+            report = (
+                DeliveryReport(chain, sequence, on_delivery)
+                if on_delivery is not None
+                else chain.report(sequence)
+            )
+            try:
+                sent = self._produce(topic, value, key, partition, report, None, timestamp, own)
+            except Exception as error:
+                chain.give_back(sequence)
+                self._look_again(known, error)
+                raise
+            except BaseException:
+                # Interrupted: it may be on its way. One that comes all the same does no harm.
+                chain.next = sequence + 1
+                chain.note_failure(sequence)
+                raise
+            chain.next = sequence + 1
+        if sent is not None:
+            self._client.attach(sent, report)
+        return sent
 
     def send(
         self,
@@ -168,7 +223,9 @@ class SequencedProducer:
                 subject="SequencedProducer",
                 hint="call produce()",
             )
-        return self._send(topic, value, key, partition, headers, None, timestamp_ms or 0)
+        return self.produce(
+            topic, value, key, partition, headers=headers, timestamp=timestamp_ms or 0
+        )
 
     def produce_batch(self, *_: Any, **__: Any) -> int:
         """Refused.
@@ -220,8 +277,9 @@ class SequencedProducer:
         if self._mark_end and not self._is_closed and not self._is_in_transaction:
             if self._has_transactions:
                 self.begin_transaction()
-            for topic, partition in list(self._chains):
-                self._send(topic, b"", None, partition, None, _ignore, 0, is_last=True)
+            for topic, known in list(self._topics.items()):
+                for partition in list(known.chains):
+                    self.produce(topic, b"", None, partition, headers=_MARK, on_delivery=_ignore)
             if self._has_transactions:
                 self.commit_transaction()
             left = self.flush(timeout)
@@ -234,76 +292,41 @@ class SequencedProducer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        partition: int | None,
-        headers: Mapping[str, Any] | Iterable[tuple[str, Any]] | None,
-        on_delivery: Report | None,
-        timestamp: int,
-        is_last: bool = False,
-    ) -> Any:
-        # All in one: each call costs as much as the lock.
-        if self._is_closed:
-            raise UsageError("it is closed", subject="SequencedProducer", hint="make a new one")
-        if partition is None or partition < 0:
-            place = self._places.get(topic) or self._open_topic(topic)
-            partition = place.choose(self._encode_key(topic, key))
-        chain = self._chains.get((topic, partition)) or self._open_chain(topic, partition)
-        own: Headers = []
-        if headers:
-            pairs = headers.items() if isinstance(headers, Mapping) else headers
-            own = [pair for pair in pairs if pair[0] not in _OURS]
-        if is_last:
-            own.append((SEQUENCE_END, b"1"))
-        # Numbered and given to the client, both before another one has its turn.
-        with chain.order:
-            sequence = chain.next
-            own.append((SEQUENCE, f"{self._prefix}{sequence}".encode()))
-            if chain.skipped:
-                own.append((SKIPPED, chain.take_skipped(sequence)))
-            report = DeliveryReport(chain, sequence, on_delivery or self._on_delivery)
-            try:
-                sent = self._produce(topic, value, key, partition, report, None, timestamp, own)
-            except Exception as error:
-                chain.give_back(sequence)
-                self._look_again(topic, error)
-                raise
-            except BaseException:
-                # Interrupted: it may be on its way. One that comes all the same does no harm.
-                chain.next = sequence + 1
-                chain.note_failure(sequence)
-                raise
-            chain.next = sequence + 1
-        if sent is not None:
-            self._client.attach(sent, report)
-        return sent
-
-    def _look_again(self, topic: str, error: Exception) -> None:
+    def _look_again(self, known: _Topic, error: Exception) -> None:
         """A refused partition may be of a topic that was made anew, with fewer."""
-        if not isinstance(error, BufferError) and (place := self._places.get(topic)) is not None:
-            place.refresh()
+        if not isinstance(error, BufferError) and known.place is not None:
+            known.place.refresh()
 
-    def _open_topic(self, topic: str) -> Placement:
+    def _open_place(self, topic: str, known: _Topic) -> Placement:
         def count_partitions() -> int:
             return self._client.count_partitions(topic, self._metadata_seconds)
 
         # Not under the lock: it waits for the cluster.
         place = Placement(count_partitions, self._partitioner, self._refresh_seconds)
-        return self._places.setdefault(topic, place)
-
-    def _open_chain(self, topic: str, partition: int) -> Chain:
         with self._making:
-            chain = self._chains.get((topic, partition))
+            known.place = known.place or place
+            return known.place
+
+    def _open_chain(self, known: _Topic, partition: int) -> Chain:
+        with self._making:
+            chain = known.chains.get(partition)
             if chain is None:
-                chain = Chain()
+                prefix = write_prefix(self.producer_id, self.epoch, partition)
+                chain = Chain(prefix, self._on_delivery)
                 if self._is_in_transaction:
                     chain.begin()
-                self._chains[topic, partition] = chain
+                known.chains[partition] = chain
             return chain
 
     def _tell_chains(self, event: Callable[[Chain], None]) -> None:
-        for chain in list(self._chains.values()):
-            event(chain)
+        for known in list(self._topics.values()):
+            for chain in list(known.chains.values()):
+                event(chain)
+
+
+def _copy_headers(headers: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Headers:
+    """The application's, or the mark of the end."""
+    if headers is _MARK:
+        return [*_MARK]
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [pair for pair in pairs if pair[0] not in _OURS]

@@ -186,6 +186,15 @@ def _tell(
             "be read: what they number is not known",
             "see who writes them, and compare with the format",
         )
+    if found.counts.misplaced:
+        yield Finding(
+            "misplaced",
+            Level.UNKNOWN,
+            f"{format_plural(found.counts.misplaced, 'message')} in another partition than the "
+            "stamp says: each fills its own place, and what is missing behind it is not known",
+            "see who sends on what others numbered, and have it leave out the headers, or what "
+            "moves messages of the sequenced producer to another partition",
+        )
     if not found.is_whole:
         yield Finding(
             "too-many",
@@ -295,6 +304,7 @@ def _list_figures(found: SequenceAudit) -> dict[str, int | None]:
         "stamped": counts.stamped,
         "unreadable": counts.unreadable,
         "put_back": counts.put_back,
+        "misplaced": counts.misplaced,
         "producers": len({chain.id.producer for chain in found.chains}),
         "epochs": len({chain.id[1:] for chain in found.chains}),
         "repeats": sum(chain.repeats for chain in found.chains),

@@ -1,6 +1,7 @@
 """Holes in the sequences that producers stamp: messages that never reached the log (protocol P7).
 
-A chain is one producer, one epoch, one partition: its sequences begin at 0 and leave none out.
+A chain is one producer, one epoch, one partition: its sequences begin at 0 and leave none out. The
+partition is the stamp's: a copy in another one fills its own place, and none there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import Window
@@ -28,17 +31,17 @@ from backlog.sequence import (
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-_CHAIN = ("source_partition", "producer", "epoch")
+_CHAIN = ("partition", "producer", "epoch")
 MOST_HOLES, MOST_CHAINS, MOST_REPORTS = 10_000, 10_000, 100_000
 # More than the longest that is legible has.
 _STAMP_BYTES = 200
 _PLACE = ("source_partition", "source_offset", "at_ms")
-_COUNTS = ("read", "stamped", "unreadable", "put_back")
+_COUNTS = ("read", "stamped", "unreadable", "put_back", "misplaced")
 _NAMES = (SEQUENCE, SKIPPED, SEQUENCE_END, stamps.RECOVERY_ID)
 
 
 class ChainId(NamedTuple):
-    """Whose sequences are counted together."""
+    """Whose sequences are counted together; the partition is the one they were taken for."""
 
     partition: int
     producer: str
@@ -62,7 +65,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A message beside a hole."""
+    """The next message beside a hole that its producer sent itself: no copy."""
 
     offset: int
     at_ms: int | None
@@ -89,12 +92,14 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class SequenceCounts:
-    """Messages read, and those of them that are stamped, not legible, or put back by a recovery."""
+    """Messages read, and those of them that are stamped, not legible, put back by a recovery, or
+    neither put back nor in the partition of their stamp."""
 
     read: int
     stamped: int
     unreadable: int
     put_back: int
+    misplaced: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +218,16 @@ def _mark(messages: DataFrame) -> DataFrame:
         "is_report_illegible",
         F.col("parts")[0].alias("producer"),
         F.col("parts")[1].try_cast("bigint").alias("epoch"),
-        F.col("parts")[2].try_cast("bigint").alias("sequence"),
+        F.col("parts")[2].try_cast("int").alias("partition"),
+        F.col("parts")[3].try_cast("bigint").alias("sequence"),
     )
-    readable = F.col("epoch").isNotNull() & F.col("sequence").isNotNull()
-    return marked.withColumn("is_readable", readable)
+    numbers = (F.col(name).isNotNull() for name in ("epoch", "partition", "sequence"))
+    readable = marked.withColumn("is_readable", reduce(and_, numbers))
+    is_sent = F.col("is_readable") & ~F.col("is_put_back")
+    is_there = F.col("partition") == F.col("source_partition")
+    return readable.withColumn("is_own", is_sent & is_there).withColumn(
+        "is_misplaced", is_sent & ~is_there
+    )
 
 
 def _one_value(name: str) -> Column:
@@ -235,6 +246,7 @@ def _look_at_partitions(marked: DataFrame) -> list[Row]:
             F.count_if("is_readable").alias("stamped"),
             F.count_if(illegible).alias("unreadable"),
             F.count_if("is_put_back").alias("put_back"),
+            F.count_if("is_misplaced").alias("misplaced"),
             F.min("at_ms").alias("begin_ms"),
             F.min(F.when(illegible, F.col("source_offset"))).alias("first"),
             F.max(F.when(illegible, F.col("source_offset"))).alias("last"),
@@ -257,9 +269,9 @@ def _merge_doubtful(
 
 
 def _gather_chains(marked: DataFrame) -> DataFrame:
-    """What each producer wrote itself; a copy that a recovery put back begins and ends no chain."""
+    """What each producer wrote itself: a copy, or what lies elsewhere, begins and ends no chain."""
     return (
-        marked.where("is_readable and not is_put_back")
+        marked.where("is_own")
         .groupBy(*_CHAIN, "sequence")
         .agg(
             F.count(F.lit(1)).alias("messages"),
@@ -285,7 +297,7 @@ def _gather_chains(marked: DataFrame) -> DataFrame:
 def _list_chains(chains: DataFrame) -> list[Chain]:
     return [
         Chain(
-            id=ChainId(row["source_partition"], row["producer"], row["epoch"]),
+            id=ChainId(row["partition"], row["producer"], row["epoch"]),
             messages=row["messages"],
             repeats=row["messages"] - row["different"],
             first=row["first"],
@@ -301,12 +313,12 @@ def _list_chains(chains: DataFrame) -> list[Chain]:
 
 def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> list[Hole]:
     """What is missing between two that are there, and before the first where a chain's beginning
-    was read; a copy that was put back fills its place.
+    was read; a copy fills its place, wherever it lies.
 
     Most chains have as many sequences as lie between their ends: those are not sorted.
     """
-    least = F.when(F.col("source_partition").isin(*whole), -1).otherwise(F.col("first"))
-    begins = F.when(F.col("source_partition").isin(*whole), 0).otherwise(F.col("first"))
+    least = F.when(F.col("partition").isin(*whole), -1).otherwise(F.col("first"))
+    begins = F.when(F.col("partition").isin(*whole), 0).otherwise(F.col("first"))
     broken = chains.where(F.col("different") < F.col("last") - begins + 1).select(
         *_CHAIN, least.alias("least"), F.col("last").alias("most")
     )
@@ -314,17 +326,17 @@ def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> l
         marked.where("is_readable")
         .join(broken, [*_CHAIN])
         .groupBy(*_CHAIN, "sequence", "least", "most")
-        .agg(
-            F.min("source_offset").alias("offset"),
-            F.min_by("at_ms", "source_offset").alias("at_ms"),
-        )
+        .agg(F.min(F.when(F.col("is_own"), F.struct("source_offset", "at_ms"))).alias("own"))
     )
     line = Window.partitionBy(*_CHAIN).orderBy("sequence")
+    # Backwards, since Spark looks at all that follows anew for each row.
+    back = Window.partitionBy(*_CHAIN).orderBy(F.desc("sequence"))
     begun = F.when(F.col("least") < 0, F.lit(-1))
+    own = F.last("own", ignorenulls=True)
     rows = (
-        seen.withColumn("previous", F.coalesce(F.lag("sequence").over(line), begun))
-        .withColumn("previous_offset", F.lag("offset").over(line))
-        .withColumn("previous_ms", F.lag("at_ms").over(line))
+        seen.withColumn("after", own.over(back.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("before", own.over(line.rowsBetween(Window.unboundedPreceding, -1)))
+        .withColumn("previous", F.coalesce(F.lag("sequence").over(line), begun))
         .where("sequence > previous + 1 and previous >= least and sequence <= most")
         .orderBy(*_CHAIN, "sequence")
         .limit(MOST_HOLES + 1)
@@ -332,13 +344,11 @@ def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> l
     )
     return [
         Hole(
-            id=ChainId(row["source_partition"], row["producer"], row["epoch"]),
+            id=ChainId(row["partition"], row["producer"], row["epoch"]),
             first=row["previous"] + 1,
             last=row["sequence"] - 1,
-            before=None
-            if row["previous_offset"] is None
-            else Neighbour(row["previous_offset"], row["previous_ms"]),
-            after=Neighbour(row["offset"], row["at_ms"]),
+            before=None if row["before"] is None else Neighbour(*row["before"]),
+            after=Neighbour(*row["after"]),
         )
         for row in rows
     ]
@@ -351,7 +361,7 @@ def _list_reports(
     many to be read; and partition and offset of those that are illegible."""
     rows = (
         marked.where("is_readable and skipped is not null")
-        .groupBy(*_CHAIN, "stamp", "skipped")
+        .groupBy("source_partition", "stamp", "skipped")
         .agg(F.min("source_offset").alias("offset"))
         .limit(MOST_REPORTS + 1)
         .collect()
@@ -367,7 +377,7 @@ def _list_reports(
             continue
         assert stamp is not None
         for first, last in stamp.skipped:
-            found[ChainId(row["source_partition"], stamp.producer, stamp.epoch)].add(first, last)
+            found[ChainId(stamp.partition, stamp.producer, stamp.epoch)].add(first, last)
     return found, len(rows) > MOST_REPORTS, illegible
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from backlog import sequence
 from backlog.sequence import (
     HIGHEST,
+    HIGHEST_PARTITION,
     PATTERN,
     SEQUENCE,
     SEQUENCE_END,
@@ -42,7 +43,9 @@ def stamps(draw: st.DrawFn) -> Stamp:
         for _ in range(draw(st.integers(0, 5))):
             first = draw(st.integers(0, number - 1))
             ranges.add(first, draw(st.integers(first, min(first + 9, number - 1))))
-    return Stamp(draw(PRODUCERS), draw(NUMBERS), number, tuple(ranges), draw(st.booleans()))
+    partition = draw(st.integers(0, HIGHEST_PARTITION) | st.integers(0, 20))
+    told, is_last = tuple(ranges), draw(st.booleans())
+    return Stamp(draw(PRODUCERS), draw(NUMBERS), partition, number, told, is_last)
 
 
 @given(stamps())
@@ -51,12 +54,13 @@ def test_a_stamp_reads_back(stamp: Stamp) -> None:
     assert read_stamp([("type", b"OrderPaid"), *headers, ("x", None)]) == stamp
     found = re.search(PATTERN, headers[0][1].decode())
     assert found is not None
-    assert found.groups() == (stamp.producer, str(stamp.epoch), str(stamp.sequence))
+    numbers = (stamp.epoch, stamp.partition, stamp.sequence)
+    assert found.groups() == (stamp.producer, *map(str, numbers))
 
 
 def test_the_format_is_stable_over_releases() -> None:
-    assert write_stamp(Stamp("shop-1", 1700000000000000, 12, ((3, 5), (9, 9)), True)) == [
-        ("backlog-sequence", b"shop-1:1700000000000000:12"),
+    assert write_stamp(Stamp("shop-1", 1700000000000000, 4, 12, ((3, 5), (9, 9)), True)) == [
+        ("backlog-sequence", b"shop-1:1700000000000000:4:12"),
         ("backlog-skipped", b"3-5,9"),
         ("backlog-sequence-end", b"1"),
     ]
@@ -67,35 +71,42 @@ def test_what_is_not_stamped(headers: list[tuple[str, object]] | None) -> None:
     assert read_stamp(headers) is None
 
 
-GOOD: tuple[str, object] = (SEQUENCE, b"shop:1:100")
+GOOD: tuple[str, object] = (SEQUENCE, b"shop:1:0:100")
 BAD_SEQUENCES: list[object] = [
     None,
-    "shop:1:2",
+    "shop:1:0:2",
     b"",
     b"shop",
     b"shop:1",
-    b"shop:1:two",
-    b"shop:1:-2",
-    b"shop:1:+2",
-    b"shop:01:2",
-    b"shop:1:02",
-    b"shop:1: 2",
-    b"shop:1:2\n",
-    b"\nshop:1:2",
-    b"shop:1:2:3",
-    b"shop:1:1_0",
-    b"shop:1:1e3",
-    b"shop:1:9223372036854775808",
-    b"shop:9999999999999999999:1",
-    b"shop:1:" + b"9" * 5_000,
+    b"shop:1:2",
+    b"shop:1::2",
+    b"shop:1:-1:2",
+    b"shop:1:00:2",
+    b"shop:1:2147483648:2",
+    b"shop:1:9999999999:2",
+    b"shop:1:10000000000:2",
+    b"shop:1:0:two",
+    b"shop:1:0:-2",
+    b"shop:1:0:+2",
+    b"shop:01:0:2",
+    b"shop:1:0:02",
+    b"shop:1:0: 2",
+    b"shop:1:0:2\n",
+    b"\nshop:1:0:2",
+    b"shop:1:0:2:3",
+    b"shop:1:0:1_0",
+    b"shop:1:0:1e3",
+    b"shop:1:0:9223372036854775808",
+    b"shop:9999999999999999999:0:1",
+    b"shop:1:0:" + b"9" * 5_000,
     b"x" * 10_000_000,
-    b"x" * 65 + b":1:2",
-    b":1:2",
-    b"sh op:1:2",
-    b"sh\xc3\xb6p:1:2",
-    "shop:1:\N{ARABIC-INDIC DIGIT TWO}".encode(),
-    b"shop:1:\xff",
-    b"shop:1:2\0",
+    b"x" * 65 + b":1:0:2",
+    b":1:0:2",
+    b"sh op:1:0:2",
+    b"sh\xc3\xb6p:1:0:2",
+    "shop:1:0:\N{ARABIC-INDIC DIGIT TWO}".encode(),
+    b"shop:1:0:\xff",
+    b"shop:1:0:2\0",
 ]
 BAD_SKIPPED: list[object] = [
     None,
@@ -123,7 +134,7 @@ HOSTILE: list[list[tuple[str, object]]] = [
     *([(SEQUENCE, value)] for value in BAD_SEQUENCES),
     *([GOOD, (SKIPPED, value)] for value in BAD_SKIPPED),
     *([GOOD, (SEQUENCE_END, value)] for value in BAD_ENDS),
-    [GOOD, (SEQUENCE, b"shop:1:101")],
+    [GOOD, (SEQUENCE, b"shop:1:0:101")],
     [(SEQUENCE, b"nonsense"), GOOD],
     [GOOD, (SEQUENCE, None)],
     [GOOD, (SKIPPED, b"1"), (SKIPPED, b"2")],
@@ -146,7 +157,7 @@ def test_hostile_headers_are_unreadable(headers: list[tuple[str, object]]) -> No
         max_size=4,
     )
 )
-@example([(SEQUENCE, b"a:0:0"), (SEQUENCE, b"a:0:0")])
+@example([(SEQUENCE, b"a:0:0:0"), (SEQUENCE, b"a:0:0:0")])
 def test_nothing_but_unreadable_is_raised(headers: list[tuple[str, bytes | None]]) -> None:
     try:
         stamp = read_stamp(headers)
@@ -159,15 +170,17 @@ def test_nothing_but_unreadable_is_raised(headers: list[tuple[str, bytes | None]
 @pytest.mark.parametrize(
     "stamp",
     [
-        Stamp("", 0, 0),
-        Stamp("x" * 65, 0, 0),
-        Stamp("a:b", 0, 0),
-        Stamp("a\n", 0, 0),
-        Stamp("a", -1, 0),
-        Stamp("a", 0, HIGHEST + 1),
-        Stamp("a", 0, 5, ((3, 5),)),
-        Stamp("a", 0, 9, ((5, 3),)),
-        Stamp("a", 0, 10_000, tuple((n, n) for n in range(0, 4_000, 2))),
+        Stamp("", 0, 0, 0),
+        Stamp("x" * 65, 0, 0, 0),
+        Stamp("a:b", 0, 0, 0),
+        Stamp("a\n", 0, 0, 0),
+        Stamp("a", -1, 0, 0),
+        Stamp("a", 0, -1, 0),
+        Stamp("a", 0, HIGHEST_PARTITION + 1, 0),
+        Stamp("a", 0, 0, HIGHEST + 1),
+        Stamp("a", 0, 0, 5, ((3, 5),)),
+        Stamp("a", 0, 0, 9, ((5, 3),)),
+        Stamp("a", 0, 0, 10_000, tuple((n, n) for n in range(0, 4_000, 2))),
     ],
 )
 def test_what_could_not_be_read_is_not_written(stamp: Stamp) -> None:
@@ -272,10 +285,11 @@ def test_it_imports_the_standard_library_only() -> None:
 
 
 def test_spark_reads_the_same_pattern(spark: SparkSession) -> None:
-    texts = ["shop.a-1_b:1700000000000000:12", "shop:01:2", "shop:1:2\n", "shop:1:2\u2028", "x"]
+    texts = ["shop.a-1_b:1700000000000000:3:12", "shop:01:0:2", "shop:1:2"]
+    texts += ["shop:1:0:2\n", "shop:1:0:2\u2028", "x"]
     frame = spark.createDataFrame([(text,) for text in texts], "text string")
     frame.createOrReplaceTempView("stamps")
-    extracts = ", ".join(f"regexp_extract(text, '{PATTERN}', {group})" for group in (1, 2, 3))
+    extracts = ", ".join(f"regexp_extract(text, '{PATTERN}', {group})" for group in (1, 2, 3, 4))
     rows = spark.sql(f"SELECT text rlike '{PATTERN}', {extracts} FROM stamps").collect()
-    assert tuple(rows[0]) == (True, "shop.a-1_b", "1700000000000000", "12")
-    assert [row[0] for row in rows[1:]] == [False] * 4
+    assert tuple(rows[0]) == (True, "shop.a-1_b", "1700000000000000", "3", "12")
+    assert [row[0] for row in rows[1:]] == [False] * 5

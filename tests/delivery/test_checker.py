@@ -32,15 +32,18 @@ def make_message(
     producer: str = "shop",
     epoch: int = 1,
     partition: int = 0,
+    lies_in: int | None = None,
     value: bytes = b"v",
     put_back: bool = False,
 ) -> Message:
-    headers: Pairs = [*write_stamp(Stamp(producer, epoch, sequence, skipped, is_last))]
+    """In the partition of its stamp, or in another one."""
+    headers: Pairs = [*write_stamp(Stamp(producer, epoch, partition, sequence, skipped, is_last))]
+    place = partition if lies_in is None else lies_in
     if put_back:
         headers = stamp(
             headers, message_id="m", recovery_id="r-1", original_time="t", fidelity="original"
         )
-    return Message(topic="orders", partition=partition, value=value, headers=headers)
+    return Message(topic="orders", partition=place, value=value, headers=headers)
 
 
 def check(checker: SequenceChecker, *sequences: int) -> list[str]:
@@ -105,6 +108,51 @@ def test_a_recovery_closes_a_hole_and_opens_none() -> None:
     assert list_ranges(checker) == [(103, 103)]
     assert check(checker, 120) == ["new"]
     assert list_ranges(checker) == [(103, 103), (105, 119)]
+
+
+def test_a_copy_in_another_partition_fills_its_own_hole_and_none_there() -> None:
+    checker = SequenceChecker()
+    for partition in (0, 1):
+        for sequence in (0, 1, 4):
+            checker.check(make_message(sequence, partition=partition))
+    copy = make_message(2, partition=0, lies_in=1, put_back=True)
+    assert [checker.check(copy), checker.check(copy)] == [Verdict.LATE, Verdict.REPEAT]
+    assert checker.list_holes() == (
+        Hole("orders", 0, "shop", 1, 3, 3),
+        Hole("orders", 1, "shop", 1, 2, 3),
+    )
+    # Nobody put this one there: it is in the topic all the same.
+    assert checker.check(make_message(3, partition=0, lies_in=1)) is Verdict.MISPLACED
+    assert [hole.partition for hole in checker.list_holes()] == [1]
+    # From ahead, and an end: its partition has not come so far.
+    assert checker.check(make_message(90, lies_in=1, is_last=True)) is Verdict.MISPLACED
+    assert [hole.partition for hole in checker.list_holes()] == [1]
+    assert (checker.ended, checker.misplaced) == (frozenset(), 2)
+
+
+def test_a_copy_that_is_read_before_its_own_partition() -> None:
+    checker = SequenceChecker(reads_from_start=True)
+    assert checker.check(make_message(1, lies_in=3, put_back=True)) is Verdict.LATE
+    assert checker.list_holes() == ()
+    assert check(checker, 0, 3) == ["new", "new"]
+    assert list_ranges(checker) == [(2, 2)]
+
+
+def test_copies_of_partitions_that_are_not_read_displace_nothing() -> None:
+    """A consumer that is given partition 3 sees copies for all others, of many producers."""
+    checker = SequenceChecker(max_chains=2, max_ranges=1_000)
+    for sequence in (0, 2):
+        checker.check(make_message(sequence, partition=3))
+    for epoch in range(500):
+        checker.check(make_message(0, epoch=epoch, partition=1, lies_in=3, put_back=True))
+    for sequence in range(0, 10_000, 2):
+        checker.check(make_message(sequence, partition=2, lies_in=3, put_back=True))
+    assert checker.list_holes() == (Hole("orders", 3, "shop", 1, 1, 1),)
+    assert len(checker._copies) <= 2
+    assert sum(map(len, checker._copies.values())) == checker._copied_ranges <= 1_000
+    assert checker.dropped > 498
+    checker.forget("orders")
+    assert (len(checker._copies), checker._copied_ranges, checker.list_holes()) == (0, 0, ())
 
 
 def test_an_end_that_is_marked() -> None:
@@ -173,9 +221,12 @@ def test_any_order_any_loss_any_repeats(case: tuple[Sequence[int], set[int], int
     highest = max(sent, default=-1)
     holes = {n for first, last in list_ranges(checker) for n in range(first, last + 1)}
     assert holes == {each for each in lost if each < highest}
-    # What is put back from an archive closes them.
+    # What is put back from an archive closes them, in whichever partition it lies.
     for each in holes:
-        checker.check(make_message(each, put_back=True))
+        checker.check(make_message(each, partition=1, put_back=True))
+    assert {n for first, last in list_ranges(checker) for n in range(first, last + 1)} == holes
+    for each in holes:
+        checker.check(make_message(each, lies_in=each % 3, put_back=True))
     assert checker.list_holes() == ()
 
 
@@ -184,7 +235,9 @@ def test_any_order_any_loss_any_repeats(case: tuple[Sequence[int], set[int], int
         st.lists(
             st.tuples(
                 st.sampled_from([SEQUENCE, SKIPPED, SEQUENCE_END, RECOVERY_ID, "other"]),
-                st.none() | st.binary(max_size=40) | st.sampled_from([b"a:1:9", b"1", b"3-5"]),
+                st.none()
+                | st.binary(max_size=40)
+                | st.sampled_from([b"a:1:0:9", b"a:1:7:9", b"1", b"3-5"]),
             ),
             max_size=5,
         ),

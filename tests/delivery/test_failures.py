@@ -136,6 +136,7 @@ def test_a_message_the_application_swallowed_is_a_hole(
         """Somebody's subclass with a bug."""
 
         def produce(self, *arguments: Any, **named: Any) -> None:
+            assert named["on_delivery"], "the callback of number 0 is one too"
             if named["value"] != b"swallowed":
                 super().produce(*arguments, **named)
 

@@ -31,9 +31,11 @@ def test_each_partition_is_numbered_from_zero(kafka: EmbeddedKafka, topic: MakeT
     assert producer.close() == 0
     found = read_by_partition(kafka.bootstrap, name, 3)
     assert sum(map(len, found.values())) == 300
-    for messages in found.values():
+    for partition, messages in found.items():
         stamps = [read_stamp(message.headers()) for message in messages]  # type: ignore[arg-type]
-        assert stamps == [Stamp("shop-1", producer.epoch, n) for n in range(len(messages))]
+        assert stamps == [
+            Stamp("shop-1", producer.epoch, partition, n) for n in range(len(messages))
+        ]
         assert all(
             next(iter(message.headers() or ())) == ("type", b"OrderPaid") for message in messages
         )
@@ -182,7 +184,7 @@ def test_stamps_of_a_message_that_is_passed_on_are_left_out(
     again = read_by_partition(kafka.bootstrap, name, 1)[0][1]
     headers = cast("list[tuple[str, bytes]]", again.headers())
     assert [header for header, _ in headers] == ["a", "backlog-sequence"]
-    assert find_value(headers, "backlog-sequence") == b"second:%d:0" % second.epoch
+    assert find_value(headers, "backlog-sequence") == b"second:%d:0:0" % second.epoch
 
 
 def test_both_callbacks_of_the_application(kafka: EmbeddedKafka, topic: MakeTopic) -> None:

@@ -57,7 +57,7 @@ def publish_sequenced(shop: Shop, count: int, *, leave_out: tuple[int, ...] = ()
     producer = Producer({**shop.properties, "enable.idempotence": True})
     for number in range(count):
         if number not in leave_out:
-            headers: Any = write_stamp(Stamp("shop", 1, number))
+            headers: Any = write_stamp(Stamp("shop", 1, 0, number))
             producer.produce(shop.topic, b"v", b"k", 0, headers=headers)
     assert producer.flush(60) == 0
 
@@ -89,14 +89,17 @@ def test_a_complete_topic_and_one_without_stamps(empty_shop: Shop) -> None:
     call(empty_shop, 0, *SETTLED)
 
 
-def test_hostile_stamps_are_counted(empty_shop: Shop) -> None:
+def test_hostile_stamps_and_those_in_another_partition_are_counted(empty_shop: Shop) -> None:
     publish_sequenced(empty_shop, 5)
     producer = Producer(empty_shop.properties)
-    for value in (b"shop:1:-1", b"shop:1:five", b"\xff" * 900_000):
+    for value in (b"shop:1:0:-1", b"shop:1:0:five", b"\xff" * 900_000):
         producer.produce(empty_shop.topic, b"v", b"k", 0, headers=[(SEQUENCE, value)])
+    elsewhere: Any = write_stamp(Stamp("shop", 1, 0, 3))
+    producer.produce(empty_shop.topic, b"v", b"k", 1, headers=elsewhere)
     assert producer.flush(60) == 0
     told = call(empty_shop, 2, *SETTLED)
     assert "3 messages are stamped in a way that cannot be read" in told
+    assert "1 message in another partition than the stamp says" in told
 
 
 _LOSSY = """

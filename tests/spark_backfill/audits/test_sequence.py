@@ -29,8 +29,8 @@ def make_frame(spark: SparkSession, rows: Iterable[tuple[int, int, Headers]]) ->
     return spark.createDataFrame(made, ORIGINALS_SCHEMA)
 
 
-def stamped(producer: str, epoch: int, number: int, **more: Any) -> Headers:
-    return [*write_stamp(Stamp(producer, epoch, number, **more))]
+def stamped(producer: str, epoch: int, number: int, *, of: int = 0, **more: Any) -> Headers:
+    return [*write_stamp(Stamp(producer, epoch, of, number, **more))]
 
 
 def list_holes(found: Any) -> list[tuple[ChainId, int, int]]:
@@ -52,7 +52,7 @@ def test_a_hole_has_its_neighbours_and_repeats_are_none(spark: SparkSession) -> 
 
 
 def test_the_head_is_a_hole_only_where_it_was_read(spark: SparkSession) -> None:
-    rows = [(p, 5, stamped("shop", 1, 3)) for p in (0, 1)]
+    rows = [(p, 5, stamped("shop", 1, 3, of=p)) for p in (0, 1)]
     found = audit_sequence(make_frame(spark, rows), whole=[1])
     assert list_holes(found) == [(ChainId(1, "shop", 1), 0, 2)]
     assert found.holes[0].before is None
@@ -90,18 +90,46 @@ def test_what_a_recovery_put_back_fills_its_place_and_makes_none(spark: SparkSes
     assert [(one.id, one.last) for one in found.chains] == [(chain, 4)]
 
 
+def test_a_copy_in_another_partition_fills_its_own_place_and_none_there(
+    spark: SparkSession,
+) -> None:
+    """Its offset says nothing of where the hole is: the neighbours are the producer's own."""
+    ours: Headers = [(stamps.RECOVERY_ID, b"r-1")]
+    rows = [(p, 10 + n, stamped("shop", 1, n, of=p)) for p in (0, 1) for n in (0, 1, 6)]
+    rows.append((1, 900, [*stamped("shop", 1, 3, of=0), *ours]))
+    found = audit_sequence(make_frame(spark, rows), whole=[0, 1])
+    assert list_holes(found) == [
+        (ChainId(0, "shop", 1), 2, 2),
+        (ChainId(0, "shop", 1), 4, 5),
+        (ChainId(1, "shop", 1), 2, 5),
+    ]
+    places = [(hole.before.offset, hole.after.offset) for hole in found.holes]  # type: ignore[union-attr]
+    assert places == [(11, 16)] * 3
+    assert (found.counts.put_back, found.counts.misplaced) == (1, 0)
+
+
+def test_what_lies_elsewhere_by_itself_is_counted(spark: SparkSession) -> None:
+    rows = [(0, n, stamped("shop", 1, n)) for n in (0, 2)]
+    rows += [(1, 0, stamped("shop", 1, 1)), (1, 1, stamped("shop", 1, 90, is_last=True))]
+    found = audit_sequence(make_frame(spark, rows), whole=[0, 1])
+    assert (found.holes, found.counts.misplaced) == ((), 2)
+    assert [(one.id.partition, one.last, one.is_closed) for one in found.chains] == [(0, 2, False)]
+
+
 HOSTILE: list[Headers] = [
-    [(sequence.SEQUENCE, b"shop:1:two")],
-    [(sequence.SEQUENCE, b"shop:1:-2")],
-    [(sequence.SEQUENCE, b"shop:1:" + b"9" * 19)],
-    [(sequence.SEQUENCE, b"shop:1:" + b"9" * 10_000_000)],
+    [(sequence.SEQUENCE, b"shop:1:0:two")],
+    [(sequence.SEQUENCE, b"shop:1:0:-2")],
+    [(sequence.SEQUENCE, b"shop:1:0:" + b"9" * 19)],
+    [(sequence.SEQUENCE, b"shop:1:0:" + b"9" * 10_000_000)],
+    [(sequence.SEQUENCE, b"shop:1:2147483648:2")],
+    [(sequence.SEQUENCE, b"shop:1:2")],
     [(sequence.SEQUENCE, b"\xff\xfe")],
     [(sequence.SEQUENCE, b"")],
     [(sequence.SEQUENCE, None)],
-    [(sequence.SEQUENCE, b"shop:1:2\n")],
-    [(sequence.SEQUENCE, b"shop:1:02")],
-    [(sequence.SEQUENCE, "shop:1:٣".encode())],
-    [(sequence.SEQUENCE, b"shop:1:2"), (sequence.SEQUENCE, b"shop:1:3")],
+    [(sequence.SEQUENCE, b"shop:1:0:2\n")],
+    [(sequence.SEQUENCE, b"shop:1:0:02")],
+    [(sequence.SEQUENCE, "shop:1:0:٣".encode())],
+    [(sequence.SEQUENCE, b"shop:1:0:2"), (sequence.SEQUENCE, b"shop:1:0:3")],
 ]
 
 
@@ -143,8 +171,9 @@ def judge(rows: list[tuple[int, int, Headers]], whole: set[int]) -> list[tuple[C
         stamp = read_stamp(headers)
         if stamp is None:
             continue
-        chain = ChainId(partition, stamp.producer, stamp.epoch)
-        if not any(name == stamps.RECOVERY_ID for name, _ in headers):
+        chain = ChainId(stamp.partition, stamp.producer, stamp.epoch)
+        is_copy = any(name == stamps.RECOVERY_ID for name, _ in headers)
+        if stamp.partition == partition and not is_copy:
             own.setdefault(chain, set()).add(stamp.sequence)
         known.setdefault(chain, set()).add(stamp.sequence)
         for first, last in stamp.skipped:
@@ -164,12 +193,13 @@ def judge(rows: list[tuple[int, int, Headers]], whole: set[int]) -> list[tuple[C
 
 
 def test_random_chains_have_the_holes_that_are_in_them(spark: SparkSession) -> None:
-    """A thousand chains at once: lost, repeated, late, reported, put back."""
+    """A thousand chains at once: lost, repeated, late, reported, put back, misplaced."""
     chance = random.Random(20261124)
     rows: list[tuple[int, int, Headers]] = []
+    misplaced = 0
     for number in range(1000):
         partition, producer, epoch = number % 7, f"p{number % 50}", number // 50
-        sent: list[Headers] = []
+        sent: list[tuple[int, Headers]] = []
         reported: list[int] = []
         begin = chance.choice([0, 0, 5])
         for at in range(begin, begin + chance.randint(1, 25)):
@@ -181,18 +211,22 @@ def test_random_chains_have_the_holes_that_are_in_them(spark: SparkSession) -> N
             if fate < 0.1:
                 reported.append(at)
                 continue
-            headers = stamped(producer, epoch, at, skipped=skipped)
+            headers = stamped(producer, epoch, at, of=partition, skipped=skipped)
+            place = partition if fate > 0.18 else chance.randrange(7)
             if fate < 0.15:
                 headers = [*headers, (stamps.RECOVERY_ID, b"r-1")]
-            sent += [headers] * (2 if fate > 0.95 else 1)
+            else:
+                misplaced += place != partition
+            sent += [(place, headers)] * (2 if fate > 0.95 else 1)
         if chance.random() < 0.5:
             chance.shuffle(sent)
-        rows += [(partition, len(rows) + n, headers) for n, headers in enumerate(sent)]
+        rows += [(place, len(rows) + n, headers) for n, (place, headers) in enumerate(sent)]
     whole = {0, 2, 4}
     wanted = judge(rows, whole)
     assert len(wanted) > 100
     found = audit_sequence(make_frame(spark, rows).repartition(5), whole)
     assert list_holes(found) == wanted
+    assert found.counts.misplaced == misplaced > 100
 
 
 def test_a_healthy_topic_cut_anywhere_shows_nothing(spark: SparkSession) -> None:
@@ -202,7 +236,7 @@ def test_a_healthy_topic_cut_anywhere_shows_nothing(spark: SparkSession) -> None
     for partition in range(1000):
         messages: list[Headers] = []
         for epoch in (1, 2):
-            sent = [stamped(name, epoch, n) for n in range(20) for name in ("a", "b")]
+            sent = [stamped(name, epoch, n, of=partition) for n in range(20) for name in ("a", "b")]
             for at in range(0, len(sent), 4):
                 piece = [*sent[at : at + 4], chance.choice(sent[at : at + 4])]
                 chance.shuffle(piece)
