@@ -56,12 +56,13 @@ class EmbeddedRedis:
                 assert not is_over, (self._data / "log").read_text()
                 time.sleep(0.02)
 
-    def connect(self) -> redis.Redis:
+    def connect(self, password: str | None = None) -> redis.Redis:
         """A client that waits for at most 5 s and asks once."""
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        return redis.Redis(HOST, self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(HOST, self.port, password=password, socket_timeout=5, retry=once)
 
     def kill(self) -> None:
         """As a crash; all it held is gone."""

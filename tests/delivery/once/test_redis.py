@@ -58,9 +58,11 @@ def test_what_was_done_is_not_done_again_and_marks_end(client: redis.Redis, uniq
     ]
     assert take(make_marks(client, f"{unique}-2"), message) == (True, False), "another consumer"
     assert take(make_marks(client, unique), make_message(b"m-2")) == (True, False)
-    (key,) = client.keys(f"once:{unique}:m-1")
-    assert 0 < client.pttl(key) <= LONG / timedelta(milliseconds=1)
-    assert b"v" not in client.hvals(key), "only a hash of the payload is kept"
+    # redis-py types its answers for both of its clients.
+    kept: Any = client
+    (key,) = kept.keys(f"once:{unique}:m-1")
+    assert 0 < kept.pttl(key) <= LONG / timedelta(milliseconds=1)
+    assert b"v" not in kept.hvals(key), "only a hash of the payload is kept"
     brief = make_marks(client, unique, lease=SHORT, keep=SHORT)
     assert take(brief, "m-3") == (True, False)
     wait_until(lambda: take(brief, "m-3")[0], what="the mark has ended")
@@ -147,9 +149,9 @@ def test_the_same_id_with_another_payload_is_a_conflict(client: redis.Redis, uni
 def test_an_answer_that_was_lost_changes_nothing(client: redis.Redis, unique: str) -> None:
     """The client asks again with the same words."""
     marks = make_marks(client, unique)
-    keys, words = [f"once:{unique}:m-1"], ["one", "", 60_000, 60_000]
+    keys, words = [f"once:{unique}:m-1"], ["one", "", "60000", "60000"]
     assert [marks._begin(keys, words) for _ in range(2)] == [[b"first", 0]] * 2
-    assert [marks._end(keys, ["one", "", 60_000]) for _ in range(2)] == [1, 1]
+    assert [marks._end(keys, words[:3]) for _ in range(2)] == [1, 1]
     assert marks._begin(keys, words) == [b"done", 0]
 
 
@@ -197,7 +199,7 @@ def test_fault_56_redis_is_away_open_or_closed_and_comes_back_empty(
 
 
 def test_what_stays_wrong_is_never_taken_for_away(redis_server: EmbeddedRedis, unique: str) -> None:
-    with redis.Redis("127.0.0.1", redis_server.port, password="wrong") as client:
+    with redis_server.connect("wrong") as client:
         marks = make_marks(client, unique, when_away="open")
         with pytest.raises(redis.AuthenticationError):
             take(marks, "m-1")
