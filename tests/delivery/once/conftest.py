@@ -1,0 +1,34 @@
+"""A Redis of the tests' own, and databases by their URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.redis_server import EmbeddedRedis
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """One for the process; a test that kills it starts it again."""
+    with EmbeddedRedis() as running:
+        yield running
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    found: str = request.getfixturevalue("pg_url")
+    return found
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    made = sa.create_engine(url)
+    yield made
+    made.dispose()

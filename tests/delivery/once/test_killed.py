@@ -1,0 +1,108 @@
+"""A real consumer, killed at each of its steps: an order is paid once, or as often as the page says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
+
+from sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.delivery.once.paying import IDENTITY, POINTS
+from tests.redis_server import EmbeddedRedis
+
+ROOT = Path(__file__).parents[3]
+ORDERS = [f"order-{number}" for number in range(30)]
+
+
+@pytest.fixture
+def orders(kafka: EmbeddedKafka, topic: MakeTopic) -> tuple[str, int]:
+    """A topic of one partition, and its end: every third message is there twice."""
+    name = topic(partitions=1)
+    sent = [order for number, order in enumerate(ORDERS) for _ in range(2 if number % 3 else 1)]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for order in sent:
+        producer.produce(name, b"pay", headers=[(IDENTITY, order.encode())])
+    assert producer.flush(60) == 0
+    return name, len(sent)
+
+
+def consume(
+    kafka: EmbeddedKafka, orders: tuple[str, int], group: str, store: str, file: Path, point: str
+) -> None:
+    """Runs the consumer to its end: killed where it is to be, else at the end of the topic."""
+    words = (kafka.bootstrap, orders[0], group, str(orders[1]), store, str(file), point)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.delivery.once.paying", *words],
+        cwd=ROOT,
+        timeout=240,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wanted = 0 if point == "never" else -signal.SIGKILL
+    assert ended.returncode == wanted, (point, ended.stderr)
+
+
+def test_fault_54_a_consumer_killed_at_every_step_has_one_effect_in_sql(
+    kafka: EmbeddedKafka,
+    orders: tuple[str, int],
+    group: str,
+    url: str,
+    engine: sa.Engine,
+    tmp_path: Path,
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE paid (order_id VARCHAR(40))"))
+
+    def count(table: str, column: str) -> Counter[str]:
+        with engine.connect() as connection:
+            rows = connection.execute(sa.text(f"SELECT {column} FROM {table}"))
+            return Counter(rows.scalars())
+
+    for point in POINTS:
+        consume(kafka, orders, group, url, tmp_path, point)
+        paid = count("paid", "order_id")
+        assert set(paid.values()) == {1}
+        assert paid == count("paid_marks", "message_id")
+    consume(kafka, orders, group, url, tmp_path, "never")
+    assert count("paid", "order_id") == Counter(ORDERS)
+    # All of it once more, as after offsets that were lost.
+    consume(kafka, orders, f"{group}-2", url, tmp_path, "never")
+    assert count("paid", "order_id") == count("paid_marks", "message_id") == Counter(ORDERS)
+
+
+def test_fault_54_a_consumer_killed_at_every_step_repeats_only_what_redis_cannot_know(
+    kafka: EmbeddedKafka,
+    orders: tuple[str, int],
+    group: str,
+    redis_server: EmbeddedRedis,
+    tmp_path: Path,
+) -> None:
+    """Killed between work and mark: that message's work is done once more, and no other's."""
+    file, store = tmp_path / "paid", f"redis:{redis_server.port}"
+    os.close(os.open(file, os.O_CREAT))
+
+    def list_paid() -> list[str]:
+        return [line.split()[0] for line in file.read_text().splitlines()]
+
+    repeated: Counter[str] = Counter()
+    for point in ("begun", "worked", "marked", "read"):
+        consume(kafka, orders, group, store, file, point)
+        if point == "worked":
+            repeated[list_paid()[-1]] += 1
+    consume(kafka, orders, group, store, file, "never")
+    consume(kafka, orders, f"{group}-2", store, file, "never")
+    assert len(repeated) == 1
+    assert Counter(list_paid()) == Counter(ORDERS) + repeated
+    told = [line.split()[0] for line in file.read_text().splitlines() if line.endswith(" 1")]
+    # The two that were begun and not ended; whether they were done only their worker knew.
+    assert len(told) == 2
+    assert set(repeated) < set(told)

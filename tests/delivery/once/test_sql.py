@@ -1,0 +1,326 @@
+"""The mark and the work are one: both are there, or neither, whoever asks at the same time."""
+# The order of the blocks is what is tested.
+# ruff: noqa: PT012, SIM117
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Message
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from backlog.errors import UsageError
+from backlog.stamps import MESSAGE_ID
+from delivery.once.errors import NoMessageId
+from delivery.once.sql import Marks
+from tests.kafka_tools import wait_until
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Payment(Base):
+    __tablename__ = "payments"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    order: Mapped[str] = mapped_column(sa.String(40))
+    amount: Mapped[int] = mapped_column(sa.CheckConstraint("amount > 0"))
+
+
+class WorkFailed(Exception):
+    pass
+
+
+@pytest.fixture
+def marks(engine: sa.Engine) -> Marks:
+    marks = Marks("payments_handled")
+    marks.create_tables(engine)
+    Base.metadata.create_all(engine)
+    return marks
+
+
+def make_message(*headers: tuple[str, bytes | None]) -> Message:
+    return Message(topic="orders", partition=2, offset=17, value=b"v", headers=list(headers))
+
+
+def pay(marks: Marks, session: Session, message: Any, amount: int = 1) -> bool:
+    with marks.handle_once(session, message) as turn:
+        if turn.is_first:
+            session.add(Payment(order=turn.message_id, amount=amount))
+            return True
+    return False
+
+
+def list_orders(engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        return sorted(connection.execute(sa.select(Payment.order)).scalars())
+
+
+def list_marks(engine: sa.Engine, marks: Marks) -> list[str]:
+    with engine.connect() as connection:
+        return sorted(connection.execute(sa.select(marks.table.c.message_id)).scalars())
+
+
+def test_what_was_handled_is_not_handled_again(engine: sa.Engine, marks: Marks) -> None:
+    message = make_message((MESSAGE_ID, b"m-1"))
+    for is_first in (True, False, False):
+        with Session(engine) as session, session.begin():
+            assert pay(marks, session, message) is is_first
+    with Session(engine) as session, session.begin():  # and twice in one transaction
+        assert [pay(marks, session, "m-2") for _ in range(2)] == [True, False]
+    assert list_orders(engine) == list_marks(engine, marks) == ["m-1", "m-2"]
+
+
+def test_fault_54_a_rollback_leaves_neither_mark_nor_work(engine: sa.Engine, marks: Marks) -> None:
+    with pytest.raises(WorkFailed), Session(engine) as session, session.begin():
+        assert pay(marks, session, "m-1")
+        raise WorkFailed
+    with engine.connect() as connection:  # closed without a commit
+        with marks.handle_once(connection, "m-1") as turn:
+            assert turn.is_first
+    assert list_orders(engine) == list_marks(engine, marks) == []
+    with Session(engine) as session, session.begin():
+        assert pay(marks, session, "m-1")
+    assert list_orders(engine) == list_marks(engine, marks) == ["m-1"]
+
+
+def test_fault_54_work_that_fails_takes_its_mark_along_and_nothing_else(
+    engine: sa.Engine, marks: Marks
+) -> None:
+    """A batch in one transaction goes on after one message that cannot be handled."""
+    with Session(engine) as session, session.begin():
+        assert pay(marks, session, "m-1")
+        with pytest.raises(WorkFailed), marks.handle_once(session, "m-2") as turn:
+            assert turn.is_first
+            session.add(Payment(order="half", amount=1))
+            session.flush()
+            raise WorkFailed
+        with pytest.raises(sa.exc.IntegrityError):
+            pay(marks, session, "m-3", amount=0)  # refused when it is flushed
+        assert pay(marks, session, "m-4")
+    assert list_orders(engine) == list_marks(engine, marks) == ["m-1", "m-4"]
+    with Session(engine) as session, session.begin():
+        assert pay(marks, session, "m-2")
+
+
+def test_a_savepoint_around_it_takes_both_back(engine: sa.Engine, marks: Marks) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Payment(order="before", amount=1))
+        session.flush()
+        savepoint = session.begin_nested()
+        assert pay(marks, session, "m-1")
+        savepoint.rollback()
+    assert list_orders(engine) == ["before"]
+    assert list_marks(engine, marks) == []
+
+
+def test_fault_55_the_same_id_at_the_same_time_has_one_effect(
+    engine: sa.Engine, marks: Marks
+) -> None:
+    """The second worker waits; it is told by what becomes of the first."""
+    for message_id, commits in (("m-1", True), ("m-2", False)):
+        told: list[bool] = []
+
+        def work(message_id: str, told: list[bool]) -> None:
+            with Session(engine) as session, session.begin():
+                told.append(pay(marks, session, message_id))
+
+        with Session(engine) as session:
+            assert pay(marks, session, message_id)
+            session.flush()
+            other = threading.Thread(target=work, args=(message_id, told))
+            other.start()
+            other.join(0.3)
+            assert told == []
+            session.commit() if commits else session.rollback()
+        other.join(60)
+        assert told == [not commits]
+    assert list_orders(engine) == list_marks(engine, marks) == ["m-1", "m-2"]
+
+
+def test_fault_55_many_workers_each_message_once(engine: sa.Engine, marks: Marks) -> None:
+    firsts: list[str] = []
+    gate = threading.Barrier(4)
+
+    def work() -> None:
+        gate.wait(60)
+        for number in range(25):
+            with Session(engine) as session, session.begin():
+                if pay(marks, session, f"m-{number}"):
+                    firsts.append(f"m-{number}")
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    wanted = sorted(f"m-{number}" for number in range(25))
+    assert sorted(firsts) == list_orders(engine) == list_marks(engine, marks) == wanted
+
+
+def test_an_async_session_is_the_same(url: str, engine: sa.Engine, marks: Marks) -> None:
+    async def story() -> list[bool]:
+        asynchronous = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        told = []
+        for fails in (True, False, False):
+            async with AsyncSession(asynchronous) as session, session.begin():
+                try:
+                    async with marks.handle_once(session, "m-1") as turn:
+                        told.append(turn.is_first)
+                        if turn.is_first:
+                            session.add(Payment(order="m-1", amount=1))
+                            if fails:
+                                raise WorkFailed
+                except WorkFailed:
+                    pass
+        async with asynchronous.connect() as connection, connection.begin():
+            async with marks.handle_once(connection, "m-2") as turn:
+                told.append(bool(turn))
+        await asynchronous.dispose()
+        return told
+
+    assert asyncio.run(story()) == [True, True, False, True]
+    assert list_orders(engine) == ["m-1"]
+    assert list_marks(engine, marks) == ["m-1", "m-2"]
+
+
+def test_who_does_not_ask_is_told_and_nothing_is_marked(engine: sa.Engine, marks: Marks) -> None:
+    for repeat in (False, True):
+        with pytest.raises(UsageError, match="nobody asked whether its work"):
+            with Session(engine) as session, session.begin():
+                with marks.handle_once(session, "m-1"):
+                    session.add(Payment(order="careless", amount=1))
+        assert list_orders(engine) == []
+        if not repeat:
+            assert list_marks(engine, marks) == []
+            with (
+                Session(engine) as session,
+                session.begin(),
+                marks.handle_once(session, "m-1") as t,
+            ):
+                assert t.is_first
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_transaction_that_ends_within_the_block_is_refused(
+    engine: sa.Engine, marks: Marks, verb: str
+) -> None:
+    with Session(engine) as session, pytest.raises(UsageError, match="was ended within the block"):
+        with marks.handle_once(session, "m-1") as turn:
+            assert turn.is_first
+            getattr(session, verb)()
+    assert list_marks(engine, marks) == (["m-1"] if verb == "commit" else [])
+
+
+def test_autocommit_is_refused(url: str, marks: Marks, engine: sa.Engine) -> None:
+    for made in (
+        sa.create_engine(url, isolation_level="AUTOCOMMIT"),
+        engine.execution_options(isolation_level="AUTOCOMMIT"),
+    ):
+        with made.connect() as connection, pytest.raises(UsageError, match="commits by itself"):
+            with marks.handle_once(connection, "m-1"):
+                pytest.fail("the block was entered")
+        made.dispose()
+    assert list_marks(engine, marks) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, b"", b"\xff\xfe", b"a\nb", b" a", b"x" * 256, b"a\x00"],
+    ids=["none", "empty", "not UTF-8", "line break", "space", "long", "NUL"],
+)
+def test_a_message_without_an_id_is_refused_with_its_place(header: bytes | None) -> None:
+    marks = Marks("payments_handled", identity="order-id")
+    message = make_message(("order-id", header), (MESSAGE_ID, b"not this one"))
+    with sa.create_engine("sqlite://").connect() as connection:
+        with pytest.raises(NoMessageId, match=r"orders\[2\] at offset 17.*header order-id"):
+            marks.handle_once(connection, message)
+
+
+def test_an_id_is_any_header_or_what_a_function_says(engine: sa.Engine) -> None:
+    def by_place(message: Any) -> str:
+        return f"{message.topic()}-{message.partition()}-{message.offset()}"
+
+    for identity, wanted in (("order-id", "7"), (by_place, "orders-2-17")):
+        marks = Marks("payments_handled", identity=identity)
+        marks.create_tables(engine)
+        with engine.connect() as connection:
+            with marks.handle_once(connection, make_message(("order-id", b"7"))) as turn:
+                assert (turn.is_first, turn.message_id) == (True, wanted)
+    unmarked = Marks("payments_handled", without_id="unmarked")
+    for _ in range(2):
+        with engine.connect() as connection:
+            with unmarked.handle_once(connection, make_message()) as turn:
+                assert (turn.is_first, turn.is_marked) == (True, False)
+
+
+def test_old_marks_go_in_batches_with_a_bound(engine: sa.Engine, marks: Marks) -> None:
+    now = datetime.now(UTC)
+    with engine.begin() as connection:
+        rows = [
+            {"message_id": f"m-{n}", "handled_at": now - timedelta(days=10 - n)} for n in range(10)
+        ]
+        connection.execute(sa.insert(marks.table), rows)
+    sizes: list[int] = []
+
+    @sa.event.listens_for(engine, "after_cursor_execute")
+    def note(_: Any, cursor: Any, statement: str, *__: Any) -> None:
+        if statement.startswith("DELETE"):
+            sizes.append(cursor.rowcount)
+
+    week = timedelta(days=3, hours=12)
+    assert marks.purge(engine, week, batch=2, most=3) == 3
+    assert sizes == [2, 1]
+    assert list_marks(engine, marks) == [f"m-{n}" for n in range(3, 10)]
+    with engine.connect() as connection:
+        assert marks.purge(connection, week, batch=2) == 4
+    assert list_marks(engine, marks) == ["m-7", "m-8", "m-9"]
+    for wrong in ({"older_than": timedelta(0)}, {"batch": 0}, {"most": 0}):
+        with pytest.raises(UsageError, match="above zero"):
+            marks.purge(engine, **{"older_than": week, **wrong})  # type: ignore[arg-type]
+
+
+def test_workers_that_start_at_once_make_one_table(engine: sa.Engine) -> None:
+    failed: list[Exception] = []
+    gate = threading.Barrier(4)
+
+    def start() -> None:
+        gate.wait(60)
+        try:
+            Marks("payments_handled").create_tables(engine)
+        except sa.exc.DBAPIError as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=start) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    wait_until(lambda: sa.inspect(engine).has_table("payments_handled"))
+    assert failed == []
+
+
+def test_importing_takes_what_it_uses() -> None:
+    """No Spark, and Redis only for marks in Redis."""
+    heavy = "('pyspark', 'pandas', 'numpy', 'matplotlib', 'kafka', 'confluent_kafka', 'redis')"
+    for module, wanted in (("sql", "[]"), ("redis", "['redis']")):
+        code = (
+            f"import sys, delivery.once.{module}; print([n for n in {heavy} if n in sys.modules])"
+        )
+        made = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[3],
+        )
+        assert made.stdout.strip() == wanted
