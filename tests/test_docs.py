@@ -129,7 +129,7 @@ def test_each_step_of_a_protocol_that_code_names_is_explained() -> None:
 
 def test_each_finding_of_an_audit_is_a_heading() -> None:
     text = "".join(path.read_text() for path in sorted(ROOT.glob("replay/audits/*.py")))
-    said = set(re.findall(r"""(?:Finding|_Difference)\(\s*"([a-z-]+)",""", text)) | set(UNSURE)
+    said = set(re.findall(r"""(?:Finding|_Difference)\(\s*"([a-z-]+)",""", text)) | {SURE, *UNSURE}
     said |= {str(code) for code in SuspicionCode}
     headings = re.findall(r"^### (.+)$", (ROOT / "docs/audits.md").read_text(), re.MULTILINE)
     assert len(said) > 20

@@ -51,7 +51,7 @@ def send_orders(shop: Shop, numbers: range, *, leave_out: frozenset[int] = froze
 
 
 def make_stamp(partition: int, sequence: int) -> Stamp:
-    return Stamp("till", 1, sequence)
+    return Stamp("till", 1, partition, sequence)
 
 
 def describe_events(shop: Shop, **more: object) -> None:
