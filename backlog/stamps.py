@@ -11,6 +11,8 @@ ORIGINAL_TIME = "backlog-original-time"
 FIDELITY = "backlog-fidelity"
 REPLAYS = "backlog-replays"
 ALL = (MESSAGE_ID, RECOVERY_ID, ORIGINAL_TIME, FIDELITY, REPLAYS)
+# What the application that sent a message calls it; a copy that is put back keeps it.
+EVENT_ID = "backlog-event-id"
 
 Headers = Sequence[tuple[str, bytes | None]]
 

@@ -64,6 +64,38 @@ class MemberLook:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceLook:
+    """What the numbers on a stream's new messages say (protocol P7).
+
+    Attributes:
+        taken_at: when this was read last; None where it never could be.
+        since: what was written before is not looked at.
+        checked: numbered messages that were read.
+        unreadable: messages whose stamp could not be read.
+        lost: messages that are missing for all that is known; None while nothing can be told.
+        suspect: messages that are missing, and something else may explain it; None likewise.
+        waiting: messages that are missing, and may still come.
+        unknown: numbers of which too much is known to keep it: neither missing nor there.
+        behind: offsets up to the end of the log that are not read yet; None where it is unknown.
+        holes: the newest holes that are lost, each as a sentence.
+        trouble: why it cannot be read now.
+    """
+
+    cluster: str
+    taken_at: datetime | None = None
+    since: datetime | None = None
+    checked: int = 0
+    unreadable: int = 0
+    lost: int | None = None
+    suspect: int | None = None
+    waiting: int = 0
+    unknown: int = 0
+    behind: int | None = None
+    holes: tuple[str, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BoardState:
     """What the board shows at one moment: frozen, so that a reader sees one state."""
 
@@ -78,6 +110,8 @@ class BoardState:
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     # By stream: only of those that somebody has to look at.
     members: Mapping[str, tuple[MemberLook, ...]] = field(default_factory=dict)
+    # By stream: only of those with `sequence: true`.
+    sequences: Mapping[str, SequenceLook] = field(default_factory=dict)
     version: int = 0
 
 
@@ -133,6 +167,12 @@ class Board:
             old = self._seen
             checkups = {**old.checkups, stream: checkup}
             self._seen = replace(old, checkups=checkups, version=old.version + 1)
+
+    def put_sequence(self, stream: str, look: SequenceLook) -> None:
+        with self._lock:
+            old = self._seen
+            sequences = {**old.sequences, stream: look}
+            self._seen = replace(old, sequences=sequences, version=old.version + 1)
 
     def put_members(self, stream: str, members: tuple[MemberLook, ...] | None) -> None:
         """None takes them away: nobody has to look at the stream any more."""

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from monitoring.forensics.findings import SuspicionCode
-from replay.audits.sequence import UNSURE
+from replay.audits.sequence import SURE, UNSURE
 from replay.cli import app
 
 ROOT = Path(__file__).parents[1]

@@ -271,6 +271,11 @@ class Stream(Section):
         default=(),
         description="What `nightly_audit` looks for in the off-peak window: docs/audits.md.",
     )
+    sequence: bool = Field(
+        default=False,
+        description="Whether `watch` reads its new messages and looks for missing numbers of a "
+        "SequencedProducer: docs/audits.md.",
+    )
     mask: tuple[Text, ...] = Field(
         default=(),
         description="What is not shown of messages: names of JSON fields at any depth, "

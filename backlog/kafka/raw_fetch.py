@@ -18,6 +18,7 @@ from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.batches import BatchHeader, Scan, scan_batches
 from backlog.kafka.clients import Properties, find_addresses
+from backlog.kafka.errors import AccessDenied
 from backlog.kafka.leaders import read_leaders
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlog.kafka.topics import list_offsets
@@ -322,8 +323,14 @@ class _Fetch:
 
     def _endure(self, error: Exception, partitions: Sequence[int]) -> None:
         """What may pass is tried again; raises what may not, or has lasted too long."""
-        from kafka.errors import UnknownBrokerIdError
+        from kafka.errors import TopicAuthorizationFailedError, UnknownBrokerIdError
 
+        if isinstance(error, TopicAuthorizationFailedError):
+            raise AccessDenied(
+                "could not read its batch headers: access denied",
+                subject=self._subject,
+                hint=f"`Read` on topic {self._topic} must be granted",
+            ) from error
         ours = translate_error(error, "read its batch headers", self._subject)
         is_new_broker = isinstance(error, UnknownBrokerIdError)
         if self._patience.expired or not (ours.retryable or is_new_broker):

@@ -13,6 +13,7 @@ class Room(StrEnum):
     TOPIC = "Topic and brokers"
     RETENTION = "Retention"
     GROUP = "Group and its consumers"
+    LOG = "Producers, from the log"
     PRODUCER = "Producer, from a configuration file"
     CONSUMER = "Consumer, from a configuration file"
     RIGHTS = "Rights"
@@ -151,6 +152,32 @@ _CHECKS = (
         "static-membership", Room.GROUP, "Rebalances without static membership",
         "Each restart of a member moves partitions; with `group.instance.id` a member that comes "
         "back within its session keeps its own (KIP-345).",
+    ),
+    Check(
+        "not-idempotent", Room.LOG, "Messages without a producer id",
+        "Without idempotence the broker cannot see whether a batch is missing, late or there "
+        "twice: what such a producer loses leaves no trace.",
+        "The headers of the newest batches are read, without decompressing them: about 1 MiB of "
+        "each partition, 64 MiB and 10 seconds at all. Each finding says how much it was. "
+        "`backlogctl audit producers` reads the whole log.",
+    ),
+    Check(
+        "epoch-restarted", Room.LOG, "Epochs that were raised",
+        "An idempotent producer raises its epoch when batches failed and it cannot know whether "
+        "the broker has them: messages may be missing, and the log does not show which.",
+        "Transactions raise epochs too, and are left out.",
+    ),
+    Check(
+        "sequence-jump", Room.LOG, "Numbers that do not go on",
+        "A broker takes a batch only with the next number, so a break means that it had "
+        "forgotten the producer, or lost batches it had taken.",
+    ),
+    Check(
+        "hot-partition", Room.LOG, "A partition with much more than its share",
+        "The consumer of that partition decides when a backlog is drained, and more consumers do "
+        "not help.",
+        "By the offsets that each partition got in the last hour that has messages: more than "
+        "twice the mean, of at least 1,000.",
     ),
     Check(
         "producer-acks", Room.PRODUCER, "`acks`",

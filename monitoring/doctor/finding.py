@@ -19,7 +19,7 @@ class Level(StrEnum):
 
     LOSES = "loses"  # messages are lost, or will be after one failure that is to be expected
     STOPS = "stops"  # a recovery, or the group itself, cannot go on
-    UNKNOWN = "unknown"  # could not be read, so nobody can tell
+    UNKNOWN = "unknown"  # could not be read, or what was read does not tell
     WARNS = "warns"  # costs time or figures, and loses nothing by itself
 
 

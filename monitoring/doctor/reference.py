@@ -10,15 +10,16 @@ from monitoring.doctor.catalogue import CATALOGUE, Room
 _HEAD = """\
 # The doctor
 
-`backlogctl doctor [STREAM…]` reads settings, replicas, the group, rights, source tables and the
-tool itself, judges them together, and prints what would lose messages or stop a recovery, worst
-first: the figure that was read, why it matters, and what mends it. It changes nothing.
+`backlogctl doctor [STREAM…]` reads settings, replicas, the newest batches, the group, rights,
+source tables and the tool itself, judges them together, and prints what would lose messages or stop
+a recovery, worst first: the figure that was read, why it matters, and what mends it. It changes
+nothing.
 
 | level | means | exit code |
 |---|---|---|
 | `loses` | messages are lost, or will be after one failure that is to be expected | 1 |
 | `stops` | a recovery, or the group itself, cannot go on | 1 |
-| `unknown` | it could not be read, so nobody can tell | 2, where nothing is worse |
+| `unknown` | it could not be read, or what was read does not tell | 2, where nothing is worse |
 | `warns` | costs time or figures, and loses nothing by itself | 0 |
 
 `--json` prints the same as one document. `backlogctl watch` looks each hour (`watch.doctor`), shows

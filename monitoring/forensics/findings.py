@@ -8,7 +8,7 @@ Kafka 4.3's Java client; see tests/monitoring/forensics/test_expired_batches.py.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -39,6 +39,17 @@ class SuspicionCode(StrEnum):
     HOT_PARTITION = "hot-partition"
     SMALL_BATCHES = "small-batches"
     MIXED_CODECS = "mixed-codecs"
+
+
+ADVICE: Mapping[SuspicionCode, str] = {
+    SuspicionCode.NOT_IDEMPOTENT: "set `enable.idempotence=true` and `acks=all` in their producers",
+    SuspicionCode.EPOCH_RESTARTED: "look into that producer's log for expired batches at that "
+    "time; a sequenced producer would tell which messages are missing",
+    SuspicionCode.SEQUENCE_JUMP: "look into that producer's and the brokers' logs at that time",
+    SuspicionCode.HOT_PARTITION: "look at the keys, or at how the producers choose partitions",
+    SuspicionCode.SMALL_BATCHES: "raise `linger.ms` and `batch.size` in their producers",
+    SuspicionCode.MIXED_CODECS: "set one `compression.type` in all producers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +210,31 @@ def _where(breaks: Sequence[SequenceBreak]) -> str:
     return f"in {len(partitions)} partitions, {times}"
 
 
+def is_hot(messages: int, batches: float, total: int, partitions: int) -> bool:
+    """Whether a partition has much more than its share, by more than luck.
+
+    Args:
+        messages, batches: of the partition.
+        total: messages of all partitions in the same time.
+    """
+    is_much = total >= _HOT_MESSAGES and messages > _HOT_TIMES * total / partitions
+    return is_much and batches >= _HOT_BATCHES
+
+
+def tell_hot(partition: int, messages: int, total: int, partitions: int) -> str:
+    """That it is, in a sentence."""
+    return (
+        f"Partition {partition} has {messages / total:.0%} of the messages, "
+        f"{messages * partitions / total:.1f} times its share: its consumer has as much more to do."
+    )
+
+
 def _find_hot(profile: LogProfile) -> Iterator[Suspicion]:
     total, count = profile.messages, len(profile.partitions)
-    if total < _HOT_MESSAGES:
-        return
-    mean = total / count
     for one in profile.partitions:
-        if one.messages > _HOT_TIMES * mean and one.batches >= _HOT_BATCHES:
-            yield _about(
-                SuspicionCode.HOT_PARTITION,
-                one,
-                f"Partition {one.partition} has {one.messages / total:.0%} of the messages, "
-                f"{one.messages / mean:.1f} times its share: its consumer has as much more to do.",
-            )
+        if is_hot(one.messages, one.batches, total, count):
+            sentence = tell_hot(one.partition, one.messages, total, count)
+            yield _about(SuspicionCode.HOT_PARTITION, one, sentence)
 
 
 def _find_small(profile: LogProfile) -> Iterator[Suspicion]:

@@ -13,6 +13,7 @@ Family = Literal["backlog", "kafka_exporter", "kafka_lag_exporter"]
 
 _PLACE = ("cluster", "group", "topic", "stream")
 _GAP = ("cluster", "stream", "group", "topic", "state", "cause")
+_STREAM = ("cluster", "stream")
 _RECOVERY = ("recovery", "stream", "kind", "stops_consumers")
 
 
@@ -202,6 +203,36 @@ OURS: tuple[Metric, ...] = (
         "backlog_audit_age_seconds",
         ("cluster", "stream", "audit"),
         "Since the last audit of this name began.",
+    ),
+    Metric(
+        "backlog_sequence_up",
+        _STREAM,
+        "1 where the newest messages of a stream with `sequence: true` could be read, else 0.",
+    ),
+    Metric(
+        "backlog_sequence_behind_messages",
+        _STREAM,
+        "Offsets up to the end of the log that the sequence check has not read yet; absent while "
+        "that is unknown.",
+    ),
+    Metric(
+        "backlog_sequence_checked_messages",
+        _STREAM,
+        "Numbered messages that the sequence check has read since the start.",
+        type="counter",
+    ),
+    Metric(
+        "backlog_sequence_unreadable_messages",
+        _STREAM,
+        "Messages whose stamp could not be read since the start.",
+        type="counter",
+    ),
+    Metric(
+        "backlog_sequence_missing_messages",
+        (*_STREAM, "certainty"),
+        "Numbered messages that are not in the log, and can no longer be on their way: `lost`, or "
+        "`suspect` where something else may explain it. Those found within `watch.horizon`; absent "
+        "while nothing can be told.",
     ),
     Metric(
         "backlog_sample_age_seconds",

@@ -32,6 +32,7 @@ from monitoring.metrics.families import (
 )
 from monitoring.metrics.ledger_poll import LedgerPoll
 from monitoring.metrics.recorded import Record
+from monitoring.metrics.sequences import describe_sequences
 from monitoring.status import GroupStatus
 
 # Cluster, group, topic.
@@ -106,6 +107,7 @@ class Scrape:
         yield from _describe_looks(self._board, seen, self._exported)
         yield from describe_members(seen)
         yield from describe_checkups(seen)
+        yield from describe_sequences(seen)
         sent = Counter("backlog_notifications")
         for key, count in sorted(self._exported.notifications().items()):
             sent.add_metric(key, count)

@@ -10,6 +10,7 @@ from backlog.clock import format_time
 from backlog.config import Stream
 from backlog.kafka.rights import Resource, Right
 from monitoring.forensics.findings import (
+    ADVICE,
     BLIND_SPOTS,
     Suspicion,
     SuspicionCode,
@@ -26,15 +27,6 @@ _LEVELS: Mapping[SuspicionCode, Level] = {
     SuspicionCode.EPOCH_RESTARTED: Level.SUSPECT,
     SuspicionCode.SEQUENCE_JUMP: Level.SUSPECT,
     SuspicionCode.NOT_IDEMPOTENT: Level.UNKNOWN,  # its losses leave no trace in a log
-}
-_MEND: Mapping[SuspicionCode, str] = {
-    SuspicionCode.NOT_IDEMPOTENT: "set `enable.idempotence=true` and `acks=all` in their producers",
-    SuspicionCode.EPOCH_RESTARTED: "look into that producer's log for expired batches at that "
-    "time; a sequenced producer would tell which messages are missing",
-    SuspicionCode.SEQUENCE_JUMP: "look into that producer's and the brokers' logs at that time",
-    SuspicionCode.HOT_PARTITION: "look at the keys, or at how the producers choose partitions",
-    SuspicionCode.SMALL_BATCHES: "raise `linger.ms` and `batch.size` in their producers",
-    SuspicionCode.MIXED_CODECS: "set one `compression.type` in all producers",
 }
 
 
@@ -80,7 +72,7 @@ def _to_finding(one: Suspicion, stream: str) -> Finding:
         check=str(one.code),
         level=_LEVELS.get(one.code, Level.NOTED),
         found=one.sentence,
-        mend=_MEND[one.code],
+        mend=ADVICE[one.code],
         commands=(f"backlogctl audit sequence {stream}",) if one.code in _LEVELS else (),
         detail={
             "partition": one.partition,

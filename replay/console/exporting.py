@@ -25,6 +25,7 @@ from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus
 from replay.console.checkups import Checkups
 from replay.console.page.app import make_page
+from replay.console.sequences.watching import SequenceWatch
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts
 from replay.console.server.app import make_app
 from replay.console.server.health import HealthCheck
@@ -107,6 +108,7 @@ def open_exporter(
             samplers.append(sampler)
         checkups = stack.enter_context(Checkups(workspace, board))
         threads.append(checkups.thread)
+        stack.enter_context(SequenceWatch(workspace, board, on_outage))
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:
             stack.callback(sampler.stop)

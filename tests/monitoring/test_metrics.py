@@ -17,7 +17,14 @@ from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.values import GapState, RecoveryState
 from backlog.visible import escape_name
-from monitoring.board import Board, Checkup, ClusterPass, MemberLook, TopicPartitionState
+from monitoring.board import (
+    Board,
+    Checkup,
+    ClusterPass,
+    MemberLook,
+    SequenceLook,
+    TopicPartitionState,
+)
 from monitoring.doctor.finding import Finding, Level
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
@@ -211,6 +218,20 @@ def test_nothing_is_never_minus_nothing(ledger: Ledger) -> None:
     assert "-0" not in scrape(make_scrape(board, ledger)).text
 
 
+def test_what_the_sequence_check_cannot_tell_is_absent(ledger: Ledger) -> None:
+    board = Board()
+    board.put_sequence("early", SequenceLook("main", checked=9, behind=0))
+    board.put_sequence("away", SequenceLook("main", lost=0, suspect=2, trouble="no broker"))
+    got = scrape(make_scrape(board, ledger))
+    missing = "backlog_sequence_missing_messages"
+    assert got.find(missing, stream="early") == {}
+    assert got.value("backlog_sequence_behind_messages", stream="early") == 0
+    # Something may be missing that it has not seen.
+    assert got.labels_of(missing, "certainty", stream="away") == {"suspect"}
+    assert got.find("backlog_sequence_behind_messages", stream="away") == {}
+    assert got.value("backlog_sequence_up", stream="away") == 0
+
+
 def fill_board() -> Board:
     """Something of every family."""
     board = Board()
@@ -219,6 +240,7 @@ def fill_board() -> Board:
     board.put_members("orders", (MemberLook("worker-1", "/10.0.0.7", (0, 1), utc_now()),))
     finding = Finding("flush", Level.WARNS, "topic orders", "3 replicas, and flush.ms 1", "")
     board.put_checkup("orders", Checkup(utc_now(), (finding,)))
+    board.put_sequence("orders", SequenceLook("main", checked=9, lost=3, suspect=0, behind=0))
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
     board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
     return board

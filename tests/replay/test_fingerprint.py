@@ -120,7 +120,17 @@ def test_a_key_that_the_plan_does_not_know_counts_where_it_is_set() -> None:
 
 
 # Only brakes or admits a run, or is another kind's.
-BRAKES = {"approval", "audits", "auto_plan", "deliver", "limits", "mask", "off_peak", "redrive"}
+BRAKES = {
+    "approval",
+    "audits",
+    "sequence",
+    "auto_plan",
+    "deliver",
+    "limits",
+    "mask",
+    "off_peak",
+    "redrive",
+}
 ELSEWHERE = {
     "rebuild": BRAKES | {"consumers", "expand"},
     "expand": BRAKES | {"name", "source"},

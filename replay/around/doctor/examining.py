@@ -11,12 +11,13 @@ from typing import Any, Literal, TypeVar
 from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.kafka.calls import connect
-from backlog.kafka.clients import Admin
+from backlog.kafka.clients import Admin, Properties
 from backlog.kafka.group_types import read_group_type
 from backlog.kafka.groups import describe_group_state
-from monitoring.doctor import membership, replication, retention, writing
+from monitoring.doctor import membership, producers, replication, retention, writing
 from monitoring.doctor.facts import Brokers, Newest, Topic, read_brokers, read_newest, read_topic
 from monitoring.doctor.finding import Finding, Unread, choose_exit_code, read_part, sort_findings
+from monitoring.forensics.newest import NewestLog, read_newest_log
 from monitoring.looking import look_at_stream
 from monitoring.status import GroupStatus
 from replay.around.doctor.host import judge_host
@@ -93,9 +94,14 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
         return
     brokers = read_part("the brokers' settings", lambda: read_brokers(admin, Deadline(_SECONDS)))
     newest: Newest | Unread | None = None
+    log: NewestLog | Unread | None = None
     if not isinstance(topic, Unread):
         read = partial(read_newest, admin, properties, stream.topic, len(topic.partitions))
         newest = read_part("its newest messages", lambda: read(Deadline(_SECONDS)))
+        log = read_part(
+            "the headers of its newest batches",
+            partial(_read_log, admin, properties, topic, _known(newest)),
+        )
     status = read_part(
         f"lag and commits of group {stream.group}",
         lambda: (
@@ -104,15 +110,28 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
             ).status
         ),
     )
-    for part in (topic, brokers, newest, status):
+    for part in (topic, brokers, newest, log, status):
         if isinstance(part, Unread):
             yield part.to_finding()
     yield from _judge_topic(
         stream.name, _known(topic), _known(brokers), _known(newest), _known(status), horizon
     )
+    if isinstance(topic, Topic) and isinstance(log, NewestLog):
+        yield from producers.judge_producers(stream.name, topic, log)
     yield from _judge_group(workspace, stream, admin, _known(topic), _known(brokers))
     yield from judge_rights(workspace, stream)
     yield from judge_sources(workspace.config, stream)
+
+
+def _read_log(
+    admin: Admin, properties: Properties, topic: Topic, newest: Newest | None
+) -> NewestLog:
+    return read_newest_log(
+        *(admin, properties, topic.name, tuple(topic.partitions)),
+        None if newest is None else newest.mean,
+        Deadline(_SECONDS),
+        is_compacted="compact" in topic.settings.get("cleanup.policy", ""),
+    )
 
 
 def _known(part: Part | Unread | None) -> Part | None:

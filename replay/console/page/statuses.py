@@ -9,7 +9,7 @@ from datetime import datetime
 from backlog.config import Config, Stream
 from backlog.ledger import Ledger
 from backlog.values import Recovery, RecoveryState
-from monitoring.board import Board, BoardState, Checkup, MemberLook
+from monitoring.board import Board, BoardState, Checkup, MemberLook, SequenceLook
 from monitoring.doctor.finding import Finding
 from monitoring.looking import judge_stored
 from monitoring.status import GroupStatus
@@ -30,6 +30,7 @@ class StreamView:
         commands: what to type next, the most urgent first; none where nothing is to be done.
         checkup: what the doctor found; None before its first look.
         members: of the group, where somebody has to look at it.
+        sequence: None where its numbers are not looked at, or not yet.
     """
 
     name: str
@@ -43,6 +44,7 @@ class StreamView:
     recoveries: tuple[Recovery, ...] = field(default=())
     checkup: Checkup | None = None
     members: tuple[MemberLook, ...] | None = None
+    sequence: SequenceLook | None = None
 
     @property
     def pressing(self) -> tuple[Finding, ...]:
@@ -151,6 +153,7 @@ class Statuses:
             recoveries=recoveries,
             checkup=self._seen.checkups.get(stream.name),
             members=self._seen.members.get(stream.name),
+            sequence=self._seen.sequences.get(stream.name),
         )
 
 

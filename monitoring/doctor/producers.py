@@ -1,0 +1,88 @@
+"""What the newest batches of a log say of those who write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from backlog.numbers import format_bytes, format_plural
+from monitoring.doctor.facts import Topic
+from monitoring.doctor.finding import Finding, Level
+from monitoring.forensics.findings import (
+    ADVICE,
+    Suspicion,
+    SuspicionCode,
+    find_suspicions,
+    is_hot,
+    tell_hot,
+)
+from monitoring.forensics.newest import SHARE_WINDOW, NewestLog
+from monitoring.forensics.profile import PartitionProfile
+
+# Of a break nobody can tell from the log whether messages are missing.
+_LEVELS: Mapping[SuspicionCode, Level] = {
+    SuspicionCode.NOT_IDEMPOTENT: Level.WARNS,
+    SuspicionCode.EPOCH_RESTARTED: Level.UNKNOWN,
+    SuspicionCode.SEQUENCE_JUMP: Level.UNKNOWN,
+}
+
+
+def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[Finding]:
+    """One finding of each kind; the audit lists all.
+
+    How much each partition got is judged by the same time, and not by the profile, of which all
+    partitions have about as much.
+    """
+    found = find_suspicions(log.profile)
+    for code, level in _LEVELS.items():
+        if same := [one for one in found if one.code is code]:
+            yield Finding(
+                str(code),
+                level,
+                topic.subject,
+                f"{_join(same)} {_tell_extent(log)}",
+                ADVICE[code],
+                (f"backlogctl audit producers {stream}",),
+            )
+    yield from _judge_shares(stream, topic, log)
+
+
+def _judge_shares(stream: str, topic: Topic, log: NewestLog) -> Iterator[Finding]:
+    total, count = sum(log.written.values()), len(log.written)
+    hot = [
+        one
+        for one in log.profile.partitions
+        if is_hot(log.written.get(one.partition, 0), _count_batches(one, log), total, count)
+    ]
+    for one in sorted(hot, key=lambda one: -log.written[one.partition])[:1]:
+        sentence = tell_hot(one.partition, log.written[one.partition], total, count)
+        more = f" {format_plural(len(hot) - 1, 'more partition')} likewise." if len(hot) > 1 else ""
+        hours = round(SHARE_WINDOW.total_seconds() / 3600)
+        yield Finding(
+            str(SuspicionCode.HOT_PARTITION),
+            Level.WARNS,
+            topic.subject,
+            f"{sentence}{more} Looked at the newest {format_plural(hours, 'hour')}: "
+            f"{format_plural(total, 'offset')}.",
+            ADVICE[SuspicionCode.HOT_PARTITION],
+            (f"backlogctl audit producers {stream}",),
+        )
+
+
+def _count_batches(one: PartitionProfile, log: NewestLog) -> float:
+    """About how many the partition got in that time, by those that were looked at."""
+    return log.written[one.partition] * one.batches / one.messages if one.messages else 0.0
+
+
+def _join(same: list[Suspicion]) -> str:
+    if len(same) == 1:
+        return same[0].sentence
+    return f"{same[0].sentence} And {len(same) - 1} more of the kind."
+
+
+def _tell_extent(log: NewestLog) -> str:
+    seen = log.profile
+    cut = ", which is not all that was asked for" if log.is_cut else ""
+    return (
+        f"Looked at the newest {format_plural(seen.messages, 'message')} "
+        f"({format_bytes(seen.bytes)}) of {format_plural(len(seen.partitions), 'partition')}{cut}."
+    )

@@ -1,0 +1,177 @@
+"""What the newest batches say of real producers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
+
+from backlog.clock import Deadline, utc_now
+from backlog.config import Stream
+from backlog.kafka.admin import create_topic, list_offsets
+from backlog.kafka.clients import make_admin, make_producer
+from backlog.kafka.errors import AccessDenied
+from monitoring.doctor.facts import Topic
+from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.producers import judge_producers
+from monitoring.forensics import newest
+from monitoring.forensics.newest import NewestLog, read_newest_log
+from replay.around.doctor.examining import examine_stream
+from replay.recovery.workspace import Workspace
+from sandbox.embedded import EmbeddedKafka
+from tests.guarded import deny, start_guarded
+from tests.kafka_tools import properties_of, publish, wait_until
+from tests.monitoring.forensics.makers import Log, fold
+from tests.replay.doctor.world import examine, make_workspace
+
+MakeTopic = Callable[..., str]
+CHECKS = ("not-idempotent", "epoch-restarted", "sequence-jump", "hot-partition")
+
+
+@pytest.fixture
+def look(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[str], dict[str, Finding]]:
+    """Examines a topic: its findings of the log, and what could not be read."""
+
+    def make(topic: str) -> dict[str, Finding]:
+        found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), topic))
+        return {name: one for name, one in found.items() if name in (*CHECKS, "unread")}
+
+    return make
+
+
+def test_a_producer_that_waits_for_nobody(
+    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, Finding]]
+) -> None:
+    name, properties = topic(partitions=2), properties_of(kafka.bootstrap)
+    publish(properties, name, {0: 30})
+    careless = Producer({**properties, "acks": "0", "enable.idempotence": False})
+    for number in range(10):
+        careless.produce(name, b"value", partition=number % 2)
+    assert careless.flush(60) == 0
+    # Nobody says when acks=0 has arrived.
+    wait_until(
+        lambda: sum(list_offsets(properties, name, (0, 1), "latest").values()) == 40,
+        what="all are there",
+    )
+    seen = look(name)
+    assert list(seen) == ["not-idempotent"]
+    found = seen["not-idempotent"]
+    assert found.level is Level.WARNS
+    assert "10 of 40 messages have no producer id" in found.found
+    assert "Looked at the newest 40 messages" in found.found
+    assert "of 2 partitions" in found.found
+    assert found.commands == ("backlogctl audit producers orders",)
+
+
+def test_transactions_that_abort_and_restart_are_well(
+    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, Finding]]
+) -> None:
+    name, properties = topic(partitions=1), properties_of(kafka.bootstrap)
+    for start in range(3):
+        producer = make_producer(properties, {"transactional.id": f"tx-{name}"})
+        producer.init_transactions(60)
+        for aborts in (False, True):
+            producer.begin_transaction()
+            producer.produce(name, str(start).encode(), partition=0)
+            assert producer.flush(60) == 0
+            if aborts:
+                producer.abort_transaction(60)
+            else:
+                producer.commit_transaction(60)
+    assert look(name) == {}
+
+
+def test_a_key_that_has_almost_everything(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    look: Callable[[str], dict[str, Finding]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each partition about as much is looked at; how much each got is known all the same."""
+    name, properties = topic(partitions=3), properties_of(kafka.bootstrap)
+    producer = make_producer(properties, {"linger.ms": 0, "batch.num.messages": 20})
+    for number in range(1_500):
+        producer.produce(name, b"value", b"hot", partition=2 if number % 10 else number // 10 % 2)
+        if number % 20 == 0:
+            producer.flush(60)
+    assert producer.flush(60) == 0
+    monkeypatch.setattr(newest, "_LEAST_OFFSETS", 100)
+    monkeypatch.setattr(newest, "BYTES_EACH", 1)
+    seen = look(name)
+    assert list(seen) == ["hot-partition"]
+    assert seen["hot-partition"].level is Level.WARNS
+    assert "Partition 2 has 90% of the messages, 2.7 times its share" in seen["hot-partition"].found
+    assert "1,500 offsets" in seen["hot-partition"].found
+
+
+def test_an_empty_topic_says_nothing(
+    topic: MakeTopic, look: Callable[[str], dict[str, Finding]]
+) -> None:
+    assert look(topic(partitions=2)) == {}
+
+
+def test_only_the_newest_part_is_read(
+    kafka: EmbeddedKafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, properties = topic(partitions=2), properties_of(kafka.bootstrap)
+    publish(properties, name, {0: 400})
+    publish(properties, name, {1: 5})
+    monkeypatch.setattr(newest, "BYTES_EACH", 500)
+    monkeypatch.setattr(newest, "_LEAST_OFFSETS", 20)
+    admin = make_admin(properties)
+    seen = read_newest_log(admin, properties, name, (0, 1), 10.0, Deadline(60))
+    first, second = seen.profile.partitions
+    assert (first.start, first.end, second.messages) == (350, 400, 5)
+    # A batch that the part begins in is read whole.
+    assert 50 <= first.messages <= 400
+    assert seen.written == {0: 400, 1: 5}
+    assert not seen.is_cut
+    # Without time it says so, and nothing more.
+    monkeypatch.setattr(newest, "LOOK_SECONDS", 0.0)
+    assert read_newest_log(admin, properties, name, (0, 1), 10.0, Deadline(60)).is_cut
+
+
+def test_an_epoch_that_was_raised_is_told_with_what_it_may_mean() -> None:
+    log = Log()
+    for epoch in (0, 0, 1, 2):
+        log.append(epoch=epoch, sequence=0 if epoch else None)
+    profile = fold([log])
+    seen = NewestLog(profile, is_cut=True, written={0: log.end}, since=utc_now())
+    topic = Topic("orders", "localhost:9092", {}, {})
+    (found,) = judge_producers("orders", topic, seen)
+    assert (found.check, found.level) == ("epoch-restarted", Level.UNKNOWN)
+    assert "1 more of the kind" in found.found
+    assert "not all that was asked for" in found.found
+    assert "may be missing" in found.found
+    assert list(judge_producers("orders", topic, replace(seen, profile=fold([Log()])))) == []
+
+
+def test_a_right_that_is_missing_is_said(tmp_path: Path) -> None:
+    with start_guarded(tmp_path) as guarded:
+        properties = properties_of(guarded.addresses)
+        create_topic(properties, "orders", partitions=1)
+        publish(properties, "orders", {0: 3})
+        deny(guarded, ResourceType.TOPIC, "orders", AclOperation.READ)
+        admin = make_admin(properties)
+
+        def is_denied() -> bool:
+            try:
+                read_newest_log(admin, properties, "orders", (0,), None, Deadline(30))
+            except AccessDenied as error:
+                return "`Read` on topic orders must be granted" in str(error)
+            return False
+
+        wait_until(is_denied, what="the broker knows the rule")
+        found = examine_stream(*_open(tmp_path, properties)).findings
+        unread = [one.found for one in found if one.check == "unread"]
+        assert any("the headers of its newest batches could not be read" in one for one in unread)
+        assert not any(one.check in CHECKS for one in found)
+
+
+def _open(directory: Path, properties: dict[str, str]) -> tuple[Workspace, Stream]:
+    workspace = make_workspace(directory, properties)
+    return workspace, workspace.config.stream("orders")
