@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from backlog.errors import UsageError
-from backlog.stamps import find_value
+from backlog.stamps import EVENT_ID, MESSAGE_ID, find_value
 from backlog.visible import escape_name
 from delivery.once.errors import NoMessageId
 
 LONGEST = 255  # characters
 
-# A header's name, or a function of the message as the client gave it.
-Identity = str | Callable[[Any], str | None]
+# Headers of which the first that is there counts, or a function of the message as the client gave
+# it.
+Identity = str | tuple[str, ...] | Callable[[Any], str | None]
+# What its sender calls a message, which a copy that is put back keeps; of other messages only what
+# a recovery put back has an id.
+HEADERS = (EVENT_ID, MESSAGE_ID)
 WithoutId = Literal["refuse", "unmarked"]
 
 
@@ -58,10 +62,11 @@ def _find(message: Any, identity: Identity, subject: str) -> str | None:
         raise UsageError(
             "it is an error in a message's place", subject=subject, hint="look at error() before"
         )
-    if not isinstance(identity, str):
+    if callable(identity):
         return identity(message)
     headers = message.headers() if callable(message.headers) else message.headers
-    raw = find_value(headers, identity)
+    names = (identity,) if isinstance(identity, str) else identity
+    raw = next((raw for name in names if (raw := find_value(headers, name)) is not None), None)
     if raw is None:
         return None
     try:
@@ -86,7 +91,10 @@ def _check(found: str, subject: str, identity: Identity) -> str:
 
 
 def _name(identity: Identity) -> str:
-    return f"header {escape_name(identity)}" if isinstance(identity, str) else "id"
+    if callable(identity):
+        return "id"
+    names = (identity,) if isinstance(identity, str) else identity
+    return f"header {' or '.join(map(escape_name, names))}"
 
 
 def _name_place(message: Any) -> str:

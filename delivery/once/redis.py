@@ -26,10 +26,9 @@ import redis
 from redis import exceptions
 
 from backlog.errors import UsageError
-from backlog.stamps import MESSAGE_ID
 from backlog.visible import escape_name
 from delivery.once.errors import InProgress, LeaseLost, MarksAway, PayloadConflict
-from delivery.once.identity import Identity, WithoutId, read_message_id, read_payload
+from delivery.once.identity import HEADERS, Identity, WithoutId, read_message_id, read_payload
 from delivery.once.turn import Turn
 
 WhenAway = Literal["open", "closed"]
@@ -103,7 +102,7 @@ class RedisMarks:
         keep: timedelta,
         when_away: WhenAway,
         wait: timedelta | None = None,
-        identity: Identity = MESSAGE_ID,
+        identity: Identity = HEADERS,
         without_id: WithoutId = "refuse",
     ) -> None:
         if when_away not in ("open", "closed") or not consumer or not timedelta(0) < lease <= keep:

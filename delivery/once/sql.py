@@ -29,9 +29,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
 from backlog.errors import UsageError
-from backlog.stamps import MESSAGE_ID
 from backlog.visible import escape_name
-from delivery.once.identity import Identity, WithoutId, read_message_id
+from delivery.once.identity import HEADERS, Identity, WithoutId, read_message_id
 from delivery.once.table import Insert, create_table, make_insert, make_table, purge_table
 from delivery.once.turn import Turn
 
@@ -57,7 +56,7 @@ class Marks:
         *,
         schema: str | None = None,
         metadata: sa.MetaData | None = None,
-        identity: Identity = MESSAGE_ID,
+        identity: Identity = HEADERS,
         without_id: WithoutId = "refuse",
     ) -> None:
         self.table = make_table(table, metadata or sa.MetaData(), schema)

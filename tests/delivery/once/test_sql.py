@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from backlog.errors import UsageError
-from backlog.stamps import MESSAGE_ID
+from backlog.stamps import EVENT_ID, MESSAGE_ID
 from delivery.once.errors import NoMessageId
 from delivery.once.sql import Marks
 from tests.kafka_tools import wait_until
@@ -244,6 +244,18 @@ def test_a_message_without_an_id_is_refused_with_its_place(header: bytes | None)
     with sa.create_engine("sqlite://").connect() as connection:
         with pytest.raises(NoMessageId, match=r"orders\[2\] at offset 17.*header order-id"):
             marks.handle_once(connection, message)
+
+
+def test_a_copy_that_is_put_back_is_the_message_that_its_sender_named(engine: sa.Engine) -> None:
+    marks = Marks("payments_handled")
+    marks.create_tables(engine)
+    sent = make_message((EVENT_ID, b"e-1"))
+    copy = make_message((EVENT_ID, b"e-1"), (MESSAGE_ID, b"m-1"))
+    for message, is_first in ((sent, True), (copy, False)):
+        with engine.connect() as connection:
+            with marks.handle_once(connection, message) as turn:
+                assert (turn.is_first, turn.message_id) == (is_first, "e-1")
+            connection.commit()
 
 
 def test_an_id_is_any_header_or_what_a_function_says(engine: sa.Engine) -> None:
