@@ -63,5 +63,6 @@ def describe(found: AuditResult) -> dict[str, Any]:
         "missing": found.missing,
         "sentence": found.findings[0].found if found.findings else "nothing was found",
         "findings": [{"check": one.check, "level": str(one.level)} for one in found.findings],
-        "next": f"backlogctl audit {found.audit} {found.stream}",
+        "gaps": [gap.id for gap in found.recorded],
+        "next": next(iter(found.next_commands), f"backlogctl audit {found.audit} {found.stream}"),
     }

@@ -19,7 +19,7 @@ from backlogctl_airflow.local.standalone import AirflowStandalone
 FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 RUN_FINISHED = frozenset({"success", "failed"})
 # Airflow needs 30 to 125 ms of a core for an answer, and does all the work meanwhile.
-_TICK = 0.25
+_TICK = 0.5
 
 
 @dataclass(frozen=True)
