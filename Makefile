@@ -47,12 +47,12 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, Spark, Airflow, Prometheus and Chromium
-	@scripts/need.sh postgres prometheus chromium
+	@scripts/need.sh postgres mariadb prometheus chromium
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: test-quick
 test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka and PostgreSQL: under five minutes
-	@scripts/need.sh postgres
+	@scripts/need.sh postgres mariadb
 	@$(PYTHON) scripts/run_tests.py --quick $(ARGS)
 
 .PHONY: lint
