@@ -55,7 +55,12 @@ class EmbeddedMariaDb:
         subprocess.run(
             [
                 find_program("mariadb-install-db"),
-                *("--no-defaults", data, "--skip-test-db", "--auth-root-authentication-method=normal"),
+                *(
+                    "--no-defaults",
+                    data,
+                    "--skip-test-db",
+                    "--auth-root-authentication-method=normal",
+                ),
                 *as_root,
             ],
             check=True,
@@ -68,7 +73,11 @@ class EmbeddedMariaDb:
         command = [sys.executable, "-I", "-S", watchdog.__file__, find_program("mariadbd")]
         command += ["--no-defaults", data, *as_root, f"--port={self.port}"]
         command += [f"--bind-address={HOST}", f"--socket={self._data / 'socket'}"]
-        command += [f"--pid-file={self._data / 'pid'}", f"--init-file={grant}", "--skip-name-resolve"]
+        command += [
+            f"--pid-file={self._data / 'pid'}",
+            f"--init-file={grant}",
+            "--skip-name-resolve",
+        ]
         command += ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M"]
         with (self._data / "log").open("wb") as log:
             self.process = subprocess.Popen(

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func,
 
 from backlog.crashpoints import reach
 from delivery.outbox.databases import Database
-from delivery.outbox.messages import Message, read_headers
+from delivery.outbox.messages import Hint, Message, read_headers
 from delivery.outbox.tables import LONGEST_ERROR, NEVER, State, clock_ms, messages
 
 _c = messages.c
@@ -36,14 +36,6 @@ _IS_HEAD = ~(
 )
 # As many ids stand in one statement.
 _MOST_IDS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A row that was committed a moment ago, or is about to be."""
-
-    id: int
-    lane: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +128,7 @@ class Claims:
         reach("p8.4.mark.after")
         return marked
 
-    def mark_failed(self, failures: Iterable[Failure]) -> None:
+    def mark_failed(self, failures: Collection[Failure]) -> None:
         """Gives rows back for another attempt later, or parks them."""
         rows = [
             {
@@ -156,8 +148,8 @@ class Claims:
             for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
                 if group:
                     connection.execute(_failing(due), group)
-        for row in rows:
-            self._tokens.pop(row["row"], None)
+        for failure in failures:
+            self._tokens.pop(failure.message.id, None)
 
     def release(self, given_up: Collection[Message]) -> None:
         """Gives rows back that were not tried: their key's head failed, or time is up."""
@@ -230,9 +222,7 @@ class Claims:
         }
         for part in _cut(ids):
             connection.execute(
-                update(messages)
-                .where(_c.id.in_(part), _FREE, _c.due_at < NEVER)
-                .values(**values)
+                update(messages).where(_c.id.in_(part), _FREE, _c.due_at < NEVER).values(**values)
             )
         rows: list[Message] = []
         for part in _cut(ids):
@@ -249,9 +239,7 @@ class Claims:
             for token, held in by_token.items():
                 for part in _cut(held):
                     done = connection.execute(
-                        update(messages)
-                        .where(_c.id.in_(part), _c.token == token)
-                        .values(**values)
+                        update(messages).where(_c.id.in_(part), _c.token == token).values(**values)
                     )
                     changed += done.rowcount
         for id_ in ids:

@@ -93,7 +93,9 @@ class Desk:
             oldest_seconds=None if oldest is None else max(0.0, (now - oldest) / 1_000),
         )
 
-    def list_entries(self, states: Sequence[State], topic: str | None, most: int) -> list[OutboxEntry]:
+    def list_entries(
+        self, states: Sequence[State], topic: str | None, most: int
+    ) -> list[OutboxEntry]:
         """Rows of these states, oldest first; none named: all that are not sent."""
         chosen = _shown().order_by(_c.id).limit(most)
         if states:

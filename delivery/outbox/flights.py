@@ -37,14 +37,25 @@ class Landed:
 
 
 class Flights:
-    """Messages of one producer.
+    """Messages on their way.
+
+    Kafka refuses a whole batch for one message in it. So what was refused once goes alone from then
+    on, by a producer whose batches hold one message: the others of its batch get through.
 
     Args:
+        producer: for first attempts.
+        make_alone: makes the other one, when it is needed.
         clock: seconds, by which the ends of leases are judged.
     """
 
-    def __init__(self, producer: Producer, clock: Callable[[], float] = time.monotonic) -> None:
-        self._producer, self._clock = producer, clock
+    def __init__(
+        self,
+        producer: Producer,
+        make_alone: Callable[[], Producer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._producer, self._make_alone, self._clock = producer, make_alone, clock
+        self._alone: Producer | None = None
         self._in_flight: dict[int, Message] = {}
         self._waiting = 0
         self.landed = Landed()
@@ -72,6 +83,12 @@ class Flights:
             self._waiting += len(run)
             self._go_on(run, lease_end)
 
+    def poll(self, seconds: float) -> None:
+        """Serves what Kafka has told, and waits so long for it."""
+        if self._alone is not None:
+            self._alone.poll(0)
+        self._producer.poll(seconds)
+
     def take_landed(self) -> Landed:
         """What came of messages since the last call."""
         landed, self.landed = self.landed, Landed()
@@ -81,6 +98,16 @@ class Flights:
         """Forgets what Kafka has not told of; their leases end by themselves."""
         self._in_flight.clear()
         self._waiting = 0
+        for producer in filter(None, (self._producer, self._alone)):
+            producer.purge()
+            producer.flush(1)
+
+    def _choose(self, message: Message) -> Producer:
+        if not message.attempts:
+            return self._producer
+        if self._alone is None:
+            self._alone = self._make_alone()
+        return self._alone
 
     def _go_on(self, run: deque[Message], lease_end: float) -> None:
         if not run:
@@ -109,7 +136,7 @@ class Flights:
 
         self._in_flight[message.id] = message
         try:
-            self._producer.produce(
+            self._choose(message).produce(
                 message.topic,
                 value=message.value,
                 key=message.key,

@@ -1,7 +1,7 @@
 """Rows of which a commit has told, until they are claimed, or left to the scanner.
 
-A hint may come before its commit, of a transaction that is undone after all, or of a key whose older
-rows another sender has: so it is looked at more than once, and then forgotten.
+A hint may come before its commit, of a transaction that is undone after all, or of a key whose
+older rows another sender has: so it is looked at more than once, and then forgotten.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from delivery.outbox.claims import Hint
+from delivery.outbox.messages import Hint
 
 _DELAYS = (0.01, 0.05, 0.25, 1.0, 4.0)
 _MOST = 50_000

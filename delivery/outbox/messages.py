@@ -44,6 +44,14 @@ class Message:
         return [*self.headers, (MESSAGE_ID, self.message_id.encode())]
 
 
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A row that was committed a moment ago, or is about to be."""
+
+    id: int
+    lane: int | None
+
+
 def make_row(
     topic: str,
     key: str | bytes | None,
@@ -62,7 +70,7 @@ def make_row(
     Raises:
         UsageError: something cannot be sent as it is. Holds no payload.
     """
-    if not isinstance(topic, str) or len(topic) > LONGEST_TOPIC or not _TOPIC.fullmatch(topic):
+    if len(topic) > LONGEST_TOPIC or not _TOPIC.fullmatch(topic):
         raise UsageError(
             "this is no name of a topic", subject="Outbox.add", hint="A-Z a-z 0-9 . _ -, up to 249"
         )

@@ -31,8 +31,8 @@ class OutboxMetric:
 MESSAGES = OutboxMetric(
     "backlog_outbox_messages",
     ("state",),
-    "Rows that are not sent, by state: pending, in_progress, parked. Absent while the database does "
-    "not answer.",
+    "Rows that are not sent, by state: pending, in_progress, parked. Absent while the database "
+    "does not answer.",
 )
 OLDEST = OutboxMetric(
     "backlog_outbox_oldest_seconds",

@@ -1,9 +1,9 @@
 """A message becomes part of a business transaction: it is committed with it, or was never there.
 
-    outbox = Outbox(engine, kafka={"bootstrap.servers": "localhost:9092"})
-    with Session(engine) as session, session.begin():
-        session.add(order)
-        outbox.add(session, topic="orders", key=str(order.id), value=order.to_json())
+outbox = Outbox(engine, kafka={"bootstrap.servers": "localhost:9092"})
+with Session(engine) as session, session.begin():
+    session.add(order)
+    outbox.add(session, topic="orders", key=str(order.id), value=order.to_json())
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session, scoped_session
 
 from backlog.errors import UsageError
 from delivery.outbox.databases import Database
-from delivery.outbox.messages import HeadersIn, make_row
-from delivery.outbox.sender import Hint, OutboxSender, Settings
+from delivery.outbox.messages import HeadersIn, Hint, make_row
+from delivery.outbox.sender import OutboxSender, Settings
 from delivery.outbox.tables import DEFAULT_MAX_ATTEMPTS, OutboxRow, create_tables, messages
 
 if TYPE_CHECKING:
@@ -58,8 +58,12 @@ class Outbox:
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
         settings: Settings | None = None,
     ) -> None:
-        if max_attempts < 1:
-            raise UsageError(f"max_attempts is {max_attempts}", subject="Outbox", hint="from 1")
+        if max_attempts < 2:
+            raise UsageError(
+                f"max_attempts is {max_attempts}",
+                subject="Outbox",
+                hint="from 2: the first refusal may be that of another message in its batch",
+            )
         self._source, self._kafka, self._settings = engine, kafka, settings
         # A wrong URL is told now, not after a commit.
         self._database = Database(engine)

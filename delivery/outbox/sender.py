@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException, Producer
 from backlog.errors import BacklogError, UsageError
 from backlog.kafka.clients import make_producer
 from backlog.visible import escape_text
-from delivery.outbox.claims import Claims, Failure, Hint
+from delivery.outbox.claims import Claims, Failure
 from delivery.outbox.databases import Database
 from delivery.outbox.flights import Flights
 from delivery.outbox.hints import Hints
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from delivery.outbox.messages import Message
+    from delivery.outbox.messages import Hint, Message
 
 _log = logging.getLogger("backlog.outbox")
 _POLL_SECONDS = 0.005
@@ -165,7 +165,7 @@ class OutboxSender:
     def _run_quietly(self) -> None:
         try:
             self.run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged; a thread has nobody to raise to
             # The application goes on; `backlogctl outbox run` sends.
             _log.exception("the sender of the outbox has ended: %s", type(error).__name__)
 
@@ -182,11 +182,12 @@ class OutboxSender:
         }
         settings.setdefault("linger.ms", 1)
         self._producer = make_producer(settings)
-        self._flights = Flights(self._producer)
+        self._flights = Flights(
+            self._producer, lambda: make_producer({**settings, "batch.num.messages": 1})
+        )
 
     def _turn(self) -> None:
         assert self._flights is not None
-        assert self._producer is not None
         if self._may_claim():
             try:
                 self._claim()
@@ -194,11 +195,10 @@ class OutboxSender:
             except BacklogError as error:
                 self.database_outage.note(str(error))
         if len(self._flights):
-            self._producer.poll(_POLL_SECONDS)
+            self._flights.poll(_POLL_SECONDS)
             self._collect(0.0)
         else:
-            # Connection errors are served by `poll` only.
-            self._producer.poll(0)
+            self._flights.poll(0)
             self._collect(self._idle_seconds())
         self._settle()
 
@@ -323,12 +323,9 @@ class OutboxSender:
 
     def _finish(self) -> None:
         assert self._flights is not None
-        assert self._producer is not None
         end = time.monotonic() + self._patience
         while len(self._flights) and time.monotonic() < end:
-            self._producer.poll(0.05)
+            self._flights.poll(0.05)
             self._settle()
-        self._flights.give_up()
         self._settle(at_once=True)
-        self._producer.purge()
-        self._producer.flush(1)
+        self._flights.give_up()

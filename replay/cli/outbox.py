@@ -57,7 +57,9 @@ def run(
     ] = None,
     client_config: Annotated[
         Path | None,
-        typer.Option(help="A file of librdkafka's properties, `name=value` a line.", metavar="FILE"),
+        typer.Option(
+            help="A file of librdkafka's properties, `name=value` a line.", metavar="FILE"
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="A name under `clusters` of the configuration.")

@@ -70,7 +70,9 @@ class Shop:
         """The table, in the order of ids."""
         chosen = [messages.c[name] for name in columns or ("id", "state")]
         with self.engine.connect() as connection:
-            return [tuple(row) for row in connection.execute(select(*chosen).order_by(messages.c.id))]
+            return [
+                tuple(row) for row in connection.execute(select(*chosen).order_by(messages.c.id))
+            ]
 
     def count(self, state: str) -> int:
         return sum(row[0] == state for row in self.list_rows("state"))
