@@ -108,6 +108,11 @@ bench-audit: $(SETUP) ## Measure audits by Spark and by batch headers, and what 
 	$(PYTHON) -m benchmarks.forensics $(ARGS)
 	$(PYTHON) -m benchmarks.sequenced $(ARGS)
 
+.PHONY: bench-outbox
+bench-outbox: $(SETUP) ## Measure what an outbox sends and costs on PostgreSQL
+	@scripts/need.sh postgres
+	$(PYTHON) -m benchmarks.outbox $(ARGS)
+
 .PHONY: bench-watch
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 	$(PYTHON) -m benchmarks.watch $(ARGS)

@@ -57,16 +57,17 @@ def fill(engine: Engine, outbox: Outbox, count: int) -> None:
                 outbox.add(session, topic=TOPIC, key=f"k{number * 7919 % KEYS}", value=VALUE)
 
 
-def scan(engine: Engine, bootstrap: str, count: int) -> float:
-    """Rows a second by one scanner."""
+def scan(engine: Engine, bootstrap: str, count: int, cpu: list[float]) -> float:
+    """Rows a second by one scanner; `cpu` gets its microseconds of CPU for each row."""
     sender = OutboxSender(engine.url, {"bootstrap.servers": bootstrap})
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     sender.start()
     while sender.counts.delivered < count:
         time.sleep(0.01)
         if time.perf_counter() - began > 300:
             sys.exit(f"{sender.counts.delivered:,} of {count:,} were sent in 300 s")
     seconds = time.perf_counter() - began
+    cpu.append((time.process_time() - worked) / count * 1e6)
     sender.close()
     unsent = select(func.count()).where(messages.c.state != State.SENT)
     with engine.connect() as connection:
@@ -108,6 +109,7 @@ def write_orders(engine: Engine, outbox: Outbox | None) -> float:
 
 def measure(count: int, repeat: int) -> dict[str, Any]:
     turns: dict[str, list[float]] = {}
+    cpu: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="outbox-") as scratch,
         EmbeddedKafka.start(Path(scratch) / "kafka") as kafka,
@@ -122,7 +124,7 @@ def measure(count: int, repeat: int) -> dict[str, Any]:
         ways: dict[str, Callable[[], float]] = {
             "insert_ms": lambda: write_orders(engine, None),
             "insert_with_message_ms": lambda: write_orders(engine, outbox),
-            "scanner_per_second": lambda: scan(engine, kafka.bootstrap, count),
+            "scanner_per_second": lambda: scan(engine, kafka.bootstrap, count, cpu),
             "polling_by_id_per_second": lambda: poll_by_id(engine, kafka.bootstrap, count),
         }
         for turn in range(repeat + 1):
@@ -134,6 +136,7 @@ def measure(count: int, repeat: int) -> dict[str, Any]:
                 if turn:
                     turns.setdefault(name, []).append(figure)
         engine.dispose()
+    turns["scanner_cpu_us"] = cpu[1:]
     return {
         name: {"median": statistics.median(found), "low": min(found), "high": max(found)}
         for name, found in turns.items()

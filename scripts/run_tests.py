@@ -26,6 +26,7 @@ from pathlib import Path
 MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
+    "tests/delivery/outbox/test_crashing.py",
     "tests/fanout/relay/",
     "tests/replay/drain/",
     "tests/replay/expand/",
