@@ -174,8 +174,8 @@ class Outbox:
         if session.in_nested_transaction():
             return
         rows = session.info[f"{_ADDED}_{id(self)}"]
-        # What a savepoint took back has no row. Attributes may be expired: nothing is loaded here.
-        there = [(inspect(row).identity, lane) for row, lane in rows if row in session]
+        # What a savepoint took back has no identity. Attributes may be expired: nothing is loaded.
+        there = [(inspect(row).identity, lane) for row, lane in rows]
         self._tell([Hint(identity[0], lane) for identity, lane in there if identity is not None])
         rows.clear()
 
