@@ -27,6 +27,11 @@ class OutboxMetric:
     help: str
     type: Literal["gauge", "counter"] = "gauge"
 
+    @property
+    def exported_name(self) -> str:
+        """As Prometheus shows it."""
+        return f"{self.name}_total" if self.type == "counter" else self.name
+
 
 MESSAGES = OutboxMetric(
     "backlog_outbox_messages",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 outbox = typer.Typer(help="Send what applications committed; see and mend what is not sent.")
 
 UrlOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--url",
         envvar="BACKLOG_OUTBOX_URL",
@@ -40,7 +40,7 @@ def _outbox() -> None:
 
 @outbox.command("create")
 @verb
-def create(session: Session, url: UrlOption) -> None:
+def create(session: Session, url: UrlOption = None) -> None:
     """Make the table where it is not there; an application's own Alembic may do so instead."""
     desk = _open_desk(url)
     desk.create()
@@ -51,7 +51,7 @@ def create(session: Session, url: UrlOption) -> None:
 @verb
 def run(
     session: Session,
-    url: UrlOption,
+    url: UrlOption = None,
     bootstrap: Annotated[
         str | None, typer.Option(help="The brokers, host:port, by commas.", show_default=False)
     ] = None,
@@ -92,7 +92,7 @@ def run(
     settings = Settings(lease=length, delivery_timeout=min(Settings().delivery_timeout, length / 3))
     desk = _open_desk(url)
     desk.read_status()  # a wrong URL, or a missing table, is told before anything is awaited
-    sender = OutboxSender(url, kafka, settings)
+    sender = OutboxSender(_need(url), kafka, settings)
     if metrics_port is not None:
         at = _serve_metrics(desk, sender, metrics_host, metrics_port)
         session.say(f"metrics at http://{metrics_host}:{at}/metrics")
@@ -106,7 +106,7 @@ def run(
 
 @outbox.command("status")
 @verb
-def show_status(session: Session, url: UrlOption) -> None:
+def show_status(session: Session, url: UrlOption = None) -> None:
     """Count what is not sent. Exit code: 0 nothing is parked, 1 something is."""
     from backlog.numbers import format_duration
 
@@ -135,7 +135,7 @@ def show_status(session: Session, url: UrlOption) -> None:
 @verb
 def list_entries(
     session: Session,
-    url: UrlOption,
+    url: UrlOption = None,
     state: Annotated[
         list[str] | None, typer.Option(help="pending, in_progress, sent, parked; else all unsent.")
     ] = None,
@@ -160,7 +160,9 @@ def list_entries(
 @outbox.command("show")
 @verb
 def show(
-    session: Session, row: Annotated[int, typer.Argument(help="The row's id.")], url: UrlOption
+    session: Session,
+    row: Annotated[int, typer.Argument(help="The row's id.")],
+    url: UrlOption = None,
 ) -> None:
     """Show one message: where it stands, and why it is not sent. No payload."""
     from backlog.visible import escape_name
@@ -178,7 +180,7 @@ def show(
 @verb
 def retry(
     session: Session,
-    url: UrlOption,
+    url: UrlOption = None,
     rows: Annotated[list[int] | None, typer.Argument(help="Rows, by their ids.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All that are parked.")] = False,
 ) -> None:
@@ -193,7 +195,7 @@ def retry(
 
 @outbox.command("park")
 @verb
-def park(session: Session, rows: RowIds, url: UrlOption) -> None:
+def park(session: Session, rows: RowIds, url: UrlOption = None) -> None:
     """Hold messages back, and with each the later ones of its key."""
     count = _open_desk(url).park(rows)
     session.emit({"parked": count}, f"{count:,} parked; `backlogctl outbox retry` sends them")
@@ -203,7 +205,7 @@ def park(session: Session, rows: RowIds, url: UrlOption) -> None:
 @verb
 def purge(
     session: Session,
-    url: UrlOption,
+    url: UrlOption = None,
     older_than: Annotated[str, typer.Option(help="Sent so long ago.")] = DEFAULT_KEEP,
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows in one transaction.")] = 1_000,
     most: Annotated[int, typer.Option(min=1, help="Rows in all.")] = 1_000_000,
@@ -233,11 +235,21 @@ def purge(
     session.emit({"deleted": deleted}, f"{deleted:,} deleted{more}")
 
 
-def _open_desk(url: str) -> Desk:
+def _need(url: str | None) -> str:
+    from backlog.errors import UsageError
+
+    if not url:
+        raise UsageError(
+            "it must be told which database", subject="outbox", hint="--url, or BACKLOG_OUTBOX_URL"
+        )
+    return url
+
+
+def _open_desk(url: str | None) -> Desk:
     from delivery.outbox.databases import Database
     from delivery.outbox.desk import Desk
 
-    return Desk(Database(url))
+    return Desk(Database(_need(url)))
 
 
 def _read_duration(text: str, option: str) -> timedelta:
