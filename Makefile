@@ -46,13 +46,13 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 	@$(PYTHON) -m backlogctl_airflow.local $(ARGS)
 
 .PHONY: test
-test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, Redis, Spark, Airflow, Prometheus and Chromium
-	@scripts/need.sh postgres redis prometheus chromium
+test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium
+	@scripts/need.sh postgres mariadb redis prometheus chromium
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: test-quick
-test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka, PostgreSQL and Redis: under five minutes
-	@scripts/need.sh postgres redis
+test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka, PostgreSQL, MariaDB and Redis: under five minutes
+	@scripts/need.sh postgres mariadb redis
 	@$(PYTHON) scripts/run_tests.py --quick $(ARGS)
 
 .PHONY: lint
@@ -112,6 +112,11 @@ bench-audit: $(SETUP) ## Measure audits by Spark and by batch headers, and what 
 bench-once: $(SETUP) ## Measure what an idempotent consumer costs, in PostgreSQL and Redis
 	@scripts/need.sh postgres redis
 	$(PYTHON) -m benchmarks.once $(ARGS)
+
+.PHONY: bench-outbox
+bench-outbox: $(SETUP) ## Measure what an outbox sends and costs on PostgreSQL
+	@scripts/need.sh postgres
+	$(PYTHON) -m benchmarks.outbox $(ARGS)
 
 .PHONY: bench-watch
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups

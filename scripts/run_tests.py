@@ -27,6 +27,7 @@ MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
     "tests/delivery/once/",
+    "tests/delivery/outbox/test_crashing.py",
     "tests/fanout/relay/",
     "tests/replay/drain/",
     "tests/replay/expand/",

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from delivery.outbox import metrics as outbox
 from monitoring.metrics.catalogue import CATALOGUE
 
 LABELS = {metric.exported_name: frozenset(metric.labels) for metric in CATALOGUE}
+LABELS |= {metric.exported_name: frozenset(metric.labels) for metric in outbox.CATALOGUE}
 # Prometheus adds the first two to all it scrapes.
 EVERYWHERE = frozenset({"instance", "job"})
 _OWN = {"ALERTS"}
@@ -84,7 +86,10 @@ def list_errors(expr: str, used: Iterable[str] = ()) -> list[str]:
             for label in sorted(labels - LABELS[name] - EVERYWHERE)
         ]
     known = set().union(*(LABELS.get(name, ()) for name, _ in names.selected))
-    errors += [f"nothing has the label {word}: {expr}" for word in sorted(names.listed - known)]
+    errors += [
+        f"nothing has the label {word}: {expr}"
+        for word in sorted(names.listed - known - EVERYWHERE)
+    ]
     lost = set(used) - names.result_labels - EVERYWHERE
     return errors + [f"the result has no label {word}: {expr}" for word in sorted(lost)]
 

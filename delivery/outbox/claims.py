@@ -1,0 +1,329 @@
+"""Who sends a row: claims by the head of a key, under a lease and a token (P8.2 to P8.5).
+
+The head is the oldest row of a topic and key that is not sent. Whoever claims it has the key, and
+may take the rows behind it along. Ids commit out of order, so no cursor tells what is new.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import takewhile
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    any_,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from backlog.crashpoints import reach
+from delivery.outbox.databases import Database
+from delivery.outbox.messages import Hint, Message, read_headers
+from delivery.outbox.tables import LONGEST_ERROR, NEVER, State, clock_ms, messages
+
+_c = messages.c
+_earlier = messages.alias("earlier")
+# Rows that may be claimed whenever their turn comes: new ones, or of a lease that has ended.
+_FREE = or_(_c.state == State.PENDING, _c.due_at <= clock_ms())
+_DUE = _c.due_at <= clock_ms()
+_IS_HEAD = ~(
+    select(_earlier.c.id)
+    .where(_earlier.c.lane == _c.lane, _earlier.c.id < _c.id)
+    .correlate(messages)
+    .exists()
+)
+# As many ids stand in one statement.
+_MOST_IDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that did not deliver. `refused`: by Kafka; else Kafka was away."""
+
+    message: Message
+    reason: str
+    refused: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the row is parked by it."""
+        return self.refused and self.message.attempts + 1 >= self.message.max_attempts
+
+
+class Claims:
+    """Claims of one sender.
+
+    Args:
+        lease: for so long nobody else takes what is claimed.
+        most: rows in one claim.
+        most_of_key: rows of one key in one claim.
+        first_interval, longest_interval: between two attempts; each is twice the one before.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease: timedelta,
+        most: int,
+        most_of_key: int,
+        first_interval: timedelta,
+        longest_interval: timedelta,
+    ) -> None:
+        self._database = database
+        self._lease_ms = _to_ms(lease)
+        self._most, self._most_of_key = most, most_of_key
+        self._first_ms, self._longest_ms = _to_ms(first_interval), _to_ms(longest_interval)
+        self._owner = f"{socket.gethostname()[:100]}:{os.getpid()}"
+        # What a claim holds is told from what it held before by its token, and only by it.
+        self._tokens: dict[int, str] = {}
+
+    def claim_due(self) -> list[Message]:
+        """Claims heads that are due, oldest first, and rows behind them. In the order of ids.
+
+        Raises:
+            OutboxDatabaseError: the database refused, or is away.
+        """
+        heads = select(_c.id, _c.lane).where(_DUE, _IS_HEAD).order_by(_c.due_at, _c.id)
+        return self._claim(heads)
+
+    def claim_hinted(self, hints: Collection[Hint]) -> list[Message]:
+        """The same for rows of which a commit has told, and their keys, before they are due.
+
+        A row that failed before waits for its next attempt all the same.
+        """
+        lanes = sorted({hint.lane for hint in hints if hint.lane is not None})
+        ids = sorted(hint.id for hint in hints if hint.lane is None)
+        heads = (
+            select(_c.id, _c.lane)
+            .where(
+                or_(_c.lane.in_(lanes), _c.id.in_(ids)),
+                or_(and_(_c.state == State.PENDING, _c.interval_ms == 0), _DUE),
+                _c.due_at.is_not(None),
+                _IS_HEAD,
+            )
+            .order_by(_c.id)
+        )
+        return self._claim(heads)
+
+    def mark_sent(self, delivered: Sequence[Message]) -> int:
+        """Marks what Kafka acknowledged.
+
+        Returns:
+            How many were: a row whose lease ended, and that another has claimed since, is his.
+        """
+        values = {
+            "state": str(State.SENT),
+            "lane": None,
+            "due_at": None,
+            "token": None,
+            "last_error": None,
+            "attempts": _c.attempts + 1,
+            "sent_at": clock_ms(),
+        }
+        reach("p8.4.mark.before")
+        marked = self._update([message.id for message in delivered], values)
+        reach("p8.4.mark.after")
+        return marked
+
+    def mark_failed(self, failures: Collection[Failure]) -> None:
+        """Gives rows back for another attempt later, or parks them."""
+        rows = [
+            {
+                "row": failure.message.id,
+                "held": self._tokens.get(failure.message.id, ""),
+                "next": NEVER if failure.is_last else self._next_interval(failure.message),
+                "new_state": str(State.PARKED if failure.is_last else State.PENDING),
+                "gap": self._next_interval(failure.message),
+                "more": int(failure.refused),
+                "why": failure.reason[:LONGEST_ERROR],
+            }
+            for failure in failures
+        ]
+        waiting = [row for row in rows if row["next"] != NEVER]
+        parked = [row for row in rows if row["next"] == NEVER]
+        with self._database.begin() as connection:
+            for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
+                if group:
+                    connection.execute(_failing(due), group)
+        for failure in failures:
+            self._tokens.pop(failure.message.id, None)
+
+    def release(self, given_up: Collection[Message]) -> None:
+        """Gives rows back that were not tried: their key's head failed, or time is up."""
+        values = {"state": str(State.PENDING), "due_at": clock_ms(), "token": None}
+        self._update([message.id for message in given_up], values)
+
+    def _next_interval(self, message: Message) -> int:
+        return min(self._longest_ms, message.interval_ms * 2 or self._first_ms)
+
+    def _claim(self, heads: Select[tuple[int, int | None]]) -> list[Message]:
+        token = uuid.uuid4().hex
+        reach("p8.2.claim.before")
+        with self._database.begin() as connection:
+            if self._database.can_skip_locked(connection):
+                heads = heads.with_for_update(skip_locked=True)
+            found = connection.execute(heads.limit(self._most)).all()
+            keyless = [head.id for head in found if head.lane is None]
+            lanes = [head.lane for head in found if head.lane is not None]
+            runs = self._list_runs(connection, lanes) if lanes else {}
+            ids = sorted([*keyless, *(id_ for run in runs.values() for id_ in run)])
+            rows = [] if self._database.is_sqlite else self._take(connection, ids, token)
+        if self._database.is_sqlite and ids:
+            # There a reader cannot become a writer when another has written meanwhile.
+            with self._database.begin() as connection:
+                rows = self._take(connection, ids, token)
+        if not rows:
+            return []
+        reach("p8.2.claim.after")
+        claimed = {row.id: row for row in rows}
+        # A row of the middle that another changed meanwhile ends its key's run.
+        kept = [id_ for id_ in keyless if id_ in claimed]
+        for run in runs.values():
+            kept += takewhile(claimed.__contains__, run)
+        self._tokens.update(dict.fromkeys(claimed, token))
+        held = set(kept)
+        if lost := [row for id_, row in claimed.items() if id_ not in held]:
+            self.release(lost)
+        return [claimed[id_] for id_ in sorted(kept)]
+
+    def _list_runs(
+        self, connection: Connection, lanes: Sequence[int]
+    ) -> dict[int | None, list[int]]:
+        """By key the rows from its head on that one sender may send in their order."""
+        place = func.row_number().over(partition_by=_c.lane, order_by=_c.id).label("place")
+        numbered = (
+            select(_c.id, _c.lane, place, _FREE.label("free"))
+            .where(_is_one_of(connection, _c.lane, lanes))
+            .subquery("numbered")
+        )
+        rows = connection.execute(
+            select(numbered)
+            .where(numbered.c.place <= self._most_of_key)
+            .order_by(numbered.c.lane, numbered.c.id)
+        )
+        found: dict[int | None, list[Any]] = defaultdict(list)
+        for row in rows:
+            found[row.lane].append(row)
+        return {
+            lane: [row.id for row in takewhile(lambda row: row.free, run)]
+            for lane, run in found.items()
+        }
+
+    def _take(self, connection: Connection, ids: Sequence[int], token: str) -> list[Message]:
+        """Takes what is free still: a conditional UPDATE decides, with SKIP LOCKED or without."""
+        values = {
+            "state": str(State.IN_PROGRESS),
+            "owner": self._owner,
+            "token": token,
+            "due_at": clock_ms() + self._lease_ms,
+        }
+        for part in _cut(ids):
+            connection.execute(
+                update(messages)
+                .where(_is_one_of(connection, _c.id, part), _FREE, _c.due_at < NEVER)
+                .values(**values)
+            )
+        rows: list[Message] = []
+        for part in _cut(ids):
+            found = connection.execute(
+                _READ.where(_is_one_of(connection, _c.id, part), _c.token == token)
+            )
+            rows += [_read(row) for row in found]
+        return rows
+
+    def _update(self, ids: Sequence[int], values: dict[str, Any]) -> int:
+        by_token: dict[str, list[int]] = defaultdict(list)
+        for id_ in ids:
+            by_token[self._tokens.get(id_, "")].append(id_)
+        changed = 0
+        with self._database.begin() as connection:
+            for token, held in by_token.items():
+                for part in _cut(held):
+                    done = connection.execute(
+                        update(messages)
+                        .where(_is_one_of(connection, _c.id, part), _c.token == token)
+                        .values(**values)
+                    )
+                    changed += done.rowcount
+        for id_ in ids:
+            self._tokens.pop(id_, None)
+        return changed
+
+
+_READ = select(
+    _c.id,
+    _c.message_id,
+    _c.topic,
+    _c.lane,
+    _c.attempts,
+    _c.max_attempts,
+    _c.interval_ms,
+    _c.message_key,
+    _c.value,
+    _c.headers,
+)
+
+
+def _read(row: Any) -> Message:
+    return Message(
+        id=row.id,
+        message_id=row.message_id,
+        topic=row.topic,
+        lane=row.lane,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        interval_ms=row.interval_ms,
+        key=row.message_key,
+        value=row.value,
+        headers=read_headers(row.headers),
+    )
+
+
+def _failing(due: ColumnElement[int] | int) -> Any:
+    return (
+        update(messages)
+        .where(_c.id == bindparam("row"), _c.token == bindparam("held"))
+        .values(
+            state=bindparam("new_state"),
+            due_at=due,
+            token=None,
+            interval_ms=bindparam("gap"),
+            attempts=_c.attempts + bindparam("more"),
+            last_error=bindparam("why"),
+        )
+    )
+
+
+def _is_one_of(
+    connection: Connection, column: ColumnElement[Any], values: Sequence[int]
+) -> ColumnElement[bool]:
+    """`column IN (...)`; in PostgreSQL as one array, since to write 500 parameters takes longer
+    than the database needs for them."""
+    if connection.dialect.name == "postgresql":
+        return column == any_(literal(list(values), ARRAY(BigInteger)))
+    return column.in_(values)
+
+
+def _cut(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS))
+
+
+def _to_ms(length: timedelta) -> int:
+    return int(length.total_seconds() * 1_000)

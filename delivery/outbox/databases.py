@@ -1,0 +1,160 @@
+"""The application's database, as senders and commands open it; its errors translated once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from backlog.errors import BacklogError, ConfigurationError
+from backlog.postgres import add_liveness
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+_BUSY_SECONDS = 15
+# What is given may name an asynchronous driver; a sender has a thread of its own, and needs none.
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+    "sqlite": "sqlite+pysqlite",
+}
+_HINT = "use postgresql://user@host/database, mariadb://..., mysql://... or sqlite:///file.db"
+
+
+class OutboxDatabaseError(BacklogError):
+    """The application's database could not be read or written."""
+
+    code = "outbox_database"
+
+
+class Database:
+    """The database that holds the outbox.
+
+    Args:
+        source: an Engine, which is used as it is; or an AsyncEngine or a URL, for which an engine
+            of its own is made.
+
+    Raises:
+        ConfigurationError: the URL is none of PostgreSQL, MariaDB, MySQL or SQLite, or its driver
+            is not installed. The URL is not repeated, as it may hold a password.
+    """
+
+    def __init__(self, source: Engine | AsyncEngine | URL | str) -> None:
+        self._owns = not isinstance(source, Engine)
+        self._engine = source if isinstance(source, Engine) else _make_engine(_read_url(source))
+        self.url = self._engine.url
+        name = self._engine.dialect.name
+        if name not in _DRIVERS:
+            raise ConfigurationError(
+                f"an outbox cannot be kept in {name}", subject="outbox", hint=_HINT
+            )
+        self.is_sqlite = name == "sqlite"
+        # Claims look at rows as they are now, not as they were when a transaction began.
+        self._plain = (
+            self._engine
+            if self.is_sqlite
+            else self._engine.execution_options(isolation_level="READ COMMITTED")
+        )
+
+    @property
+    def label(self) -> str:
+        """The URL without its password."""
+        return f"outbox in {self.url.set(query={}).render_as_string(hide_password=True)}"
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction.
+
+        Raises:
+            OutboxDatabaseError: the database refused, or is away. Holds no payload.
+        """
+        try:
+            with self._plain.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise self._translate(error) from None
+
+    def can_skip_locked(self, connection: Connection) -> bool:
+        """Whether it knows SKIP LOCKED: PostgreSQL, MariaDB from 10.6, MySQL from 8."""
+        dialect = connection.dialect
+        version = dialect.server_version_info or ()
+        if dialect.name == "postgresql":
+            return True
+        least = (10, 6) if getattr(dialect, "is_mariadb", False) else (8, 0, 1)
+        return not self.is_sqlite and version >= least
+
+    def close(self) -> None:
+        """Closes its connections, unless they are the application's."""
+        if self._owns:
+            self._engine.dispose()
+
+    def _translate(self, error: SQLAlchemyError) -> OutboxDatabaseError:
+        original = error.orig if isinstance(error, DBAPIError) else None
+        reason = str(error if original is None else original).strip().partition("\n")[0]
+        if self.url.password:
+            reason = reason.replace(str(self.url.password), "***")
+        state = str(getattr(original, "sqlstate", "") or "")
+        number = original.args[0] if original is not None and original.args else None
+        if state in ("42P01", "42703") or number in (1146, 1054) or "no such table" in reason:
+            return OutboxDatabaseError(
+                f"its table is missing: {reason}",
+                subject=self.label,
+                hint="run `backlogctl outbox create`, or the application's own migrations",
+            )
+        return OutboxDatabaseError(
+            f"the database answers with an error: {reason}",
+            subject=self.label,
+            hint="check that it runs, and that the URL names the right one",
+            retryable=True,
+        )
+
+
+def _read_url(source: AsyncEngine | URL | str) -> URL:
+    given: Any = getattr(source, "url", source)
+    try:
+        url = make_url(given)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        url, backend = None, ""
+    if url is None or backend not in _DRIVERS or (backend == "sqlite" and not url.database):
+        raise ConfigurationError(
+            "this is no URL of a database that can hold an outbox", subject="outbox", hint=_HINT
+        )
+    return url.set(drivername=_DRIVERS[backend])
+
+
+def _make_engine(url: URL) -> Engine:
+    options: dict[str, Any] = {"hide_parameters": True}
+    backend = url.get_backend_name()
+    if backend == "postgresql":
+        url = add_liveness(url)
+        options["connect_args"] = {"connect_timeout": _BUSY_SECONDS}
+    elif backend == "sqlite":
+        options["connect_args"] = {"timeout": _BUSY_SECONDS}
+    else:
+        limits = ("connect_timeout", "read_timeout", "write_timeout")
+        options["connect_args"] = dict.fromkeys(limits, 2 * _BUSY_SECONDS)
+    try:
+        engine = create_engine(url, pool_pre_ping=True, pool_size=2, **options)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the driver of {backend} is not installed: {error}",
+            subject="outbox",
+            hint="pip install 'backlogctl[delivery]'",
+        ) from None
+    if backend == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    # A scanner that reads holds up no writer; what is committed is on the disk.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")

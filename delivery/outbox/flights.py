@@ -1,0 +1,168 @@
+"""What is on its way to Kafka: of each key one message at a time (P8.3).
+
+A message is handed to the client when the one before it was acknowledged, never earlier: whatever
+fails then, no message of a key arrives before an older one of the same key did. One thread only:
+the client calls back from its `poll`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from backlog.crashpoints import reach
+from backlog.kafka.errors import is_retriable, is_unreachable, unwrap
+from delivery.outbox.claims import Failure
+from delivery.outbox.messages import Message
+
+_PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+
+
+@dataclass(slots=True)
+class Landed:
+    """What came of messages since it was last asked."""
+
+    delivered: list[Message] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    # Not tried: one before them failed, or their lease is about to end.
+    given_up: list[Message] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.delivered) + len(self.failed) + len(self.given_up)
+
+
+class Flights:
+    """Messages on their way.
+
+    Kafka refuses a whole batch for one message in it. So what was refused once goes alone from then
+    on, by a producer whose batches hold one message: the others of its batch get through.
+
+    Args:
+        producer: for first attempts.
+        make_alone: makes the other one, when it is needed.
+        clock: seconds, by which the ends of leases are judged.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        make_alone: Callable[[], Producer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._producer, self._make_alone, self._clock = producer, make_alone, clock
+        self._alone: Producer | None = None
+        self._in_flight: dict[int, Message] = {}
+        self._waiting = 0
+        self.landed = Landed()
+        # After a fatal error the client takes no more.
+        self.is_broken = False
+
+    def __len__(self) -> int:
+        """How many are not told yet, those that wait for another one of their key included."""
+        return len(self._in_flight) + self._waiting
+
+    def start(self, claimed: Iterable[Message], lease_end: float) -> None:
+        """Sends what was claimed.
+
+        Args:
+            claimed: in the order of ids; of a key all that was claimed.
+            lease_end: after it nothing more of them is handed to the client.
+        """
+        runs: dict[int, deque[Message]] = {}
+        for message in claimed:
+            if message.lane is None:
+                self._produce(message, deque(), lease_end)
+            else:
+                runs.setdefault(message.lane, deque()).append(message)
+        for run in runs.values():
+            self._waiting += len(run)
+            self._go_on(run, lease_end)
+
+    def poll(self, seconds: float) -> None:
+        """Serves what Kafka has told, and waits so long for it."""
+        if self._alone is not None:
+            self._alone.poll(0)
+        self._producer.poll(seconds)
+
+    def take_landed(self) -> Landed:
+        """What came of messages since the last call."""
+        landed, self.landed = self.landed, Landed()
+        return landed
+
+    def give_up(self) -> None:
+        """Forgets what Kafka has not told of; their leases end by themselves."""
+        self._in_flight.clear()
+        self._waiting = 0
+        for producer in filter(None, (self._producer, self._alone)):
+            producer.purge()
+            producer.flush(1)
+
+    def _choose(self, message: Message) -> Producer:
+        if not message.attempts:
+            return self._producer
+        if self._alone is None:
+            self._alone = self._make_alone()
+        return self._alone
+
+    def _go_on(self, run: deque[Message], lease_end: float) -> None:
+        if not run:
+            return
+        if self._clock() >= lease_end:
+            self._drop(run)
+            return
+        self._waiting -= 1
+        self._produce(run.popleft(), run, lease_end)
+
+    def _drop(self, run: deque[Message]) -> None:
+        self._waiting -= len(run)
+        self.landed.given_up += run
+        run.clear()
+
+    def _produce(self, message: Message, run: deque[Message], lease_end: float) -> None:
+        def report(error: KafkaError | None, _: Any) -> None:
+            if self._in_flight.pop(message.id, None) is None:
+                return
+            if error is not None:
+                self._fail(message, run, error)
+                return
+            reach("p8.3.acknowledged")
+            self.landed.delivered.append(message)
+            self._go_on(run, lease_end)
+
+        self._in_flight[message.id] = message
+        try:
+            self._choose(message).produce(
+                message.topic,
+                value=message.value,
+                key=message.key,
+                headers=message.stamped,  # type: ignore[arg-type] # a value may be None
+                on_delivery=report,
+            )
+        except BufferError:
+            # Its own queue is full: the row is due again at once.
+            del self._in_flight[message.id]
+            self.landed.given_up.append(message)
+            self._drop(run)
+        except (KafkaException, TypeError, ValueError) as error:
+            del self._in_flight[message.id]
+            self._fail(message, run, error)
+        reach("p8.3.produced")
+
+    def _fail(
+        self, message: Message, run: deque[Message], error: KafkaError | BaseException
+    ) -> None:
+        inner = unwrap(error)
+        if inner is None:
+            reason, refused = f"{type(error).__name__}: {error}", True
+        else:
+            reason = f"{inner.name()}: {inner.str()}"
+            self.is_broken |= inner.fatal() or inner.code() == KafkaError._FATAL
+            is_away = is_unreachable(inner) or is_retriable(inner) or self.is_broken
+            refused = not is_away and inner.code() not in _PURGED
+        self.landed.failed.append(Failure(message, reason, refused))
+        self._drop(run)

@@ -1,0 +1,144 @@
+"""What an application hands in, checked and written as a row's values; and read back."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backlog.errors import UsageError
+from backlog.stamps import MESSAGE_ID
+from delivery.outbox.tables import LONGEST_TOPIC, State
+
+HeadersIn = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
+Headers = list[tuple[str, bytes | None]]
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_MESSAGE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A row as it is sent. Key, value and headers are in no repr."""
+
+    id: int
+    message_id: str
+    topic: str
+    lane: int | None
+    attempts: int
+    max_attempts: int
+    interval_ms: int
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    headers: Headers = field(repr=False)
+
+    @property
+    def stamped(self) -> Headers:
+        """Its headers, and the id by which a consumer drops a repeat."""
+        return [*self.headers, (MESSAGE_ID, self.message_id.encode())]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A row that was committed a moment ago, or is about to be."""
+
+    id: int
+    lane: int | None
+
+
+def make_row(
+    topic: str,
+    key: str | bytes | None,
+    value: str | bytes | None,
+    headers: HeadersIn | None,
+    message_id: str | None,
+    *,
+    max_attempts: int,
+    wait_ms: int,
+) -> dict[str, Any]:
+    """The values of a new row.
+
+    Args:
+        wait_ms: so long the scanner leaves it to the sender of the application's own process.
+
+    Raises:
+        UsageError: something cannot be sent as it is. Holds no payload.
+    """
+    if len(topic) > LONGEST_TOPIC or not _TOPIC.fullmatch(topic):
+        raise UsageError(
+            "this is no name of a topic", subject="Outbox.add", hint="A-Z a-z 0-9 . _ -, up to 249"
+        )
+    if message_id is not None and not _MESSAGE_ID.fullmatch(message_id):
+        raise UsageError(
+            "a message id has 32 hexadecimal digits",
+            subject=f"Outbox.add to {topic}",
+            hint="leave it out, or take uuid.uuid4().hex",
+        )
+    key_bytes = _encode(topic, "key", key)
+    now = time.time_ns() // 1_000_000
+    return {
+        "message_id": message_id or uuid.uuid4().hex,
+        "topic": topic,
+        "message_key": key_bytes,
+        "value": _encode(topic, "value", value),
+        "headers": write_headers(topic, headers),
+        "lane": None if key_bytes is None else find_lane(topic, key_bytes),
+        "state": str(State.PENDING),
+        "due_at": now + wait_ms,
+        "attempts": 0,
+        "max_attempts": max_attempts,
+        "interval_ms": 0,
+        "created_at": now,
+    }
+
+
+def find_lane(topic: str, key: bytes) -> int:
+    """64 bits of a hash of topic and key. Two keys that share them only wait for each other."""
+    digest = hashlib.blake2b(key, digest_size=8, key=hashlib.sha256(topic.encode()).digest())
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
+    """As the table keeps them; None where there are none.
+
+    Raises:
+        UsageError: one has no text as its name, is ours, or no bytes or text as its value.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+    found: list[list[str | None]] = []
+    for name, value in pairs:
+        if not isinstance(name, str) or name == MESSAGE_ID:
+            raise UsageError(
+                f"a header may not be named {name!r}",
+                subject=f"Outbox.add to {topic}",
+                hint="give message_id=... to choose the message's id",
+            )
+        encoded = _encode(topic, f"header {name}", value)
+        found.append([name, None if encoded is None else base64.b64encode(encoded).decode()])
+    return json.dumps(found) if found else None
+
+
+def read_headers(text: str | None) -> Headers:
+    """What `write_headers` wrote."""
+    return [
+        (name, None if value is None else base64.b64decode(value))
+        for name, value in (json.loads(text) if text else ())
+    ]
+
+
+def _encode(topic: str, what: str, given: str | bytes | None) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    raise UsageError(
+        f"its {what} is of type {type(given).__name__}, not bytes, text or None",
+        subject=f"Outbox.add to {topic}",
+        hint="serialize it first, such as by json.dumps(...)",
+    )

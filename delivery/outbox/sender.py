@@ -1,0 +1,331 @@
+"""Sends what is committed: at once where a commit tells of it, else when a scan finds it due.
+
+One thread does all of it: it claims, hands to Kafka, and marks. Any number of senders may work on
+one table. Killed anywhere, the rows it held are due again when their lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException, Producer
+
+from backlog.errors import BacklogError, UsageError
+from backlog.kafka.clients import make_producer
+from backlog.visible import escape_text
+from delivery.outbox.claims import Claims, Failure
+from delivery.outbox.databases import Database
+from delivery.outbox.flights import Flights
+from delivery.outbox.hints import Hints
+from delivery.outbox.outages import Outage
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from delivery.outbox.messages import Hint, Message
+
+_log = logging.getLogger("backlog.outbox")
+_POLL_SECONDS = 0.005
+# What was told is marked together with what is told soon after.
+_SETTLE_SECONDS, _SETTLE_COUNT = 0.02, 500
+# A key with more rows than a claim takes goes on so soon.
+_GO_ON_SECONDS = 0.05
+_PROBE_SECONDS = 3.0
+# A topic that is gone parks many: the metric counts them, the log names one now and then.
+_PARKING_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a sender works.
+
+    Attributes:
+        scan_every: between two looks for what is due.
+        lease: for so long nobody else sends what was claimed; a crashed sender's rows wait it out.
+        delivery_timeout: for so long Kafka has to take a message; shorter than the lease.
+        most: rows in one claim.
+        most_of_key: rows of one key in one claim.
+        most_in_flight: rows that are claimed and not told.
+        first_interval: before the second attempt; each later one is twice as long.
+        longest_interval: between two attempts.
+    """
+
+    scan_every: timedelta = timedelta(seconds=1)
+    lease: timedelta = timedelta(seconds=60)
+    delivery_timeout: timedelta = timedelta(seconds=20)
+    most: int = 500
+    most_of_key: int = 100
+    most_in_flight: int = 2_000
+    first_interval: timedelta = timedelta(seconds=1)
+    longest_interval: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        if self.lease < 2 * self.delivery_timeout:
+            raise UsageError(
+                f"a lease of {self.lease.total_seconds():g} s is too short for a delivery timeout "
+                f"of {self.delivery_timeout.total_seconds():g} s",
+                subject="outbox",
+                hint="make it twice as long: else two senders send the same",
+            )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a sender has done since it started."""
+
+    delivered: int = 0
+    refused: int = 0
+    away: int = 0
+    parked: int = 0
+    # Acknowledged when another had claimed the row already: that one sends it once more.
+    late: int = 0
+
+
+class OutboxSender:
+    """Sends the messages of one outbox.
+
+    Args:
+        source: the application's Engine or AsyncEngine, or a URL.
+        kafka: librdkafka's properties. Idempotence and acks=all are set here.
+
+    Raises:
+        ConfigurationError: the URL is none that can hold an outbox.
+    """
+
+    def __init__(
+        self,
+        source: Engine | AsyncEngine | URL | str,
+        kafka: Mapping[str, Any],
+        settings: Settings | None = None,
+    ) -> None:
+        self._settings = settings or Settings()
+        self._database = Database(source)
+        self._kafka = dict(kafka)
+        self._claims = Claims(
+            self._database,
+            lease=self._settings.lease,
+            most=self._settings.most,
+            most_of_key=self._settings.most_of_key,
+            first_interval=self._settings.first_interval,
+            longest_interval=self._settings.longest_interval,
+        )
+        self._hints = Hints()
+        self._told: queue.SimpleQueue[Iterable[Hint]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._patience = 0.0
+        self._producer: Producer | None = None
+        self._flights: Flights | None = None
+        self._next_scan = self._settled_at = 0.0
+        self.counts = Counts()
+        self.kafka_outage = Outage(_log, "Kafka")
+        self.database_outage = Outage(_log, "the database")
+        self._parking_told_at = float("-inf")
+
+    def start(self) -> None:
+        """Sends in a thread of its own."""
+        self._thread = threading.Thread(target=self._run_quietly, name="outbox", daemon=True)
+        self._thread.start()
+
+    def tell(self, hints: Iterable[Hint]) -> None:
+        """Rows are committed, or about to be. Returns at once; of any thread."""
+        self._told.put(hints)
+
+    def close(self, seconds: float = 30.0) -> None:
+        """Ends when what is in flight is told, or after so many seconds. Of any thread."""
+        self._patience = seconds
+        self._stop.set()
+        self._told.put(())
+        if self._thread is not None:
+            self._thread.join(seconds + 5)
+            self._thread = None
+
+    def run(self) -> None:
+        """Sends until `close` is called.
+
+        Raises:
+            ConfigurationError: librdkafka does not take a property.
+        """
+        self._open_producer()
+        try:
+            while not self._stop.is_set():
+                self._turn()
+            self._finish()
+        finally:
+            self._database.close()
+
+    def _run_quietly(self) -> None:
+        try:
+            self.run()
+        except Exception as error:  # noqa: BLE001 - logged; a thread has nobody to raise to
+            # The application goes on; `backlogctl outbox run` sends.
+            _log.exception("the sender of the outbox has ended: %s", type(error).__name__)
+
+    def _open_producer(self) -> None:
+        settings = {
+            **self._kafka,
+            "enable.idempotence": True,
+            "acks": "all",
+            "message.timeout.ms": int(self._settings.delivery_timeout.total_seconds() * 1_000),
+            # A topic that is not there is told as that, and is no outage.
+            "topic.metadata.propagation.max.ms": 5_000,
+            # It tells of each lost connection; one warning of ours is enough.
+            "log_level": 2,
+        }
+        settings.setdefault("linger.ms", 1)
+        self._producer = make_producer(settings)
+        self._flights = Flights(
+            self._producer, lambda: make_producer({**settings, "batch.num.messages": 1})
+        )
+
+    def _turn(self) -> None:
+        assert self._flights is not None
+        if self._may_claim():
+            try:
+                self._claim()
+                self.database_outage.end()
+            except BacklogError as error:
+                self.database_outage.note(str(error))
+        if len(self._flights):
+            self._flights.poll(_POLL_SECONDS)
+            self._collect(0.0)
+        else:
+            self._flights.poll(0)
+            self._collect(self._idle_seconds())
+        self._settle()
+
+    def _may_claim(self) -> bool:
+        assert self._flights is not None
+        if len(self._flights) >= self._settings.most_in_flight:
+            return False
+        if not self.database_outage.is_time():
+            return False
+        if not self.kafka_outage.is_on:
+            return True
+        return self.kafka_outage.is_time() and self._probe()
+
+    def _probe(self) -> bool:
+        """Whether a broker answers again, so that a claim is worth its while."""
+        assert self._producer is not None
+        self.kafka_outage.ask()
+        try:
+            self._producer.list_topics("__consumer_offsets", _PROBE_SECONDS)
+        except KafkaException as error:
+            self.kafka_outage.note(str(error))
+            return False
+        return True
+
+    def _claim(self) -> None:
+        assert self._flights is not None
+        now = time.monotonic()
+        # Nothing more of a claim is sent when what was sent last could outlive the lease.
+        spare = self._settings.lease - self._settings.delivery_timeout
+        lease_end = now + spare.total_seconds()
+        if hints := self._hints.take_due(now, self._settings.most):
+            claimed = self._claims.claim_hinted(hints)
+            self._hints.drop(message.id for message in claimed)
+            self._flights.start(claimed, lease_end)
+        if now >= self._next_scan:
+            claimed = self._claims.claim_due()
+            self._flights.start(claimed, lease_end)
+            if not len(self._flights):
+                self.kafka_outage.end()
+            pause = 0.0 if claimed else self._settings.scan_every.total_seconds()
+            self._next_scan = now + pause
+
+    def _idle_seconds(self) -> float:
+        now = time.monotonic()
+        until = min(self._next_scan, self._hints.next_at)
+        # An outage has a pace of its own.
+        least = _POLL_SECONDS if self._may_look() else 0.2
+        return max(least, min(until - now, 1.0))
+
+    def _may_look(self) -> bool:
+        return self.kafka_outage.is_time() and self.database_outage.is_time()
+
+    def _collect(self, seconds: float) -> None:
+        try:
+            told = self._told.get(timeout=seconds) if seconds else self._told.get_nowait()
+            while True:
+                self._hints.add(told)
+                told = self._told.get_nowait()
+        except queue.Empty:
+            return
+
+    def _settle(self, *, at_once: bool = False) -> None:
+        assert self._flights is not None
+        landed = self._flights.landed
+        now = time.monotonic()
+        is_time = now - self._settled_at >= _SETTLE_SECONDS or not len(self._flights)
+        if not len(landed) or not (at_once or is_time or len(landed) >= _SETTLE_COUNT):
+            return
+        self._settled_at = now
+        landed = self._flights.take_landed()
+        self._note_kafka(landed.delivered, landed.failed)
+        try:
+            if landed.delivered:
+                marked = self._claims.mark_sent(landed.delivered)
+                self.counts.delivered += len(landed.delivered)
+                self.counts.late += len(landed.delivered) - marked
+                landed.delivered = []
+            if landed.failed:
+                self._claims.mark_failed(landed.failed)
+                self._tell_parked(landed.failed)
+                landed.failed = []
+            if landed.given_up:
+                self._claims.release(landed.given_up)
+                landed.given_up = []
+            self._next_scan = min(self._next_scan, now + _GO_ON_SECONDS)
+        except BacklogError as error:
+            # Marked when the database is back, unless the leases have ended by then.
+            self.database_outage.note(str(error))
+            later = self._flights.landed
+            later.delivered[:0], later.failed[:0] = landed.delivered, landed.failed
+            later.given_up[:0] = landed.given_up
+            self._told.put(())
+            self._stop.wait(0.2)
+
+    def _note_kafka(self, delivered: list[Message], failed: list[Failure]) -> None:
+        refused = sum(failure.refused for failure in failed)
+        self.counts.refused += refused
+        self.counts.away += len(failed) - refused
+        if delivered:
+            self.kafka_outage.end()
+        elif refused < len(failed):
+            away = next(failure for failure in failed if not failure.refused)
+            self.kafka_outage.note(away.reason)
+        assert self._flights is not None
+        if self._flights.is_broken:
+            # librdkafka's way out of a fatal error. What it held is due when its lease ends.
+            self._open_producer()
+
+    def _tell_parked(self, failed: list[Failure]) -> None:
+        parked = [failure for failure in failed if failure.is_last]
+        self.counts.parked += len(parked)
+        now = time.monotonic()
+        if parked and now - self._parking_told_at >= _PARKING_SECONDS:
+            self._parking_told_at = now
+            _log.warning(
+                "message %d to topic %s is parked, and holds up its key: %s; "
+                "see `backlogctl outbox list --state parked`",
+                parked[0].message.id,
+                parked[0].message.topic,
+                escape_text(parked[0].reason),
+            )
+
+    def _finish(self) -> None:
+        assert self._flights is not None
+        end = time.monotonic() + self._patience
+        while len(self._flights) and time.monotonic() < end:
+            self._flights.poll(0.05)
+            self._settle()
+        self._settle(at_once=True)
+        self._flights.give_up()

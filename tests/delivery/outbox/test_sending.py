@@ -1,0 +1,245 @@
+"""Faults 45 to 49 and 53: what is committed arrives, in the order of its key, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from backlog.clock import Deadline
+from backlog.errors import Refused
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import make_admin
+from delivery.outbox import Settings, claims, outages
+from delivery.outbox.desk import Desk
+from delivery.outbox.tables import State, messages
+from sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.delivery.outbox.shop import FAST, Shop
+from tests.kafka_tools import properties_of, wait_until
+
+
+def end_leases(shop: Shop) -> None:
+    """As time would."""
+    with shop.engine.begin() as connection:
+        connection.execute(
+            update(messages).where(messages.c.state == State.IN_PROGRESS).values(due_at=1)
+        )
+
+
+def test_keys_keep_their_order(shop: Shop, topic: MakeTopic) -> None:
+    """Two senders, claims of few rows, one key with most of them."""
+    name = topic(3)
+    keys = ["hot" if number % 2 else f"k{number % 7}" for number in range(240)]
+    for at in range(0, len(keys), 20):
+        shop.add(name, *keys[at : at + 20])
+    order = {id_: at for at, (id_,) in enumerate(shop.list_rows("message_id"))}
+    settings = Settings(scan_every=timedelta(seconds=0.05), most=10, most_of_key=15)
+    with shop.sending(settings), shop.sending(settings):
+        shop.await_sent(len(keys))
+    found = shop.read_ids(name, 3)
+    assert len(found) == len(keys)
+    by_key: dict[str, list[int]] = {}
+    for id_ in found:
+        assert id_ is not None
+        by_key.setdefault(keys[order[id_]], []).append(order[id_])
+    assert all(places == sorted(places) for places in by_key.values())
+
+
+def test_fault_45_a_crash_after_the_acknowledgement_repeats_the_same_id(
+    shop: Shop, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(1)
+    given = shop.add(name, "a", "a", "b")
+
+    class Crash(BaseException):
+        """As SIGKILL: nothing handles it."""
+
+    def crash(point: str) -> None:
+        if point == "p8.4.mark.before":
+            raise Crash
+
+    monkeypatch.setattr(claims, "reach", crash)
+    sender = shop.make_sender()
+    with pytest.raises(Crash):
+        sender.run()
+    monkeypatch.undo()
+    assert shop.count("in_progress") == 3
+    first = shop.read_ids(name)
+    assert set(first) <= set(given)
+    end_leases(shop)
+    with shop.sending():
+        shop.await_sent(3)
+    found = shop.read_ids(name)
+    assert len(found) == 3 + len(first)
+    assert sorted(dict.fromkeys(found), key=str) == sorted(given)
+
+
+def test_fault_46_claims_are_disjoint_and_a_late_token_is_refused(
+    shop: Shop, topic: MakeTopic
+) -> None:
+    name = topic(1)
+    shop.add(name, "a", "a", "b", "c", None)
+    first, second = shop.make_claims(most=2, most_of_key=1), shop.make_claims()
+    held = first.claim_due()
+    others = second.claim_due()
+    assert {row.id for row in held}.isdisjoint(row.id for row in others)
+    # The second of key a waits, whoever has the first.
+    assert [len(held), len(others), shop.count("pending")] == [2, 2, 1]
+    assert {row.lane for row in held}.isdisjoint(row.lane for row in others)
+    assert second.claim_due() == []
+    end_leases(shop)
+    again = shop.make_claims().claim_due()
+    assert len(again) == 5
+    assert first.mark_sent(held) == 0
+    second.release(others)
+    assert shop.count("in_progress") == 5
+
+
+def test_fault_47_a_low_id_that_commits_late_is_sent(shop: Shop, topic: MakeTopic) -> None:
+    if shop.database.is_sqlite:
+        pytest.skip("SQLite has one writer: ids are committed in their order")
+    name = topic(1)
+    with Session(shop.engine) as slow:
+        late = shop.outbox.add(slow, topic=name, key="slow", value="v")
+        slow.flush()
+        shop.add(name, "fast")
+        with shop.sending():
+            shop.await_sent(1)
+            slow.commit()
+            shop.await_sent(2)
+    assert shop.read_ids(name)[-1] == late
+    ids = dict(shop.list_rows("message_id", "id"))
+    assert ids[late] == min(ids.values())
+
+
+def test_fault_48_a_poison_head_parks_and_blocks_its_key_only(
+    shop: Shop, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = topic(1, {"max.message.bytes": "2000"})
+    with Session(shop.engine) as session, session.begin():
+        shop.outbox._max_attempts = 2
+        poison = shop.outbox.add(session, topic=name, key="bad", value=b"\0" * 50_000)
+    blocked = shop.add(name, "bad")
+    shop.add(name, "good", "good", None)
+    desk = Desk(shop.database)
+    # What is compressed would fit.
+    with (
+        caplog.at_level(logging.WARNING, "backlog.outbox"),
+        shop.sending(kafka={"compression.type": "none"}) as sender,
+    ):
+        shop.await_sent(3)
+        wait_until(lambda: shop.count("parked") == 1, what="it is parked")
+        assert shop.count("pending") == 1
+        parked, waiting = desk.list_entries([], None, 10)
+        assert (parked.message_id, parked.state, parked.attempts) == (poison, State.PARKED, 2)
+        assert "MSG_SIZE_TOO_LARGE" in (parked.last_error or "")
+        assert parked.next_attempt_at is None
+        assert waiting.message_id == blocked[0]
+        assert sender.counts.parked == 1
+        assert desk.read_status().parked == 1
+        with pytest.raises(Refused, match="only a parked message"):
+            desk.discard(waiting.id)
+        desk.discard(parked.id)
+        shop.await_sent(4)
+    assert [line for line in caplog.messages if "is parked" in line]
+    assert blocked[0] in shop.read_ids(name)
+    assert poison not in shop.read_ids(name)
+
+
+def test_a_parked_message_is_sent_when_it_is_retried(pg_shop: Shop, topic: MakeTopic) -> None:
+    name = topic(1)
+    given = pg_shop.add(name, "a", "a")
+    desk = Desk(pg_shop.database)
+    (first, _) = (entry.id for entry in desk.list_entries([], name, 10))
+    assert desk.park([first]) == 1
+    assert pg_shop.make_claims().claim_due() == []
+    with pytest.raises(Refused, match="not there; nothing was changed"):
+        desk.retry([first, 999])
+    assert desk.retry([], all_parked=True) == 1
+    with pg_shop.sending():
+        pg_shop.await_sent(2)
+    assert pg_shop.read_ids(name) == given
+    with pytest.raises(Refused, match="it is sent"):
+        desk.park([first])
+
+
+def test_fault_49_kafka_is_away_for_an_hour(
+    pg_url: str,
+    own_kafka: EmbeddedKafka,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A clock that runs fast: one warning, fewer and fewer attempts, nothing parked."""
+    hurry = _speed_up(monkeypatch, 200)
+    settings = Settings(
+        scan_every=timedelta(seconds=0.05),
+        lease=timedelta(seconds=4),
+        delivery_timeout=timedelta(seconds=1),
+        first_interval=timedelta(seconds=0.1),
+        longest_interval=timedelta(seconds=1),
+    )
+    make_orders(own_kafka.bootstrap)
+    with Shop(pg_url, own_kafka.bootstrap) as shop:
+        shop.add("orders", *[f"k{number}" for number in range(20)])
+        own_kafka.kill()
+        with caplog.at_level(logging.INFO), shop.sending(settings) as sender:
+            began = hurry()
+            wait_until(lambda: sender.counts.away > 0, what="an attempt found nobody")
+            wait_until(lambda: hurry() - began > 3_600, what="an hour has passed")
+            assert sender.kafka_outage.is_on
+            warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            assert len(warned) == 1, caplog.text
+            assert shop.count("parked") == 0
+            assert sender.counts.away < 400
+            own_kafka.restart()
+            shop.await_sent(20)
+        assert sender.counts.refused == 0
+        assert set(shop.read_ids("orders")) == {id_ for (id_,) in shop.list_rows("message_id")}
+
+
+def test_fault_53_what_is_old_is_purged_in_batches_with_a_bound(
+    shop: Shop, topic: MakeTopic
+) -> None:
+    name = topic(1)
+    shop.add(name, *[f"k{number}" for number in range(10)])
+    with shop.sending():
+        shop.await_sent(10)
+    shop.add(name, "not sent")
+    desk = Desk(shop.database)
+    assert desk.purge(timedelta(hours=1), batch=3, most=100) == 0
+    assert list(desk._purge_batches(0, 3, 7)) == [3, 3, 1]
+    assert [entry.id for entry in desk.list_entries([State.SENT], None, 10)] == [8, 9, 10]
+    assert list(desk._purge_batches(0, 2, 100)) == [2, 1]
+    assert shop.list_rows("state") == [("pending",)]
+
+
+def test_a_row_whose_lease_ends_is_sent_by_another(pg_shop: Shop, topic: MakeTopic) -> None:
+    name = topic(1)
+    given = pg_shop.add(name, "a", "a")
+    pg_shop.make_claims(lease=timedelta(seconds=0.5)).claim_due()
+    with pg_shop.sending(FAST):
+        pg_shop.await_sent(2)
+    assert pg_shop.read_ids(name) == given
+
+
+def make_orders(bootstrap: str) -> None:
+    admin = make_admin(properties_of(bootstrap))
+    create_topic(admin, "orders", partitions=1, replication=1, config={}, deadline=Deadline(60))
+
+
+def _speed_up(patch: pytest.MonkeyPatch, factor: int) -> Callable[[], float]:
+    import time
+
+    def hurry() -> float:
+        return time.monotonic() * factor
+
+    fast: Any = SimpleNamespace(monotonic=hurry)
+    patch.setattr(outages, "time", fast)
+    return hurry
