@@ -30,6 +30,7 @@ from replay.cli.doctor import examine
 from replay.cli.gaps import list_gaps
 from replay.cli.hold import hold_retention
 from replay.cli.init import write_configuration
+from replay.cli.lookback import lookback
 from replay.cli.pause import pause_recovery
 from replay.cli.plan import plan
 from replay.cli.recoveries import list_recoveries
@@ -93,7 +94,7 @@ def _note_shared_options(
     shared.SESSION.note(config, as_json)
 
 
-_LOOK, _RECOVER, _HELP = "See", "Recover", "Around it"
+_LOOK, _RECOVER, _DELIVER, _HELP = "See", "Recover", "Lose nothing", "Around it"
 app.command("init", rich_help_panel=_HELP)(write_configuration)
 app.command("status", rich_help_panel=_LOOK)(show_status)
 app.command("doctor", rich_help_panel=_LOOK)(examine)
@@ -113,6 +114,7 @@ app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
 app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
 app.command("report", rich_help_panel=_RECOVER)(report_recovery)
 app.add_typer(archive, name="archive", rich_help_panel=_RECOVER)
+app.add_typer(lookback, name="lookback", rich_help_panel=_DELIVER)
 app.command("acl", rich_help_panel=_HELP)(print_rights)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)

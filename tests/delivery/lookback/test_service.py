@@ -1,0 +1,54 @@
+"""The whole service: from `prepare` to the business topic, on a real broker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from confluent_kafka import Producer
+
+from delivery.lookback.database import Database
+from delivery.lookback.operating import count_messages
+from delivery.lookback.producer import LookBackProducer
+from delivery.lookback.states import make_id
+from sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.delivery.lookback.world import (
+    Answerer,
+    make_service,
+    make_settings,
+    read_ids,
+    run_instance,
+)
+from tests.kafka_tools import wait_until
+
+
+def _count_open(database: Database) -> int:
+    return sum(one.messages for one in count_messages(database))
+
+
+def test_what_commits_is_forwarded_and_who_falls_silent_is_asked(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: Database, answerer: Answerer
+) -> None:
+    own, out = topic(3), topic(2)
+    settings = make_settings(
+        database.url.render_as_string(hide_password=False),
+        topic=own,
+        group=group,
+        first_check=timedelta(milliseconds=50),
+        services={"payments": make_service(f"{answerer.url}/ok")},
+    )
+    answerer.statuses |= {"silent": "committed", "silent-gone": "rolled_back"}
+    sender = LookBackProducer(
+        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
+    )
+    ids = ("told", "told-gone", "silent", "silent-gone")
+    for biz_id in ids:
+        sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+    sender.commit("payment", "told")
+    sender.roll_back("payment", "told-gone")
+    with run_instance(database, settings, kafka.bootstrap):
+        wait_until(lambda: len(read_ids(kafka.bootstrap, out)) == 2)
+        wait_until(lambda: _count_open(database) == 0)
+    assert read_ids(kafka.bootstrap, out) == {
+        one: [make_id(own, "payment", one)] for one in ("told", "silent")
+    }
