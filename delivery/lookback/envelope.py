@@ -12,7 +12,15 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 
 from backlog.config.base import check_group, check_topic
 from backlog.errors import BacklogError
@@ -21,6 +29,18 @@ from delivery.lookback.states import Event
 LONGEST_NAME = 255
 # No database takes a NUL or half a character.
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(check_group)]
+
+
+def _decode(value: object) -> object:
+    # pydantic's own would skip what is no base64.
+    return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+
+
+Bytes = Annotated[
+    bytes,
+    BeforeValidator(_decode),
+    PlainSerializer(lambda value: base64.b64encode(value).decode(), when_used="json-unless-none"),
+]
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
@@ -52,9 +72,9 @@ class Prepared(Envelope):
     event: Literal[Event.PREPARED] = Event.PREPARED
     service: Name
     topic: Annotated[str, AfterValidator(check_topic)]
-    key: Base64Bytes | None = None
-    value: Base64Bytes | None = None
-    headers: tuple[tuple[str, Base64Bytes | None], ...] = ()
+    key: Bytes | None = None
+    value: Bytes | None = None
+    headers: tuple[tuple[str, Bytes | None], ...] = ()
 
 
 def make_prepared(
@@ -75,9 +95,9 @@ def make_prepared(
             "biz_id": biz_id,
             "service": service,
             "topic": topic,
-            "key": _encode(key),
-            "value": _encode(value),
-            "headers": [(name, _encode(item)) for name, item in headers],
+            "key": key,
+            "value": value,
+            "headers": headers,
         }
     )
 
@@ -103,7 +123,3 @@ def read_envelope(value: bytes | None) -> Prepared | Decided:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise NotReadable(f"{place}: {first['msg']}" if place else first["msg"]) from None
-
-
-def _encode(value: bytes | None) -> bytes | None:
-    return None if value is None else base64.b64encode(value)

@@ -1,4 +1,4 @@
-"""`backlogctl lookback`: transactional messages, whose applications are asked when they fall silent."""
+"""`backlogctl lookback`: transactional messages, and who is asked when an application is silent."""
 
 from __future__ import annotations
 

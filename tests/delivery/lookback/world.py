@@ -50,7 +50,7 @@ def make_service(url: str, **changes: Any) -> LookBackService:
 
 @dataclass
 class Answerer:
-    """A service: says what `statuses` has, else `unknown`; other paths misbehave."""
+    """A service: says what `statuses` has, else `unknown`; at other paths it misbehaves."""
 
     url: str = ""
     statuses: dict[str, str] = field(default_factory=dict)
@@ -59,6 +59,7 @@ class Answerer:
     on_ask: Callable[[str], None] = lambda _: None
     released: threading.Event = field(default_factory=threading.Event)
     written: int = 0
+    raw: bytes = b""
 
 
 @contextmanager
@@ -87,7 +88,7 @@ def serve_answers() -> Iterator[Answerer]:
             elif kind in ("huge", "drip"):
                 self._send_long(kind)
             elif kind == "raw":
-                self._send(200, rest.encode())
+                self._send(200, answerer.raw)
             else:
                 status = answerer.statuses.get(body["biz_id"], "unknown")
                 self._send(200, json.dumps({"status": status}).encode())
