@@ -51,6 +51,8 @@ class Intake:
                 # Read twice nothing changes; skipped, a message would be lost.
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
+                # The partitions of an instance that was killed wait for so long.
+                "session.timeout.ms": 10_000,
                 "partition.assignment.strategy": "cooperative-sticky",
             },
         )

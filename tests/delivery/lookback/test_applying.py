@@ -75,7 +75,10 @@ def test_records_that_are_read_again_change_nothing(
 ) -> None:
     prepared = make_prepared("payment", "1", "payments", "out", None, None, ())
     other = make_prepared("payment", "1", "payments", "elsewhere", None, None, ())
-    values = [write_envelope(prepared), b'{"event":"committed","biz_type":"payment","biz_id":"1"}']
+    values: list[bytes | None] = [
+        write_envelope(prepared),
+        b'{"event":"committed","biz_type":"payment","biz_id":"1"}',
+    ]
     values += [write_envelope(other), b"nonsense", None]
     records = [Record("topic", 0, offset, value) for offset, value in enumerate(values)]
     first = apply_records(database, settings, records)

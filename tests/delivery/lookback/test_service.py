@@ -26,6 +26,48 @@ def _count_open(database: Database) -> int:
     return sum(one.messages for one in count_messages(database))
 
 
+def test_fault_52_a_service_that_hangs_holds_up_no_other_and_two_instances_share_the_work(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, pg_database: Database, answerer: Answerer
+) -> None:
+    own, out = topic(4), topic(2)
+    settings = make_settings(
+        pg_database.url.render_as_string(hide_password=False),
+        topic=own,
+        group=group,
+        first_check=timedelta(milliseconds=1),
+        services={
+            "hangs": make_service(f"{answerer.url}/hang", timeout=timedelta(minutes=5), at_once=2),
+            "floods": make_service(f"{answerer.url}/huge", at_once=1),
+            "payments": make_service(f"{answerer.url}/ok"),
+        },
+    )
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    good = [f"good-{number}" for number in range(10)]
+    answerer.statuses |= dict.fromkeys(good, "committed")
+    for service, ids in (
+        ("hangs", [f"bad-{number}" for number in range(10)]),
+        ("floods", ["flood"]),
+        ("payments", good),
+    ):
+        sender = LookBackProducer(producer, service, topic=own)
+        for biz_id in ids:
+            sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+    one = run_instance(pg_database, settings, kafka.bootstrap)
+    two = run_instance(pg_database, settings, kafka.bootstrap)
+    with one as first, two as second:
+        wait_until(lambda: len(read_ids(kafka.bootstrap, out)) == len(good))
+        wait_until(lambda: _count_open(pg_database) == 11)
+        answerer.released.set()  # else their end would wait for the answers
+    # Each was asked about by one instance, and sent by one.
+    assert all(answerer.asked[biz_id] == 1 for biz_id in good)
+    assert all(len(ids) == 1 for ids in read_ids(kafka.bootstrap, out).values())
+    asked = [
+        service.metrics.checks.labels("payments", "committed")._value.get()
+        for service in (first, second)
+    ]
+    assert sum(asked) == len(good)
+
+
 def test_what_commits_is_forwarded_and_who_falls_silent_is_asked(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: Database, answerer: Answerer
 ) -> None:

@@ -217,5 +217,6 @@ def read_ids(bootstrap: str, topic: str, partitions: int = 2) -> dict[str, list[
     found: dict[str, list[str]] = {}
     for message in read_all({"bootstrap.servers": bootstrap}, topic, range(partitions)):
         key = (message.key() or b"").decode()
-        found.setdefault(key, []).append(find_header(message.headers(), MESSAGE_ID) or "")
+        headers: Any = message.headers()
+        found.setdefault(key, []).append(find_header(headers, MESSAGE_ID) or "")
     return found
