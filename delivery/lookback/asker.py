@@ -23,6 +23,7 @@ from delivery.lookback.metrics import Metrics
 from delivery.lookback.states import Outcome
 
 _IDLE_SECONDS = 0.3
+_PARTING_SECONDS = 2.0
 _UNLISTED = 100
 _NOT_LISTED = Answer(Outcome.REFUSED, "the configuration names no such service")
 _UNKNOWN_SERVICE = "not listed"
@@ -54,7 +55,7 @@ class Asker:
         self._under_way: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
-        """Asks until told to stop; what is under way then is answered or given up in time.
+        """Asks until told to stop; what is not answered soon after is asked when its lease ends.
 
         Raises:
             LookBackDatabaseError: begin again; what was under way is asked when its lease ends.
@@ -64,15 +65,22 @@ class Asker:
     async def _run(self, stop: threading.Event) -> None:
         checkers = {name: make_checker(one) for name, one in self._settings.services.items()}
         self._under_way.clear()
+        asked: set[asyncio.Task[None]] = set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while not stop.is_set():
                     for name, checker in checkers.items():
                         for claim in await self._claim(name):
                             self._under_way[name] += 1
-                            tasks.create_task(self._ask(name, checker, claim))
+                            task = tasks.create_task(self._ask(name, checker, claim))
+                            asked.add(task)
+                            task.add_done_callback(asked.discard)
                     await asyncio.to_thread(self._settle_others)
                     await asyncio.sleep(_IDLE_SECONDS)
+                if asked:
+                    await asyncio.wait(asked, timeout=_PARTING_SECONDS)
+                for task in asked:
+                    task.cancel()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:

@@ -15,8 +15,8 @@ from delivery.lookback.database import Database
 from delivery.lookback.metrics import Metrics
 from delivery.lookback.operating import park_message
 from delivery.lookback.tables import create_tables
-from replay.cli import main
 from tests.delivery.lookback.world import Teller
+from tests.replay.calling import call_main
 
 _CONFIG = """\
 clusters: {main: {bootstrap.servers: "localhost:9092"}}
@@ -28,9 +28,8 @@ look_back:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path) -> Path:
     (tmp_path / "backlog.yaml").write_text(_CONFIG)
-    monkeypatch.setenv("BACKLOG_CONFIG", str(tmp_path / "backlog.yaml"))
     return tmp_path
 
 
@@ -43,50 +42,51 @@ def teller(place: Path) -> Teller:
     return Teller(database, settings)
 
 
-def _call(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
-    assert main(["lookback", *words, "--json"]) == code
-    return json.loads(capfd.readouterr().out)
+def _call(place: Path, *words: str, code: int = 0) -> Any:
+    found, out, err = call_main(("lookback", *words, "--json"), place, {})
+    assert found == code, err
+    return json.loads(out)
 
 
-def test_parked_messages_are_seen_and_resumed(
-    teller: Teller, capfd: pytest.CaptureFixture[str]
-) -> None:
+def _show(place: Path, *words: str) -> str:
+    found, out, err = call_main(("lookback", *words), place, {})
+    assert found == 0, err
+    return out
+
+
+def test_parked_messages_are_seen_and_resumed(teller: Teller, place: Path) -> None:
     teller.prepare("1", value=b"secret of a customer")
     made = teller.find("1")["id"]
-    _call(capfd, "park", made)
+    _call(place, "park", made)
     teller.commit("1")
-    states = {one["state"]: one["messages"] for one in _call(capfd, "status")["states"]}
+    states = {one["state"]: one["messages"] for one in _call(place, "status")["states"]}
     assert states == {"prepared": 0, "committed": 0, "forwarding": 0, "parked": 1}
-    assert [one["id"] for one in _call(capfd, "list", "--state", "parked")["messages"]] == [made]
-    shown = _call(capfd, "show", made)
+    assert [one["id"] for one in _call(place, "list", "--state", "parked")["messages"]] == [made]
+    shown = _call(place, "show", made)
     assert (shown["state"], shown["value_bytes"]) == ("parked", 20)
     assert [one["kind"] for one in shown["incidents"]] == ["commit_after_parking"]
     assert "secret" not in json.dumps(shown)
     for words in (("status",), ("list",), ("list", "--incidents"), ("show", made)):
-        assert main(["lookback", *words]) == 0
-        assert "secret" not in capfd.readouterr().out
-    assert _call(capfd, "resume", "--all")["resumed"] == [made]
+        assert "secret" not in _show(place, *words)
+    assert _call(place, "resume", "--all")["resumed"] == [made]
     assert teller.state("1") == "prepared"
-    assert _call(capfd, "resume", made, code=5)["error"]["code"] == "refused"
-    assert _call(capfd, "show", "nothing", code=2)["error"]["code"] == "usage"
-    assert _call(capfd, "resume", code=2)["error"]["code"] == "usage"
+    assert _call(place, "resume", made, code=5)["error"]["code"] == "refused"
+    assert _call(place, "show", "nothing", code=2)["error"]["code"] == "usage"
+    assert _call(place, "resume", code=2)["error"]["code"] == "usage"
 
 
-def test_names_that_others_chose_are_escaped(
-    teller: Teller, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_names_that_others_chose_are_escaped(teller: Teller, place: Path) -> None:
     teller.prepare("a\x1b[31mb", service="\u202eevil")
-    assert main(["lookback", "list"]) == 0
-    shown = capfd.readouterr().out
+    shown = _show(place, "list")
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert r"\u202e" in shown
 
 
 def test_without_tables_it_says_what_makes_them(
-    place: Path, capfd: pytest.CaptureFixture[str]
+    place: Path,
 ) -> None:
-    error = _call(capfd, "status", code=1)["error"]
+    error = _call(place, "status", code=1)["error"]
     assert error["code"] == "look_back_database"
     assert "lookback run" in error["hint"]
 
