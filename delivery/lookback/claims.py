@@ -57,9 +57,9 @@ def claim_due(
         )
         rows = connection.execute(wanted).mappings().all()
         made = [Claim(row["id"], row["created_at"], token, dict(row)) for row in rows]
-        for claim in made:
+        if made:
             change = {"lease_token": token, "lease_until": now + lease}
-            connection.execute(update(MESSAGES).where(_is(claim)).values(change))
+            connection.execute(update(MESSAGES).where(_are(made)).values(change))
     return made
 
 
@@ -91,10 +91,7 @@ def give_back_all(
     done = connection.execute(
         update(MESSAGES)
         .where(
-            MESSAGES.c.id.in_([claim.id for claim in claims]),
-            # Of the days that they are of only.
-            MESSAGES.c.created_at >= min(claim.created_at for claim in claims),
-            MESSAGES.c.created_at <= max(claim.created_at for claim in claims),
+            _are(claims),
             *_still(claims[0], state),
         )
         .values(values)
@@ -109,6 +106,15 @@ def shorten(reason: str) -> str:
 
 def _is(claim: Claim) -> ColumnElement[bool]:
     return and_(MESSAGES.c.id == claim.id, MESSAGES.c.created_at == claim.created_at)
+
+
+def _are(claims: Sequence[Claim]) -> ColumnElement[bool]:
+    times = [claim.created_at for claim in claims]
+    return and_(
+        MESSAGES.c.id.in_([claim.id for claim in claims]),
+        # So that PostgreSQL looks into their days only.
+        MESSAGES.c.created_at.between(min(times), max(times)),
+    )
 
 
 def _still(claim: Claim, state: State) -> tuple[ColumnElement[bool], ...]:

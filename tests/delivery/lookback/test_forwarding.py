@@ -56,7 +56,7 @@ def teller(pg_database: Database) -> Teller:
     return Teller(pg_database, make_settings(url, max_forwards=2))
 
 
-def test_forwarded_but_marked_as_failed_is_sent_again_with_the_same_id(
+def test_fault_45_forwarded_but_marked_as_failed_is_sent_again_with_the_same_id(
     kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = topic(2)
