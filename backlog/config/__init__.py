@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backlog.config.consumers import Consumers, Expand, Ramp
 from backlog.config.hooks import Hook
+from backlog.config.look_back import LookBack, LookBackService
 from backlog.config.root import Config, load_config, mask_secrets
 from backlog.config.sections import (
     Cluster,
@@ -39,6 +40,8 @@ __all__ = [
     "Hook",
     "Identity",
     "KafkaLedger",
+    "LookBack",
+    "LookBackService",
     "Message",
     "OffPeak",
     "Ramp",

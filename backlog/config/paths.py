@@ -33,6 +33,9 @@ def anchor_paths(data: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
         }
     if isinstance(watch := anchored.get("watch"), Mapping):
         anchored["watch"] = _anchor_watch(watch, base_dir)
+    if isinstance(look_back := anchored.get("look_back"), Mapping):
+        found = _anchor_files(look_back, ("archive",), base_dir)
+        anchored["look_back"] = _anchor_entry(found, {"database"}, base_dir)
     for section, names in (("sources", {"url"}), ("clusters", FILE_PROPERTIES)):
         entries = anchored.get(section)
         if isinstance(entries, Mapping):
@@ -77,7 +80,7 @@ def _anchor_entry(entry: Any, names: set[str] | frozenset[str], base_dir: Path) 
         name: value
         if name not in names or not isinstance(value, str)
         else _anchor_url(value, base_dir)
-        if name == "url"
+        if name in ("url", "database")
         # librdkafka's own word: look in the usual places.
         else (value if value == "probe" else str(base_dir / Path(value).expanduser()))
         for name, value in entry.items()

@@ -56,13 +56,15 @@ class Resolved:
 def is_secret(path: Path) -> bool:
     """Whether the value at this key is held as a secret."""
     match path:
-        case ("ledger",) | ("sources", _, "url"):
+        case ("ledger",) | ("sources", _, "url") | ("look_back", "database"):
             return True
         case ("clusters", _, name):
             return name in SECRET_PROPERTIES
         case ("streams", _, "consumers", "environment", _):
             return True
         case ("watch", "hooks", _, "slack" | "pagerduty" | "webhook" | "token"):
+            return True
+        case ("look_back", "services", _, "token"):
             return True
     return False
 

@@ -21,6 +21,7 @@ from pydantic import (
 from backlog.config import base, documents, references
 from backlog.config.base import Label, Section
 from backlog.config.hooks import Hook, check_hook_streams
+from backlog.config.look_back import LookBack
 from backlog.config.paths import DEFAULT_LEDGER, anchor_paths
 from backlog.config.references import Problem, Resolved
 from backlog.config.sections import (
@@ -65,6 +66,10 @@ class Config(Section):
         default_factory=SparkSection, description="The Spark that reads the source and injects."
     )
     watch: Watch = Field(default_factory=Watch, description="How `backlogctl watch` samples.")
+    look_back: LookBack | None = Field(
+        default=None,
+        description="Transactional messages, for `backlogctl lookback`: [look-back](look-back.md).",
+    )
     guards: Guards = Field(
         default_factory=Guards, description="What is refused whatever a command says."
     )
@@ -94,11 +99,14 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         check_hook_streams(self.watch.hooks, self.streams)
+        if self.look_back is not None:
+            at: documents.Path = ("look_back", "cluster")
+            _check_known(at, "cluster", self.look_back.cluster, self.clusters)
         for name, stream in self.streams.items():
             _check_known(("streams", name, "cluster"), "cluster", stream.cluster, self.clusters)
             if stream.source is None:
                 continue
-            at: documents.Path = ("streams", name, "source")
+            at = ("streams", name, "source")
             _check_known((*at, "database"), "source", stream.source.database, self.sources)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
@@ -234,10 +242,16 @@ class Config(Section):
 
     def _find_secrets(self) -> set[str]:
         urls = [self.ledger_url(), *(source.reveal_url() for source in self.sources.values())]
+        if self.look_back is not None:
+            urls.append(self.look_back.reveal_url())
         # Host, port and database may be seen, unless one of them is the password as well.
         secrets = self._secrets - {name for url in urls for name in references.find_url_names(url)}
         passwords = {part for url in urls for part in references.find_url_secrets(url)}
-        holders: list[Cluster | Hook] = [*self.clusters.values(), *self.watch.hooks.values()]
+        holders: list[Cluster | Hook | LookBack] = [
+            *self.clusters.values(),
+            *self.watch.hooks.values(),
+            *([self.look_back] if self.look_back is not None else ()),
+        ]
         return {*secrets, *passwords, *(part for one in holders for part in one.reveal_secrets())}
 
     def _remember(self, resolved: Resolved) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backlog.errors import UsageError
-from backlog.stamps import MESSAGE_ID
+from backlog.stamps import EVENT_ID
 from delivery.outbox.tables import LONGEST_TOPIC, State
 
 HeadersIn = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
@@ -41,7 +41,7 @@ class Message:
     @property
     def stamped(self) -> Headers:
         """Its headers, and the id by which a consumer drops a repeat."""
-        return [*self.headers, (MESSAGE_ID, self.message_id.encode())]
+        return [*self.headers, (EVENT_ID, self.message_id.encode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     found: list[list[str | None]] = []
     for name, value in pairs:
-        if not isinstance(name, str) or name == MESSAGE_ID:
+        if not isinstance(name, str) or name == EVENT_ID:
             raise UsageError(
                 f"a header may not be named {name!r}",
                 subject=f"Outbox.add to {topic}",

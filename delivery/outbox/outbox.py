@@ -106,7 +106,7 @@ class Outbox:
             message_id: 32 hexadecimal digits, where the application has an id of its own.
 
         Returns:
-            The message's id: its header `backlog-message-id`, the same each time it is sent.
+            The message's id: its header `backlog-event-id`, the same each time it is sent.
 
         Raises:
             UsageError: it cannot be sent as it is, or this is no session.

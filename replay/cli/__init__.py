@@ -30,6 +30,7 @@ from replay.cli.doctor import examine
 from replay.cli.gaps import list_gaps
 from replay.cli.hold import hold_retention
 from replay.cli.init import write_configuration
+from replay.cli.lookback import lookback
 from replay.cli.outbox import outbox
 from replay.cli.pause import pause_recovery
 from replay.cli.plan import plan
@@ -115,6 +116,7 @@ app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
 app.command("report", rich_help_panel=_RECOVER)(report_recovery)
 app.add_typer(archive, name="archive", rich_help_panel=_RECOVER)
 app.add_typer(outbox, name="outbox", rich_help_panel=_PREVENT)
+app.add_typer(lookback, name="lookback", rich_help_panel=_PREVENT)
 app.command("acl", rich_help_panel=_HELP)(print_rights)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)

@@ -1,4 +1,4 @@
-"""The points at which runners are killed, before and after each numbered step of P3, P4, P5."""
+"""The points at which runners are killed, before and after the steps of P3, P4, P5 and P8."""
 
 from __future__ import annotations
 
@@ -75,3 +75,16 @@ DRAIN_POINTS = (
 )
 # From here on a cancel goes forward.
 POINT_OF_NO_RETURN = "p5.5.forward"
+# Of an instance of look-back.
+LOOK_BACK_POINTS = (
+    "p8.applied.before",
+    "p8.applied.after",
+    "p8.offsets.before",
+    "p8.offsets.after",
+    "p8.answer.before",
+    "p8.answer.after",
+    "p8.claimed.after",
+    "p8.sent.middle",
+    "p8.marked.before",
+    "p8.marked.after",
+)

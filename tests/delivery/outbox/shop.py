@@ -12,7 +12,7 @@ from confluent_kafka import Message
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from backlog.stamps import MESSAGE_ID, find_header
+from backlog.stamps import EVENT_ID, find_header
 from delivery.outbox import Outbox, OutboxSender, Settings
 from delivery.outbox.claims import Claims
 from delivery.outbox.databases import Database
@@ -105,4 +105,4 @@ class Shop:
 
 def read_id(message: Message) -> str | None:
     """The id by which a consumer drops a repeat."""
-    return find_header(message.headers(), MESSAGE_ID)  # type: ignore[arg-type]
+    return find_header(message.headers(), EVENT_ID)  # type: ignore[arg-type]

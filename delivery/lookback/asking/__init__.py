@@ -1,0 +1,1 @@
+"""How services are asked what became of a business transaction."""

@@ -1,0 +1,97 @@
+"""Asks by gRPC: `backlog.look_back.v1.LookBack/Check` of look_back.proto."""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+
+import grpc
+from grpc import aio
+
+from backlog.config import LookBackService
+from backlog.errors import Refused
+from delivery.lookback.asking.addresses import read_networks, resolve_host
+from delivery.lookback.asking.interface import MOST_BYTES, Answer, Question, read_status
+from delivery.lookback.asking.look_back_pb2 import CheckReply, CheckRequest, Status
+from delivery.lookback.states import Outcome
+
+METHOD = "/backlog.look_back.v1.LookBack/Check"
+_STATUSES = {
+    Status.COMMITTED: Outcome.COMMITTED.value,
+    Status.ROLLED_BACK: Outcome.ROLLED_BACK.value,
+    Status.UNKNOWN: Outcome.UNKNOWN.value,
+}
+
+
+class GrpcChecker:
+    """Asks one service by gRPC."""
+
+    def __init__(self, service: LookBackService) -> None:
+        assert service.grpc is not None
+        self._authority = service.grpc
+        host, _, port = service.grpc.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._networks = read_networks(service.networks)
+        self._seconds = service.timeout.total_seconds()
+        self._tls = service.tls
+        token = service.token
+        self._metadata = (
+            () if token is None else (("authorization", f"Bearer {token.get_secret_value()}"),)
+        )
+
+    async def ask(self, question: Question) -> Answer:
+        """Asks once."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                addresses = await resolve_host(self._host, self._port, self._networks)
+                return await self._ask_at(addresses, question)
+        except TimeoutError:
+            return Answer(Outcome.FAILED, f"no answer in {self._seconds:g} s")
+        except Refused as error:
+            return Answer(Outcome.REFUSED, error.message)
+        except aio.AioRpcError as error:
+            # Its text is the service's own, and may hold anything.
+            return Answer(Outcome.FAILED, f"gRPC status {error.code().name}")
+        except OSError as error:
+            return Answer(Outcome.FAILED, type(error).__name__)
+
+    async def close(self) -> None:
+        """Nothing is kept: a channel would outlive the look at its address."""
+
+    async def _ask_at(self, addresses: list[str], question: Question) -> Answer:
+        async with self._open_channel(addresses) as channel:
+            call = channel.unary_unary(
+                METHOD,
+                request_serializer=CheckRequest.SerializeToString,
+                response_deserializer=CheckReply.FromString,
+            )
+            reply = await call(
+                CheckRequest(biz_type=question.biz_type, biz_id=question.biz_id),
+                timeout=self._seconds,
+                metadata=self._metadata,
+            )
+        return read_status(_STATUSES.get(reply.status))
+
+    def _open_channel(self, addresses: list[str]) -> aio.Channel:
+        family = {ip_address(address).version for address in addresses}
+        # A target is of one family.
+        version = 4 if 4 in family else 6
+        places = [
+            f"{address}:{self._port}" if version == 4 else f"[{address}]:{self._port}"
+            for address in addresses
+            if ip_address(address).version == version
+        ]
+        target = f"ipv{version}:{','.join(places)}"
+        options = (
+            ("grpc.default_authority", self._authority),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),
+            ("grpc.max_receive_message_length", MOST_BYTES),
+            ("grpc.max_metadata_size", MOST_BYTES),
+            # A channel of its own, not one that an earlier look at the name has opened.
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        if not self._tls:
+            return aio.insecure_channel(target, options)
+        named = (*options, ("grpc.ssl_target_name_override", self._host))
+        return aio.secure_channel(target, grpc.ssl_channel_credentials(), named)

@@ -1,0 +1,243 @@
+"""`backlogctl lookback`: transactional messages, and who is asked when an application is silent."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from backlog.errors import BacklogError, ConfigurationError, Refused, UsageError
+from replay.cli.shared import Session, print_text, read_states, verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from backlog.config import Config, LookBack
+    from delivery.lookback.database import Database
+
+lookback = typer.Typer(help="Forward prepared messages once their transactions have committed.")
+
+MessageId = Annotated[str, typer.Argument(help="The message's id: its `backlog-message-id`.")]
+_ALL_AT_ONCE = 500
+
+
+@lookback.callback()
+def _lookback() -> None:
+    """Forward prepared messages once their transactions have committed."""
+
+
+@lookback.command("run")
+@verb
+def run_service(
+    session: Session,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve /metrics here instead of `look_back.listen`.", metavar="HOST:PORT"
+        ),
+    ] = None,
+) -> None:
+    """Read, ask and forward until Ctrl-C or SIGTERM. Any number of instances side by side.
+
+    Makes its tables where there are none.
+    """
+    from backlog.clock import utc_now
+    from backlog.config import mask_secrets
+    from delivery.lookback.service import Service
+
+    stop = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+
+    def say(part: str, error: BacklogError | None) -> None:
+        text = "works again" if error is None else mask_secrets(str(error))
+        style = "green" if error is None else "red"
+        session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {part}: {text}", style)
+
+    with _open(session) as (config, settings, database):
+        properties = config.clusters[settings.cluster].client_properties()
+        service = Service(database, settings, properties, say)
+        with _serve_metrics(service.metrics.registry, listen or settings.listen) as address:
+            session.say(f"serving http://{address}/metrics")
+            session.say(f"reading {settings.topic}; Ctrl-C ends it")
+            service.run(stop)
+    session.emit({"ended": True}, "ended")
+
+
+@lookback.command("status")
+@verb
+def show_status(session: Session) -> None:
+    """Show how many messages wait, how long, and what is parked."""
+    from delivery.lookback.operating import count_incidents, count_messages
+
+    with _open(session) as (_, _, database):
+        counts = count_messages(database)
+        incidents = count_incidents(database)
+    document: dict[str, Any] = {
+        "states": [
+            {"state": one.state, "messages": one.messages, "oldest_seconds": one.oldest_seconds}
+            for one in counts
+        ],
+        "incidents": incidents,
+    }
+
+    def draw(console: Console) -> None:
+        console.print(_draw_table(document["states"], ("state", "messages", "oldest_seconds")))
+        print_text(console, f"{incidents} incidents: records that did not fit")
+        if any(one.messages for one in counts if one.state == "parked"):
+            print_text(console, "next: backlogctl lookback list --state parked")
+
+    session.emit(document, draw)
+
+
+@lookback.command("list")
+@verb
+def list_all(
+    session: Session,
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only in this state; without it all that wait.")
+    ] = None,
+    service: Annotated[str | None, typer.Option(help="Only of this service.")] = None,
+    incidents: Annotated[
+        bool, typer.Option("--incidents", help="Records that did not fit, newest first.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
+) -> None:
+    """List messages, oldest first, or what did not fit. What messages hold is not shown."""
+    from delivery.lookback.operating import OPEN, list_incidents, list_messages
+    from delivery.lookback.states import State
+
+    with _open(session) as (_, _, database):
+        if incidents:
+            found = list_incidents(database, limit)
+            columns: tuple[str, ...] = ("at", "kind", "biz_type", "biz_id", "reason", "message_id")
+        else:
+            states = read_states(State, state) or OPEN
+            found = list_messages(database, states, limit, service)
+            columns = ("id", "biz_type", "biz_id", "service", "state", "checks", "last_outcome")
+    name = "incidents" if incidents else "messages"
+    document = {name: [dict(row) for row in found]}
+    session.emit(document, lambda console: console.print(_draw_table(document[name], columns)))
+
+
+@lookback.command("show")
+@verb
+def show_one(session: Session, message: MessageId) -> None:
+    """Show all that is known of a message but what it holds."""
+    from delivery.lookback.operating import show_message
+
+    with _open(session) as (_, _, database):
+        document = show_message(database, message)
+    rows = [
+        {"": name, " ": value}
+        for name, value in document.items()
+        if value is not None and name != "incidents"
+    ]
+    rows += [
+        {"": "incident", " ": f"{one['at']} {one['kind']}: {one['reason']}"}
+        for one in document["incidents"]
+    ]
+    session.emit(document, lambda console: console.print(_draw_table(rows, ("", " "))))
+
+
+@lookback.command("park")
+@verb
+def park(session: Session, message: MessageId) -> None:
+    """Park a message: nobody is asked about it until it is resumed."""
+    import getpass
+
+    from delivery.lookback.operating import park_message
+
+    with _open(session) as (_, _, database):
+        park_message(database, message, getpass.getuser())
+    session.emit({"id": message, "state": "parked"}, f"message {message} is parked")
+
+
+@lookback.command("resume")
+@verb
+def resume(
+    session: Session,
+    messages: Annotated[
+        list[str] | None, typer.Argument(help="Ids of parked messages.", metavar="[MESSAGE]...")
+    ] = None,
+    take_all: Annotated[bool, typer.Option("--all", help="All that are parked.")] = False,
+) -> None:
+    """Take parked messages up again, with all their tries."""
+    from delivery.lookback.operating import resume_messages
+
+    if bool(messages) == take_all:
+        raise UsageError("give ids, or --all", subject="lookback resume")
+    resumed: list[str] = []
+    with _open(session) as (_, settings, database):
+        wanted = None if take_all else list(messages or ())
+        while part := resume_messages(database, settings, wanted, _ALL_AT_ONCE):
+            resumed += part
+    if missing := set(messages or ()) - set(resumed):
+        raise Refused(
+            f"not parked: {', '.join(sorted(missing))}",
+            subject="lookback resume",
+            hint=f"{len(resumed)} others were resumed; see `backlogctl lookback show ID`",
+        )
+    session.emit({"resumed": resumed}, f"{len(resumed)} resumed")
+
+
+@contextmanager
+def _open(session: Session) -> Iterator[tuple[Config, LookBack, Database]]:
+    from delivery.lookback.database import Database
+
+    config = session.load_config()
+    if config.look_back is None:
+        raise ConfigurationError(
+            "the configuration has no such section",
+            subject="look_back",
+            hint="docs/look-back.md shows one",
+        )
+    database = Database(config.look_back.reveal_url())
+    try:
+        yield config, config.look_back, database
+    finally:
+        database.close()
+
+
+@contextmanager
+def _serve_metrics(registry: Any, address: str) -> Iterator[str]:
+    from prometheus_client import start_http_server
+
+    host, _, port = address.rpartition(":")
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"it cannot be listened on: {error}",
+            subject=f"look_back.listen {address}",
+            hint="HOST:PORT; port 0 takes a free one",
+        ) from None
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
+    from rich.table import Table
+
+    from replay.telling.texts import Text
+
+    table = Table(box=None, pad_edge=False, show_header=any(name.strip() for name in columns))
+    for name in columns:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(Text(_write(row[name])) for name in columns))
+    return table
+
+
+def _write(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if isinstance(value, float) else str(value)

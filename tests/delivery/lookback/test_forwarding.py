@@ -1,0 +1,118 @@
+"""Sending to the business topic: at least once, one id, and what the brokers refuse."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+
+from delivery.lookback import forwarding
+from delivery.lookback.database import Database, LookBackDatabaseError
+from delivery.lookback.forwarding import Forwarder
+from delivery.lookback.metrics import Metrics
+from delivery.lookback.operating import resume_messages
+from delivery.lookback.states import State
+from delivery.lookback.tables import MESSAGES
+from sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.delivery.lookback.world import Teller, make_settings, read_ids
+from tests.kafka_tools import read_all, wait_until
+
+
+class _Runner:
+    """A forwarder in a thread."""
+
+    def __init__(self, teller: Teller, bootstrap: str, token: str) -> None:
+        properties = {"bootstrap.servers": bootstrap}
+        self.metrics = Metrics(teller.database)
+        self.forwarder = Forwarder(
+            teller.database, teller.settings, properties, token, self.metrics
+        )
+        self.failed: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.forwarder.run(self._stop)
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.failed.append(error)
+
+    def __enter__(self) -> _Runner:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def teller(pg_database: Database) -> Teller:
+    url = pg_database.url.render_as_string(hide_password=False)
+    return Teller(pg_database, make_settings(url, max_forwards=2))
+
+
+def test_fault_45_forwarded_but_marked_as_failed_is_sent_again_with_the_same_id(
+    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = topic(2)
+    teller.prepare("1", topic=out, headers=(("type", b"Paid"), ("backlog-event-id", b"false")))
+    teller.commit("1")
+
+    def fail(point: str) -> None:
+        if point == "p8.marked.before":
+            raise LookBackDatabaseError("gone", subject="test", retryable=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forwarding, "reach", fail)
+        with _Runner(teller, kafka.bootstrap, "first") as runner:
+            wait_until(lambda: runner.failed)
+    row = teller.find("1")
+    assert (row["state"], row["lease_token"]) == (State.FORWARDING, "first")
+    with teller.database.write() as connection:
+        past = teller.database.now(connection) - timedelta(seconds=1)
+        connection.execute(update(MESSAGES).values(lease_until=past))
+    with _Runner(teller, kafka.bootstrap, "second"):
+        wait_until(lambda: teller.state("1") == State.FORWARDED)
+    assert read_ids(kafka.bootstrap, out) == {"1": [row["id"], row["id"]]}
+    (first, _) = read_all({"bootstrap.servers": kafka.bootstrap}, out, range(2))
+    assert first.headers() == [("type", b"Paid"), ("backlog-event-id", row["id"].encode())]
+
+
+def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
+    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, unique: str
+) -> None:
+    out, small = topic(2), topic(1, {"max.message.bytes": "100"})
+    teller.prepare("lost", topic=f"nowhere-{unique}")
+    teller.prepare("large", topic=small, value=b"x" * 1000)
+    teller.prepare("good", topic=out)
+    for biz_id in ("lost", "large", "good"):
+        teller.commit(biz_id)
+    with _Runner(teller, kafka.bootstrap, "me") as runner:
+        wait_until(lambda: teller.state("good") == State.FORWARDED)
+        for biz_id in ("large", "lost"):
+            wait_until(lambda name=biz_id: teller.state(name) == State.PARKED)  # type: ignore[misc]
+    assert not runner.failed
+    row = teller.find("large")
+    assert row["forwards"] == 2
+    assert "MSG_SIZE_TOO_LARGE" in row["parked_because"]
+    # It is committed, whatever came of sending it: a resume sends it, and asks nobody.
+    resume_messages(teller.database, teller.settings, [row["id"]], 1)
+    assert teller.state("large") == State.FORWARDING
+
+
+def test_brokers_that_are_away_use_up_no_tries(
+    teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "_SETTINGS", {"delivery.timeout.ms": 100, "linger.ms": 0})
+    teller.prepare("1")
+    teller.commit("1")
+    with _Runner(teller, "127.0.0.1:1", "me") as runner:
+        wait_until(lambda: "MSG_TIMED_OUT" in (teller.find("1")["last_outcome"] or ""))
+        wait_until(lambda: runner.metrics.forwards.labels("failed")._value.get() > 2)
+    row = teller.find("1")
+    assert (row["state"], row["forwards"]) == (State.FORWARDING, 0)

@@ -1,0 +1,111 @@
+"""Days made ahead, and what is old: archived, then dropped whole or deleted in batches."""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import func, select, text
+
+from backlog.config import LookBack
+from delivery.lookback import retention
+from delivery.lookback.database import Database
+from delivery.lookback.retention import purge_old
+from delivery.lookback.states import State
+from delivery.lookback.tables import (
+    MESSAGES,
+    create_tables,
+    day_bounds,
+    list_partitions,
+    name_partition,
+)
+from tests.delivery.lookback.world import Teller, make_settings
+
+_OLD = date(2020, 2, 29)
+
+
+def _add_old(database: Database, count: int, state: State) -> None:
+    at = datetime(_OLD.year, _OLD.month, _OLD.day, 12, tzinfo=UTC)
+    with database.write() as connection:
+        if not database.is_sqlite and _OLD not in list_partitions(connection):
+            start, end = day_bounds(_OLD)
+            connection.execute(
+                text(
+                    f"CREATE TABLE {name_partition(_OLD)} PARTITION OF look_back_messages "
+                    f"FOR VALUES FROM ('{start}') TO ('{end}')"
+                )
+            )
+        rows = [
+            {
+                "id": f"{state}-{number}",
+                "created_at": at + timedelta(seconds=number),
+                "biz_type": "payment",
+                "biz_id": str(number),
+                "state": state.value,
+                "topic": "out",
+                "value": b"\x00v",
+                "headers": [["type", None]],
+                "next_at": at,
+                "checks": 0,
+                "forwards": 1,
+            }
+            for number in range(count)
+        ]
+        connection.execute(MESSAGES.insert(), rows)
+
+
+def _count(database: Database) -> int:
+    with database.read() as connection:
+        count: int = connection.execute(select(func.count()).select_from(MESSAGES)).scalar_one()
+    return count
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> LookBack:
+    return make_settings(database_url, archive=tmp_path / "archive")
+
+
+def test_fault_53_old_messages_are_archived_then_removed_in_bounds(
+    teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 40)
+    _add_old(teller.database, 100, State.FORWARDED)
+    teller.prepare("young")
+    assert purge_old(teller.database, teller.settings) == 100
+    assert _count(teller.database) == 1
+    assert teller.settings.archive is not None
+    files = sorted(teller.settings.archive.iterdir())
+    assert len(files) == (3 if teller.database.is_sqlite else 1)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    assert len({row["id"] for row in rows}) == 100
+    assert (rows[0]["value"], rows[0]["headers"]) == (b"\x00v", '[["type",null]]')
+    assert purge_old(teller.database, teller.settings) == 0
+
+
+def test_what_has_not_ended_is_never_removed(teller: Teller) -> None:
+    _add_old(teller.database, 3, State.PARKED)
+    purge_old(teller.database, teller.settings)
+    assert _count(teller.database) == 3
+
+
+def test_an_archive_that_cannot_be_written_deletes_nothing(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    _add_old(database, 3, State.ROLLED_BACK)
+    (tmp_path / "file").write_text("")
+    settings = make_settings(database_url, archive=tmp_path / "file")
+    with pytest.raises(OSError, match="file"):
+        purge_old(database, settings)
+    assert _count(database) == 3
+
+
+def test_days_are_made_ahead_and_by_any_number_of_instances(pg_database: Database) -> None:
+    create_tables(pg_database)
+    with pg_database.read() as connection:
+        days = list_partitions(connection)
+        today = pg_database.now(connection).date()
+    assert {today + timedelta(days=ahead) for ahead in range(4)} <= set(days)

@@ -1,0 +1,222 @@
+"""A service that is asked, one instance of look-back in this process, and what came out of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from pydantic import SecretStr
+from sqlalchemy import select
+
+from backlog.config import LookBack, LookBackService
+from backlog.errors import BacklogError
+from backlog.stamps import EVENT_ID, find_header
+from delivery.lookback.applying import Record, apply_records
+from delivery.lookback.database import Database
+from delivery.lookback.envelope import Decided, make_prepared, write_envelope
+from delivery.lookback.service import Service
+from delivery.lookback.states import Event, make_id
+from delivery.lookback.tables import MESSAGES
+from tests.kafka_tools import read_all
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+NEVER = timedelta(days=365)
+
+
+def make_settings(url: str, **changes: Any) -> LookBack:
+    """Settings with which nothing waits long, and nobody is asked before a year has gone."""
+    base: dict[str, Any] = {
+        "database": SecretStr(url),
+        "cluster": "main",
+        "first_check": NEVER,
+        "pause": timedelta(milliseconds=1),
+        "longest_pause": timedelta(milliseconds=1),
+        "listen": "127.0.0.1:0",
+    }
+    return LookBack.model_validate({**base, **changes})
+
+
+def make_service(url: str, **changes: Any) -> LookBackService:
+    """A service on this machine that is asked by HTTP."""
+    return LookBackService.model_validate({"http": url, "networks": LOOPBACK, **changes})
+
+
+@dataclass
+class Answerer:
+    """A service: says what `statuses` has, else `unknown`; at other paths it misbehaves."""
+
+    url: str = ""
+    statuses: dict[str, str] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
+    hosts: list[str] = field(default_factory=list)
+    on_ask: Callable[[str], None] = lambda _: None
+    released: threading.Event = field(default_factory=threading.Event)
+    written: int = 0
+    raw: bytes = b""
+
+
+@contextmanager
+def serve_answers() -> Iterator[Answerer]:
+    """The service, on a free port."""
+    answerer = Answerer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answerer.hosts.append(self.headers["Host"])
+            answerer.asked[body["biz_id"]] += 1
+            answerer.on_ask(body["biz_id"])
+            kind, _, rest = self.path.strip("/").partition("/")
+            if kind == "status":
+                self._send(int(rest), b'{"status":"rolled_back"}')
+            elif kind == "redirect":
+                self.send_response(307)
+                self.send_header("Location", f"{answerer.url}/ok")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif kind == "hang":
+                answerer.released.wait(120)
+            elif kind in ("huge", "drip"):
+                self._send_long(kind)
+            elif kind == "raw":
+                self._send(200, answerer.raw)
+            else:
+                status = answerer.statuses.get(body["biz_id"], "unknown")
+                self._send(200, json.dumps({"status": status}).encode())
+
+        def _send_long(self, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(10 << 20))
+            self.end_headers()
+            try:
+                for _ in range(10 << 4):
+                    if kind == "drip" and answerer.released.wait(0.1):
+                        return
+                    piece = b" " if kind == "drip" else b" " * (1 << 16)
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+                    answerer.written += len(piece)
+            except OSError:
+                pass  # it was hung up on
+
+        def _send(self, code: int, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    answerer.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield answerer
+    finally:
+        answerer.released.set()
+        server.shutdown()
+        server.server_close()
+
+
+@dataclass
+class Teller:
+    """Feeds records into the tables as the intake does, without Kafka."""
+
+    database: Database
+    settings: LookBack
+    offset: int = 0
+
+    def prepare(
+        self, biz_id: str, *, service: str = "payments", topic: str = "out", **more: Any
+    ) -> None:
+        made = make_prepared(
+            "payment",
+            biz_id,
+            service,
+            topic,
+            biz_id.encode(),
+            more.get("value", b"v"),
+            more.get("headers", ()),
+        )
+        self.tell(write_envelope(made))
+
+    def commit(self, biz_id: str) -> None:
+        self._decide(Event.COMMITTED, biz_id)
+
+    def roll_back(self, biz_id: str) -> None:
+        self._decide(Event.ROLLED_BACK, biz_id)
+
+    def _decide(self, event: Event, biz_id: str) -> None:
+        document = {"event": event, "biz_type": "payment", "biz_id": biz_id}
+        self.tell(write_envelope(Decided.model_validate(document)))
+
+    def tell(self, value: bytes | None, *, offset: int | None = None) -> Any:
+        if offset is None:
+            self.offset += 1
+            offset = self.offset
+        record = Record(self.settings.topic, 0, offset, value)
+        return apply_records(self.database, self.settings, [record])
+
+    def find(self, biz_id: str) -> dict[str, Any]:
+        """The row of a message."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.read() as connection:
+            row = connection.execute(select(MESSAGES).where(MESSAGES.c.id == made)).mappings().one()
+            return dict(row)
+
+    def state(self, biz_id: str) -> str:
+        return str(self.find(biz_id)["state"])
+
+
+@contextmanager
+def run_instance(
+    database: Database, settings: LookBack, bootstrap: str, said: list[Any] | None = None
+) -> Iterator[Service]:
+    """One instance in a thread; its failure is the test's."""
+    told: list[Any] = [] if said is None else said
+
+    def say(part: str, error: BacklogError | None) -> None:
+        told.append((part, error))
+
+    service = Service(database, settings, {"bootstrap.servers": bootstrap}, say)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            service.run(stop)
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield service
+    finally:
+        stop.set()
+        thread.join(120)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def read_ids(bootstrap: str, topic: str, partitions: int = 2) -> dict[str, list[str]]:
+    """What came out: the message ids by key."""
+    found: dict[str, list[str]] = {}
+    for message in read_all({"bootstrap.servers": bootstrap}, topic, range(partitions)):
+        key = (message.key() or b"").decode()
+        headers: Any = message.headers()
+        found.setdefault(key, []).append(find_header(headers, EVENT_ID) or "")
+    return found
