@@ -90,9 +90,9 @@ def test_a_connection_and_a_scoped_session_take_messages_too(
     assert shop.read_ids(name) == [first, second]
 
 
+# No asynchronous driver of MariaDB is among the dependencies.
+@pytest.mark.parametrize("url", ["postgres", "sqlite"], indirect=True)
 def test_an_asynchronous_session(shop: Shop, topic: MakeTopic) -> None:
-    if "mariadb" in shop.url:
-        pytest.skip("no asynchronous driver of MariaDB is among the dependencies")
     name = topic(1)
     address = shop.url.replace("sqlite://", "sqlite+aiosqlite://")
 
