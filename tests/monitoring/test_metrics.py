@@ -17,14 +17,8 @@ from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.values import GapState, RecoveryState
 from backlog.visible import escape_name
-from monitoring.board import (
-    Board,
-    Checkup,
-    ClusterPass,
-    MemberLook,
-    SequenceLook,
-    TopicPartitionState,
-)
+from monitoring.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
+from monitoring.board import TopicPartitionState as PartitionState
 from monitoring.doctor.finding import Finding, Level
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
@@ -91,7 +85,7 @@ def make_status(
 
 
 def make_pass(*groups: GroupStatus, cluster: str = "main", left_out: int = 0) -> ClusterPass:
-    states = tuple(TopicPartitionState(n, 0, 100, 1, 3, 2 if n == 1 else 3) for n in range(3))
+    states = tuple(PartitionState(n, 0, 100, 1, 3, 2 if n == 1 else 3) for n in range(3))
     topics = {status.topic: states for status in groups}
     return ClusterPass(cluster, utc_now(), 0.25, groups, topics, 3, left_out)
 
@@ -216,20 +210,6 @@ def test_nothing_is_never_minus_nothing(ledger: Ledger) -> None:
     part = replace(make_part(0, 100), lag_seconds=-0.0, seconds_to_drain=-0.0)
     board.put_cluster(make_pass(make_status(parts=(part,))))
     assert "-0" not in scrape(make_scrape(board, ledger)).text
-
-
-def test_what_the_sequence_check_cannot_tell_is_absent(ledger: Ledger) -> None:
-    board = Board()
-    board.put_sequence("early", SequenceLook("main", checked=9, behind=0))
-    board.put_sequence("away", SequenceLook("main", lost=0, suspect=2, trouble="no broker"))
-    got = scrape(make_scrape(board, ledger))
-    missing = "backlog_sequence_missing_messages"
-    assert got.find(missing, stream="early") == {}
-    assert got.value("backlog_sequence_behind_messages", stream="early") == 0
-    # Something may be missing that it has not seen.
-    assert got.labels_of(missing, "certainty", stream="away") == {"suspect"}
-    assert got.find("backlog_sequence_behind_messages", stream="away") == {}
-    assert got.value("backlog_sequence_up", stream="away") == 0
 
 
 def fill_board() -> Board:
