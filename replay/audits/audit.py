@@ -113,6 +113,7 @@ class Outcome:
         findings: in any order.
         claims: what it proves, and what it cannot, as one sentence.
         losses: what is lost for all that is known, and can be put back.
+        answered: gaps on record that turned out to be none, and why.
     """
 
     figures: Mapping[str, int | None]
@@ -120,6 +121,7 @@ class Outcome:
     claims: str
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     losses: tuple[Gap, ...] = ()
+    answered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class AuditResult:
     claims: str
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     losses: tuple[Gap, ...] = ()
+    answered: Mapping[str, str] = field(default_factory=dict)
     recorded: tuple[Gap, ...] = ()
     next_commands: tuple[str, ...] = ()
 
@@ -218,6 +221,7 @@ class Audit(ABC):
             claims=found.claims,
             tables=found.tables,
             losses=found.losses,
+            answered=found.answered,
         )
 
     @abstractmethod

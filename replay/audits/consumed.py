@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline, format_time, utc_now
+from backlog.clock import format_time
 from backlog.config import Consumed, Stream
-from backlog.errors import KafkaFailure, UsageError
+from backlog.errors import UsageError
 from backlog.numbers import format_duration, format_moment, format_plural
-from backlog.values import Gap, GapState, OffsetRange, Sample
-from monitoring.observing import measure_skew, observe_stream
+from backlog.values import Cause, Gap, GapState, OffsetRange
 from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
 from replay.audits.folder import open_folder
+from replay.audits.group import Look, look_at_group
 from replay.audits.losing import make_unprocessed
-from replay.audits.span import Span, read_span
 from replay.audits.spark import reading_topic, start_spark
 from replay.recovery.workspace import Workspace
 
@@ -30,26 +29,6 @@ CLAIMS = (
 )
 _SECONDS = 60.0
 _SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A group as it was before its table was read.
-
-    Attributes:
-        span: the topic; `below` and `ahead` are its committed messages below the group's offsets,
-            and from these on.
-        committed: by partition; None where the group has no committed offset.
-        settled: by partition, below which offset was committed at least the grace ago.
-        hidden: offsets that are settled and that an open transaction hides.
-    """
-
-    span: Span
-    below: tuple[OffsetRange, ...]
-    ahead: tuple[OffsetRange, ...]
-    committed: Mapping[int, int | None]
-    settled: Mapping[int, int]
-    hidden: tuple[OffsetRange, ...]
 
 
 class ConsumedAuditing(Audit):
@@ -81,6 +60,7 @@ class ConsumedAuditing(Audit):
             claims=f"{_say_not_judged(not_judged)}. {CLAIMS}" if not_judged else CLAIMS,
             tables={"partitions": _list_partitions(look)},
             losses=teller.make_losses(found),
+            answered=teller.find_answered(found, workspace.ledger.gaps.list(stream.name)),
         )
 
 
@@ -95,60 +75,6 @@ def _require_table(stream: Stream) -> Consumed:
             "which the consumer notes the identity of each message that it handled",
         )
     return stream.source.consumed
-
-
-def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) -> Look:
-    """The topic and the group's offsets; samples the stream, so that a later audit can judge more.
-
-    Raises:
-        TopicMissing, KafkaFailure, ClusterUnreachable, LedgerError.
-    """
-    properties = workspace.properties(stream)
-    seen = observe_stream(workspace.ledger, stream, properties, Deadline(_SECONDS)).sample
-    span = read_span(workspace, stream, bounds.since)
-    if span.topic.topic_id != seen.topic_id:
-        subject = f"topic {stream.topic}"
-        raise KafkaFailure("it was made anew meanwhile", subject=subject, hint="look again")
-    now = utc_now() + measure_skew(workspace.ledger)  # the samples are in the ledger's time
-    settled = find_settled_commits(workspace, stream, seen, bounds.waits, now)
-    committed = {part.partition: part.committed for part in seen.partitions}
-    ends = {part.partition: part.high for part in seen.partitions}
-    below, ahead, hidden = [], [], []
-    for item in span.ranges:
-        at = committed.get(item.partition)
-        cut = item.start if at is None else min(max(at, item.start), item.end)
-        below.append(OffsetRange(item.partition, item.start, cut))
-        ahead.append(OffsetRange(item.partition, cut, item.end))
-        old = min(settled.get(item.partition, 0), ends.get(item.partition, 0))
-        if old > item.end:
-            hidden.append(OffsetRange(item.partition, item.end, old))
-    return Look(span, tuple(below), tuple(ahead), committed, settled, tuple(hidden))
-
-
-def find_settled_commits(
-    workspace: Workspace, stream: Stream, seen: Sample, grace: timedelta, now: datetime
-) -> dict[int, int]:
-    """By partition, below which offset the group had committed at least `grace` ago and ever since.
-
-    A group that was set back works on what it had committed once more. Partitions of which there is
-    no sample so old are left out.
-
-    Args:
-        seen: the newest sample; it is in the ledger.
-    """
-    found: dict[int, int] = {}
-    place = (stream.cluster, stream.topic, stream.group, seen.topic_id)
-    for sample in workspace.ledger.samples.history(stream.name):
-        if (sample.cluster, sample.topic, sample.group, sample.topic_id) != place:
-            continue
-        is_old = sample.taken_at + timedelta(seconds=sample.took) <= now - grace
-        for part in sample.partitions:
-            at = part.committed
-            if is_old and at is not None:
-                found[part.partition] = at
-            elif part.partition in found:
-                found[part.partition] = min(found[part.partition], at or 0)
-    return found
 
 
 def _compare(
@@ -256,6 +182,24 @@ class _Teller:
             for one in self.list_lost(found)
         )
 
+    def find_answered(self, found: ConsumedAudit, known: Iterable[Gap]) -> dict[str, str]:
+        """Open gaps whose messages were all handled since; none where some may still be on their
+        way, or only a part was looked at."""
+        counts, bounds = found.counts, self.bounds
+        if counts.not_settled or counts.coming_again or not (counts.handled and found.is_whole):
+            return {}
+        if bounds.since is not None or bounds.until is not None:
+            return {}
+        return {
+            gap.id: "handled since: the consumer's own table has them"
+            for gap in known
+            if (gap.cause, gap.state) == (Cause.UNPROCESSED, GapState.OPEN)
+            and gap.topic_id == self.look.span.topic.topic_id
+            and gap.group == self.stream.group
+            and any(_is_within(gap, item) for item in self.look.below)
+            and not any(_overlaps(gap, one) for one in found.ranges)
+        }
+
     def _tell_lost(self, ranges: Sequence[UnhandledRange], many: int) -> Finding:
         mend = "the consumer commits before it has handled them; once that is mended, put them back"
         if self.look.span.is_compacted:
@@ -359,6 +303,20 @@ def _say_not_judged(many: int) -> str:
         f"{format_plural(many, 'message')} share{'s' if many == 1 else ''} a key with another one "
         f"and {'was' if many == 1 else 'were'} not judged"
     )
+
+
+def _is_within(gap: Gap, item: OffsetRange) -> bool:
+    start, end = gap.start, gap.end
+    if start is None or end is None or gap.partition != item.partition:
+        return False
+    return item.start <= start and end <= item.end
+
+
+def _overlaps(gap: Gap, one: UnhandledRange) -> bool:
+    start, end = gap.start, gap.end
+    if start is None or end is None or gap.partition != one.partition:
+        return False
+    return start <= one.last and one.first < end
 
 
 def _say_many(many: int) -> str:

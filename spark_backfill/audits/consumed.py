@@ -14,11 +14,11 @@ from backlog import stamps
 from backlog.values import OffsetRange
 from spark_backfill.opening import open_consumed
 from spark_backfill.originals.frame import last_header
-from spark_backfill.originals.identity import hash_original_id
+from spark_backfill.originals.identity import hash_original_id, identify
 from spark_backfill.spark.frames import make_rows, mark_within
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from backlog.config import Consumed, Source
 
@@ -177,12 +177,6 @@ def audit_consumed(
     )
 
 
-def _identify(header: str | None) -> Column:
-    """As the survivors of a rebuild are known; consumers do not note tombstones as handled."""
-    identity = F.col("key") if header is None else last_header(header)
-    return F.when(F.col("value").isNotNull(), identity)
-
-
 def _mark(messages: DataFrame, scope: ConsumedScope) -> DataFrame:
     stamp = last_header(stamps.MESSAGE_ID).cast("string")
     has_time = (F.col("timestamp_type") >= 0) & F.col("timestamp").between(0, _LAST_MS)
@@ -190,7 +184,7 @@ def _mark(messages: DataFrame, scope: ConsumedScope) -> DataFrame:
         *_PLACE,
         F.when(has_time, F.col("timestamp")).alias("at_ms"),
         F.col("value").isNull().alias("is_tombstone"),
-        _identify(scope.header).alias("identity"),
+        identify(scope.header).alias("identity"),
         stamp.alias("stamp"),
     )
     frame = frame.withColumn("is_put_back", F.col("stamp").isNotNull())
@@ -257,7 +251,7 @@ def _count(marked: DataFrame, known: DataFrame) -> tuple[dict[str, int], int | N
 
 def _find_fates(missing: DataFrame, later: DataFrame, header: str | None) -> DataFrame:
     """Adds `fate`: coming, recent or lost."""
-    ahead = later.select(_identify(header).alias("ahead")).where(F.col("ahead").isNotNull())
+    ahead = later.select(identify(header).alias("ahead")).where(F.col("ahead").isNotNull())
     joined = missing.join(ahead.distinct(), F.col("identity") == F.col("ahead"), "left")
     fate = F.when(F.col("ahead").isNotNull(), "coming").when(F.col("is_recent"), "recent")
     return joined.select("identity", "asked", fate.otherwise("lost").alias("fate"))

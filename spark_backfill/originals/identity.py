@@ -1,10 +1,13 @@
-"""The message id of a message that exists: where it lay (P9)."""
+"""By what a message that exists is known: where it lay (P9), and what its stream says."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F  # noqa: N812
+
 from spark_backfill.messages.rules import hash_message_id
+from spark_backfill.originals.frame import last_header
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -15,3 +18,9 @@ def hash_original_id(topic_id: str, partition: Column, offset: Column) -> Column
     return hash_message_id(
         topic_id, [partition.cast("string")], offset.cast("string").cast("binary")
     )
+
+
+def identify(header: str | None) -> Column:
+    """As the survivors of a rebuild are known; consumers do not note tombstones as handled."""
+    identity = F.col("key") if header is None else last_header(header)
+    return F.when(F.col("value").isNotNull(), identity)

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_backfill.messages.rules import ORIGINAL
 from spark_backfill.originals.frame import format_message_time
-from spark_backfill.originals.identity import hash_original_id
+from spark_backfill.originals.identity import hash_original_id, identify
 from spark_backfill.originals.placing import count_replays, measure_originals, place_originals
 from spark_backfill.redrive.dead_letters import list_patterns, strip_headers, trace_letters
 from spark_backfill.redrive.request import Origin
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from spark_backfill.redrive.request import RedriveRequest
 
-STAGED, ELSEWHERE, REPEATED, PUT_BACK, REPLAYS, QUARANTINED = (
+STAGED, ELSEWHERE, REPEATED, PUT_BACK, HANDLED, REPLAYS, QUARANTINED = (
     "staged",
     "elsewhere",
     "repeated",
     "put_back",
+    "handled",
     "replays",
     "quarantined",
 )
@@ -117,8 +118,17 @@ def _select_shared(request: RedriveRequest, partition: Column, of: int) -> list[
     ]
 
 
-def label_messages(frozen: DataFrame, put_back: DataFrame, request: RedriveRequest) -> DataFrame:
-    """Adds `label`: what becomes of it."""
+def label_messages(
+    frozen: DataFrame,
+    put_back: DataFrame,
+    request: RedriveRequest,
+    handled: DataFrame | None = None,
+) -> DataFrame:
+    """Adds `label`: what becomes of it.
+
+    Args:
+        handled: `key binary`, the identities in the consumer's own table; None does not ask.
+    """
     known = (
         put_back.select(F.col("key").alias("message_id"))
         .distinct()
@@ -130,6 +140,12 @@ def label_messages(frozen: DataFrame, put_back: DataFrame, request: RedriveReque
     label = F.when(F.col("size") > request.target_max_bytes, QUARANTINED).otherwise(STAGED)
     if request.max_replays is not None:
         label = F.when(F.col("replayed") >= request.max_replays, REPLAYS).otherwise(label)
+    if handled is not None:
+        assert request.stream.source is not None
+        keys = handled.select(F.col("key").alias("handled_key")).distinct()
+        identity = identify(request.stream.source.identity.header)
+        marked = marked.join(keys, identity == F.col("handled_key"), "left")
+        label = F.when(F.col("handled_key").isNotNull(), HANDLED).otherwise(label)
     label = F.when(F.col("known"), PUT_BACK).otherwise(label)
     if request.origin_kind is Origin.DEAD_LETTERS:
         newest = Window.partitionBy("message_id").orderBy(
@@ -139,4 +155,4 @@ def label_messages(frozen: DataFrame, put_back: DataFrame, request: RedriveReque
         label = F.when(F.col("__rank") > 1, REPEATED).otherwise(label)
         foreign = F.coalesce(F.col("origin_topic") != request.stream.topic, F.lit(False))
         label = F.when(foreign, ELSEWHERE).otherwise(label)
-    return marked.withColumn("label", label)
+    return marked.withColumn("label", label).drop("handled_key")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import KafkaFailure, Refused, StagingError
+from backlog.errors import KafkaFailure, PutBackAlready, Refused, StagingError
 from backlog.manifest import Manifest, write_manifest
 from backlog.numbers import format_plural
 from backlog.progress import Say
@@ -20,6 +20,7 @@ from spark_backfill.archive.reading import read_archive
 from spark_backfill.failures import list_secrets, translating
 from spark_backfill.full_disk import planning_into
 from spark_backfill.messages.staging import ChunkLimits, stage_messages
+from spark_backfill.opening import open_consumed
 from spark_backfill.originals.frame import as_originals
 from spark_backfill.originals.reading import read_log
 from spark_backfill.phases import PlanLog
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MOST_NAMES = 20
+_SHOWN = 5
 _LONGEST_NAME = 249
 
 
@@ -77,7 +79,8 @@ def plan_redrive(
                     frozen = distinguish_letters(frozen)
         with log.timed("comparing", "looking for what was put back already"):
             put_back = find_put_back(spark, request)
-            labelled = label_messages(frozen, put_back, request)
+            handled = _read_handled(spark, request, work) if request.unhandled else None
+            labelled = label_messages(frozen, put_back, request, handled)
             path = str(work / "labels")
             with translating("compare the messages", subject=path, kind=StagingError):
                 labelled.drop("key", "value", "headers").write.parquet(path)
@@ -97,6 +100,19 @@ def plan_redrive(
             if request.origin_kind is Origin.DEAD_LETTERS:
                 write_errors(labels, request.directory)
         return _finish(request, labels, counts, slots, chunks, work, log)
+
+
+def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame | None:
+    """The consumer's own table, now: it may have handled them since they were found."""
+    source = request.stream.source
+    if source is None or source.consumed is None:
+        return None
+    path = work / "handled"
+    with open_consumed(
+        spark, request.sources, source.consumed, request.stream.name, path
+    ) as evidence:
+        evidence.freeze()
+        return evidence.collect_keys()
 
 
 def _name_source(request: RedriveRequest) -> str:
@@ -206,13 +222,21 @@ def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
         "filtered": "match no --key or --where",
         "elsewhere": "are dead letters of other topics",
         "put_back": "are put back already",
+        "handled": "were handled since",
         "replays": "were put back too often (`--allow replays` takes them)",
         "quarantined": f"are larger than topic {request.target} allows",
     }
     told = [f"{n} {words}" for name, words in why.items() if (n := getattr(counts, name))]
+    what = f"there is nothing to put back: {format_plural(counts.read, 'message')} read" + (
+        f", {', '.join(told)}" if told else ""
+    )
+    if request.unhandled and counts.read == counts.put_back + counts.handled:
+        shown = [f'`backlogctl waive {gap} --reason "handled since"`' for gap in request.unhandled]
+        more = f"; and {len(shown) - _SHOWN} more gaps" if len(shown) > _SHOWN else ""
+        hint = f"close what is on record: {'; '.join(shown[:_SHOWN])}{more}"
+        raise PutBackAlready(what, subject=subject, hint=hint)
     raise Refused(
-        f"there is nothing to put back: {format_plural(counts.read, 'message')} read"
-        + (f", {', '.join(told)}" if told else ""),
+        what,
         subject=subject,
         hint="; ".join(request.told)
         or "check the bounds and filters; times are those of the messages",

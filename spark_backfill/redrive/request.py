@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backlog.archive import ArchiveManifest
-from backlog.config import Stream
+from backlog.config import Source, Stream
 from backlog.values import OffsetRange
 from spark_backfill.request import PriorChunk
 
@@ -48,6 +48,9 @@ class RedriveRequest:
         prior: chunks of earlier recoveries of the target that are committed.
         lost: ranges of the target that the group has lost: what was put back there is lost again.
         told: what to know of those, for the one who is told that there is nothing to put back.
+        unhandled: the gaps whose messages these are: what their consumer has handled since is left
+            out; () where messages were chosen.
+        sources: the configuration's, by name, for the consumer's own table.
         starts: the target's log starts.
         origin: more to keep in the manifest.
     """
@@ -75,6 +78,8 @@ class RedriveRequest:
     prior: tuple[PriorChunk, ...] = ()
     lost: tuple[OffsetRange, ...] = ()
     told: tuple[str, ...] = ()
+    unhandled: tuple[str, ...] = ()
+    sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     starts: Mapping[int, int] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
@@ -85,14 +90,15 @@ class RedriveRequest:
 
 @dataclass(frozen=True, slots=True)
 class RedriveCounts:
-    """Totals of a plan: read = filtered + elsewhere + repeated + put_back + replays + quarantined
-    + staged.
+    """Totals of a plan: read = filtered + elsewhere + repeated + put_back + handled + replays
+    + quarantined + staged.
 
     Attributes:
         filtered: left out by `--key` and `--where`.
         elsewhere: dead letters of other topics.
         repeated: dead letters of one message: the newest of them counts.
         put_back: by earlier recoveries.
+        handled: in the consumer's own table by now, of messages that were found unhandled.
         replays: put back too often already.
         quarantined: larger than the target allows.
         came_back: dead letters that had been put back before; however they count above.
@@ -105,6 +111,7 @@ class RedriveCounts:
     elsewhere: int = 0
     repeated: int = 0
     put_back: int = 0
+    handled: int = 0
     replays: int = 0
     quarantined: int = 0
     staged: int = 0

@@ -222,6 +222,8 @@ def _compute_plan(
             prior=prior,
             lost=lost.ranges,
             told=lost.told,
+            unhandled=tuple(gap.id for gap in seen.gaps),
+            sources=config.sources,
             starts=seen.lows,
             origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
         ),

@@ -23,6 +23,7 @@ _COUNTS = {
     "elsewhere": ("dead letters of other topics", "−", False),
     "repeated": ("dead letters of a message that has a newer one", "−", False),
     "put_back": ("put back by earlier recoveries", "−", False),
+    "handled": ("handled since, as the consumer's own table says", "−", False),
     "replays": ("refused: put back too often already", "−", False),
     "quarantined": ("too large for the topic", "−", False),
     "staged": ("to be put back", "", True),

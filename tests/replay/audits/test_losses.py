@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from confluent_kafka import Producer
 
 from backlog.sequence import Stamp, write_stamp
@@ -15,7 +16,13 @@ from replay.recovery.plan import Origin
 from replay.runbooks.nights import NightWork, Tonight, find_night_work
 from tests.kafka_tools import commit, move_log_start, set_offsets_raw
 from tests.replay.shop import PROCESSED, Shop, place
-from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order
+from tests.spark_backfill.world import (
+    ORDERS,
+    encode_order,
+    fill_table,
+    make_order,
+    open_database,
+)
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
 
@@ -224,3 +231,44 @@ def test_a_cancelled_redrive_opens_its_gaps_again(empty_shop: Shop) -> None:
     shop.call("cancel", second["id"])
     (gap,) = shop.open().ledger.gaps.list()
     assert (gap.state, gap.cause) == (GapState.OPEN, Cause.UNPROCESSED)
+
+
+def test_what_was_handled_since_is_not_put_back(empty_shop: Shop) -> None:
+    """Somebody set the group back, and it handled them: a plan leaves them out, an audit closes."""
+    shop = empty_shop
+    describe_events(shop, consumed=CONSUMED)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(60)])
+    left_out = {7, 8, 30}
+    handled = [{"order_id": number} for number in range(60) if number not in left_out]
+    fill_table(shop.url, PROCESSED, handled, "processed")
+    send_orders(shop, range(60))
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
+    words = ("plan", "redrive", shop.stream, "--from", "unprocessed", "--json")
+
+    handle(shop, 7, 8)
+    counts = shop.call(*words).document["counts"]
+    assert (counts["handled"], counts["staged"]) == (2, 1)
+    handle(shop, 30)
+    refused = shop.call(*words, code=5).error
+    assert "3 were handled since" in refused["message"]
+    assert "backlogctl waive" in refused["hint"]
+    assert look_at_night(shop).action is Tonight.ASK, "the plan that is there waits for an answer"
+    (waiting,) = shop.open().ledger.recoveries.list(shop.stream)[-1:]
+    shop.call("reject", waiting.id)
+    night = look_at_night(shop)
+    assert (night.action, "handled since" in night.why) == (Tonight.NOTHING, True)
+
+    found = shop.call("audit", "consumed", shop.stream, *SETTLED, "--json").document
+    assert found["verdict"] == "clean"
+    gaps = shop.open().ledger.gaps.list(shop.stream)
+    assert {gap.state for gap in gaps} == {GapState.WAIVED}
+    assert all("handled since" in gap.reason for gap in gaps)
+
+
+def handle(shop: Shop, *numbers: int) -> None:
+    engine = open_database(shop.url)
+    with engine.begin() as connection:
+        for number in numbers:
+            connection.execute(sa.text("INSERT INTO processed VALUES (:id)"), {"id": number})
+    engine.dispose()
