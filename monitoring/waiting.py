@@ -1,4 +1,6 @@
-"""A stream of which messages wait in an archive: they are not lost, and are not read yet either."""
+"""A stream of which messages wait in an archive, or were committed and never handled: what of it
+is there still, and what puts it back.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,46 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backlog.numbers import format_plural
-from backlog.values import Gap, GapState
+from backlog.values import Cause, Gap, GapState
 from monitoring.status import GroupStatus
 
 _SETTLED = (GapState.VERIFIED, GapState.WAIVED)
 
 
 def tell_waiting(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
-    """The status, with how many messages a drain put aside, and what puts them back."""
+    """The status, with how many messages a drain put aside, or were never handled, and what puts
+    them back."""
     place = (status.topic, status.group)
-    waiting = [
+    known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
+    waiting = [gap for gap in known if gap.archive is not None]
+    if waiting:
+        status = _add(
+            status,
+            f"at most {_count(waiting)} of it in an archive, not put back yet",
+            f"backlogctl plan rebuild {status.stream}",
+        )
+    lows = {part.partition: part.log_start for part in status.partitions}
+    unhandled = [
         gap
-        for gap in gaps
-        if gap.archive is not None and gap.state not in _SETTLED and (gap.topic, gap.group) == place
+        for gap in known
+        if gap.cause is Cause.UNPROCESSED and (gap.end or 0) > lows.get(gap.partition, 0)
     ]
-    if not waiting:
-        return status
-    many = format_plural(sum(gap.count or 0 for gap in waiting), "message")
-    command = f"backlogctl plan rebuild {status.stream}"
+    if unhandled:
+        status = _add(
+            status,
+            f"at most {_count(unhandled)} were committed and never handled, and are in the log",
+            f"backlogctl plan redrive {status.stream} --from unprocessed",
+        )
+    return status
+
+
+def _count(gaps: Iterable[Gap]) -> str:
+    return format_plural(sum(gap.count or 0 for gap in gaps), "message")
+
+
+def _add(status: GroupStatus, told: str, command: str) -> GroupStatus:
     return replace(
         status,
-        sentence=f"{status.sentence}; at most {many} of it in an archive, not put back yet",
+        sentence=f"{status.sentence}; {told}",
         next_commands=tuple(dict.fromkeys((*status.next_commands, command))),
     )

@@ -82,7 +82,10 @@ def _is_over(row: RowMapping, gap: Gap) -> bool:
     own = gap.archive is not None and row["archive"] == gap.archive
     if own or row["state"] not in _OVER:
         return False
-    given_up = row["cause"] == Cause.DISCARDED.value and row["changed_by"] == ITSELF
+    by_itself = row["changed_by"] == ITSELF
+    if by_itself and gap.cause is Cause.UNPROCESSED:
+        return True  # it was handled once, or cut: what the consumer's table says now counts
+    given_up = row["cause"] == Cause.DISCARDED.value and by_itself
     return given_up or gap.cause is Cause.DISCARDED
 
 

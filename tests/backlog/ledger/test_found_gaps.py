@@ -9,6 +9,7 @@ import pytest
 
 from backlog.errors import InvalidTransition
 from backlog.ledger import Ledger
+from backlog.ledger.gap_recording import ITSELF
 from backlog.values import Cause, Gap, GapState, SequenceRange
 from tests.backlog.ledger.makers import make_gap
 
@@ -72,3 +73,9 @@ def test_a_gap_that_retention_reached_is_cut(ledger: Ledger) -> None:
     ledger.gaps.advance([rest.id], S.WAIVED, reason="given up")
     with pytest.raises(InvalidTransition):
         ledger.gaps.cut(rest, 16)
+    seen = make_gap(10, 20, cause=Cause.UNPROCESSED)
+    assert ledger.gaps.record(seen).id == rest.id, "what a person gave up stays so"
+    ledger.gaps.advance([before.id], S.WAIVED, reason="handled since", actor=ITSELF)
+    assert ledger.gaps.record(seen).id == rest.id
+    (again,) = ledger.gaps.list(states=[S.OPEN])
+    assert (again.start, again.end) == (10, 14), "what is missing again is open again"

@@ -294,13 +294,13 @@ def test_database_itself_refuses_other_transitions(
         (
             "INSERT INTO backlog_gaps SELECT 'g-2', stream, cluster, topic, group_id, topic_id, 9,"
             " 0, 9, cause, certainty, 'verified', first_time, last_time, detected_at, reason,"
-            " recovery_id, changed_at, changed_by, archive FROM backlog_gaps",
+            " recovery_id, changed_at, changed_by, archive, producer, epoch, first_sequence, last_sequence FROM backlog_gaps",
             "must be open",
         ),
         (
             "INSERT INTO backlog_gaps SELECT 'g-2', stream, cluster, topic, group_id, topic_id,"
             " partition, start_offset, 9, cause, certainty, state, first_time, last_time,"
-            " detected_at, reason, recovery_id, changed_at, changed_by, archive FROM backlog_gaps",
+            " detected_at, reason, recovery_id, changed_at, changed_by, archive, producer, epoch, first_sequence, last_sequence FROM backlog_gaps",
             "(?i)unique",
         ),
     ],

@@ -249,6 +249,9 @@ def test_what_was_handled_since_is_not_put_back(empty_shop: Shop) -> None:
     handle(shop, 7, 8)
     counts = shop.call(*words).document["counts"]
     assert (counts["handled"], counts["staged"]) == (2, 1)
+    told = " ".join(shop.call("status", shop.stream).out.split())
+    assert "committed and never handled, and are in the log" in told
+    assert "backlogctl plan redrive orders --from unprocessed" in told
     handle(shop, 30)
     refused = shop.call(*words, code=5).error
     assert "3 were handled since" in refused["message"]
