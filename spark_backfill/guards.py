@@ -20,6 +20,7 @@ from spark_backfill.verdict import RebuildVerdict, VerdictBasis
 
 # With fewer, no plan is exact: a hundred without an exception mean at most 3 % (rule of three).
 ENOUGH_SURVIVORS = 100
+_SHOWN = 10
 
 
 def check_policy(request: RebuildRequest) -> None:
@@ -68,7 +69,7 @@ def find_basis(
         evidence={number: str(placement.find_evidence(number)) for number in numbers},
         differs={number: placement.find_difference(number) for number in numbers},
         uneven=placement.uneven,
-        unread=_describe_unread(request, rules, counts),
+        unread=_describe_unread(request, rules, counts, placement.unreached),
         # What the group read of a bounded gap, its own table knows.
         bounded=not placement.consumed
         and any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
@@ -81,8 +82,16 @@ def find_basis(
     )
 
 
-def _describe_unread(request: RebuildRequest, rules: MessageRules, counts: LabelCounts) -> str:
+def _describe_unread(
+    request: RebuildRequest, rules: MessageRules, counts: LabelCounts, unreached: tuple[int, ...]
+) -> str:
     """Rows that are sent as they are now, and of which some were not looked at."""
+    if unreached and rules.source.consumed is None:
+        numbers = ", ".join(map(str, unreached[:_SHOWN]))
+        return (
+            f"retention has taken messages of the time around the holes in partitions {numbers}: "
+            "rows of messages that have expired look as if they had never been sent"
+        )
     if rules.fidelity != RESTATED:
         return ""
     if consumed := counts.total(CONSUMED):

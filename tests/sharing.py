@@ -1,13 +1,13 @@
 """What each of several pytest processes runs: shares of the tests, the longest first.
 
 A file is a share. Tests that need what takes long to start are one share, whatever their file: one
-process has it.
+process has it. Where they are too many for one, their files are spread over several.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ NodeManager.EXIT_TIMEOUT = 20
 
 # By their marks. A test of both waits for Airflow.
 _NEEDS = ("airflow", "spark")
+# In how many processes it is started; else they would wait for one in the end.
+_STARTS = {"airflow": 1, "spark": 2}
 
 
 def list_needs(items: Iterable[pytest.Item]) -> dict[str, str]:
@@ -39,6 +41,22 @@ def write_needs(place: Path, process: str, items: Iterable[pytest.Item]) -> None
     (place / f"{process}.needs").write_text(json.dumps(list_needs(items)))
 
 
+def spread(needs: Mapping[str, str], durations: Mapping[str, float]) -> dict[str, str]:
+    """By test its share: files that need the same, as evenly as their durations allow."""
+    files: dict[tuple[str, str], list[str]] = {}
+    for test, need in sorted(needs.items()):
+        files.setdefault((need, test.partition("::")[0]), []).append(test)
+    took = {place: add_up(tests, durations) for place, tests in files.items()}
+    filled: dict[str, list[float]] = {need: [0.0] * count for need, count in _STARTS.items()}
+    shares: dict[str, str] = {}
+    for place in sorted(files, key=lambda one: (-took[one], one)):
+        bins = filled[place[0]]
+        number = bins.index(min(bins))
+        bins[number] += took[place]
+        shares |= dict.fromkeys(files[place], f"{place[0]} {number}")
+    return shares
+
+
 class Shares(LoadFileScheduling):  # type: ignore[misc]
     """xdist's way by file, with these shares in this order."""
 
@@ -51,6 +69,7 @@ class Shares(LoadFileScheduling):  # type: ignore[misc]
     def schedule(self) -> None:
         for told in self._place.glob("*.needs"):
             self._needs |= json.loads(told.read_text())
+        self._needs = spread(self._needs, self._durations)
         super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:

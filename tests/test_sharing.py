@@ -63,6 +63,7 @@ def test_what_needs_the_same_goes_to_one_process_and_the_longest_are_begun_first
     monkeypatch.setattr(sharing, "read_durations", lambda: TOOK)
     option = SimpleNamespace(loadscopereorder=False)
     config = SimpleNamespace(getvalue=lambda name: ["popen", "popen"], option=option)
+    monkeypatch.setattr(sharing, "_STARTS", {"airflow": 1, "spark": 1})
     shares = sharing.Shares(config, None, tmp_path)  # type: ignore[arg-type]
     nodes = [Node(), Node()]
     for node in nodes:
@@ -84,6 +85,14 @@ def test_what_needs_the_same_goes_to_one_process_and_the_longest_are_begun_first
     assert ran[1][:2] == airflow
     begun = [test.partition("::")[0] for test in ran[1][2:] + ran[0][3:]]
     assert begun[0] == LONG
+
+
+def test_files_that_need_the_same_are_spread_evenly() -> None:
+    long, others = "tests/a.py::test", [f"tests/{name}.py::test" for name in "bcd"]
+    needs = {long: "spark", **dict.fromkeys(others, "spark"), "tests/e.py::test": "airflow"}
+    shares = sharing.spread(needs, {long: 60.0, **dict.fromkeys(others, 20.0)})
+    assert {shares[test] for test in others} == {"spark 1"}
+    assert (shares[long], shares["tests/e.py::test"]) == ("spark 0", "airflow 0")
 
 
 def test_what_a_test_needs_is_known_by_its_marks() -> None:

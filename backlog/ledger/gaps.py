@@ -119,6 +119,17 @@ class Gaps:
                 insert_gap(connection, known, at, end, now),
             )
 
+    def answer(self, answers: Mapping[str, str]) -> None:
+        """Waives gaps that turned out to be none, by id with the reason; only those still open."""
+        if not answers:
+            return
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            for row in _read_rows(connection, list(answers), lock=True):
+                if row["state"] == GapState.OPEN.value:
+                    why = answers[row["id"]]
+                    move_gaps(connection, [row["id"]], GapState.WAIVED, now, None, why, ITSELF)
+
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from backlog.config import Stream
 from backlog.ledger.audits import AuditRecord
-from backlog.ledger.gap_recording import ITSELF
 from backlog.values import GapState
 from replay.around.rights import require_rights
 from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
@@ -52,8 +51,7 @@ def carry_out(
 
 def _record_losses(workspace: Workspace, found: AuditResult) -> AuditResult:
     ledger = workspace.ledger
-    for gap_id, why in found.answered.items():
-        ledger.gaps.advance([gap_id], GapState.WAIVED, reason=why, actor=ITSELF)
+    ledger.gaps.answer(found.answered)
     known = {gap.id: gap for gap in ledger.gaps.record_all(found.losses[:MOST_GAPS])}
     live = tuple(gap for gap in known.values() if gap.state is GapState.OPEN)
     commands = dict.fromkeys(suggest_plan(ledger, gap) for gap in live)

@@ -30,6 +30,7 @@ CLAIMS = (
     "producer lost after the last message that arrived is not seen."
 )
 _SHOWN = 20
+_LONGEST_RUN_MS = 10 * 365 * 86_400_000
 SURE = "hole"
 UNSURE: Mapping[str, tuple[Level, str, str]] = {
     "compacted": (
@@ -128,7 +129,7 @@ def _leave_out_closed(
 
 
 def _make_loss(stream: Stream, topic_id: str, hole: Hole) -> Gap:
-    before = None if hole.before is None else hole.before.at_ms
+    before = _guess_start(hole) if hole.before is None else hole.before.at_ms
     times = [at for at in (before, hole.after.at_ms) if at is not None]
     return make_producer_gap(
         stream,
@@ -137,6 +138,12 @@ def _make_loss(stream: Stream, topic_id: str, hole: Hole) -> Gap:
         SequenceRange(hole.id.producer, hole.id.epoch, hole.first, hole.last),
         (None if before is None else min(times), max(times, default=None)),
     )
+
+
+def _guess_start(hole: Hole) -> int | None:
+    """When the producer began, in ms: our own epochs are microseconds of that."""
+    began, after = hole.id.epoch // 1000, hole.after.at_ms
+    return began if after is not None and after - _LONGEST_RUN_MS < began <= after else None
 
 
 def _sort_holes(

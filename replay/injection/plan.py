@@ -51,6 +51,10 @@ class InjectionPlan(Plan):
     limits: StreamLimits
     target: PlannedTarget | None = None
 
+    def closes(self, gap_id: str) -> bool:
+        """Whether it closes a gap that it was planned for, so that it takes it."""
+        return True
+
     @property
     @abstractmethod
     def slots(self) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from backlog.errors import BacklogError, UsageError
+from backlog.errors import BacklogError, InvalidTransition, UsageError
 from backlog.manifest import read_manifest
-from backlog.values import Recovery, RecoveryState
+from backlog.values import Gap, Recovery, RecoveryState
 from replay.injection.plan import InjectionPlan
 from replay.injection.room import warn_about_room
 from replay.recovery.guards import store_plan
@@ -20,11 +20,17 @@ def stage_and_store(
     workspace: Workspace,
     recovery_id: str,
     make: Callable[[], InjectionPlan],
-    gap_ids: Sequence[str] = (),
+    gaps: Sequence[Gap] = (),
 ) -> Recovery:
     """Makes the plan and stages its messages, and puts both on record.
 
     Where that does not come to its end nothing of it stays.
+
+    Args:
+        gaps: as they were read for the plan, which closes them (`InjectionPlan.closes`).
+
+    Raises:
+        InvalidTransition: one is another recovery's, or grew meanwhile: plan again.
     """
     with _undoing(workspace, recovery_id):
         plan = make()
@@ -33,9 +39,23 @@ def stage_and_store(
         cluster = workspace.config.clusters.get(plan.cluster)
         told = [] if cluster is None else warn_about_room(cluster, plan.topic, manifest)
         plan = plan.model_copy(update={"warnings": (*plan.warnings, *told)})
-        recovery = store_plan(workspace, recovery_id, plan, gap_ids)
+        closed = [gap for gap in gaps if plan.closes(gap.id)]
+        recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
+        _refuse_grown(workspace, closed)
         workspace.ledger.chunks.add_all(recovery_id, manifest.chunks)
     return recovery
+
+
+def _refuse_grown(workspace: Workspace, planned: Sequence[Gap]) -> None:
+    """Planned, a gap grows no more; until then it may have, by what no message is staged for."""
+    for gap in planned:
+        now = workspace.ledger.gaps.get(gap.id)
+        if (now.start, now.end, now.sequences) != (gap.start, gap.end, gap.sequences):
+            error = InvalidTransition(
+                "it grew while it was planned", subject=f"gap {gap.id}", hint="plan again"
+            )
+            error.retryable = True
+            raise error
 
 
 @contextmanager

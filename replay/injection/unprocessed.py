@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from backlog.config import Stream
-from backlog.errors import Refused
+from backlog.errors import Refused, UsageError
 from backlog.values import Cause, Gap, GapState, OffsetRange, RecoveryState
 
 if TYPE_CHECKING:
@@ -59,8 +59,15 @@ def take_unprocessed(
     """Those to put back now. One that retention has reached is cut there: a rebuild takes the rest.
 
     Raises:
+        UsageError: nothing says what was handled.
         Refused: there is none.
     """
+    if stream.source is None or stream.source.consumed is None:
+        raise UsageError(
+            "what its consumer has handled since is not known: no table of it is configured",
+            subject=f"stream {stream.name}",
+            hint=f"configure `streams.{stream.name}.source.consumed`, or say --from log",
+        )
     newest = ledger.samples.latest(stream.name)
     lows = {} if newest is None else {part.partition: part.low for part in newest.partitions}
     taken = []

@@ -141,13 +141,17 @@ def _plan(
     wants: Callable[[Gap], bool],
     say: Say,
 ) -> Recovery:
-    """What is lost first: what the log still has waits for the next look."""
-    if any(map(wants, list_repairable(workspace.ledger, stream))):
-        return plan_rebuild(
-            workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say
-        )
-    options = RedriveOptions(source=WORD)
-    return plan_redrive(workspace, stream, options, origin=origin, wants=wants, say=say)
+    """What the log still has first: retention takes that, and no row."""
+    rebuilds = any(map(wants, list_repairable(workspace.ledger, stream)))
+    if any(map(wants, list_in_log(workspace.ledger, stream))):
+        options = RedriveOptions(source=WORD)
+        try:
+            return plan_redrive(workspace, stream, options, origin=origin, wants=wants, say=say)
+        except Refused as refused:
+            # What a person must decide holds up nothing else.
+            if refused.retryable or not rebuilds:
+                raise
+    return plan_rebuild(workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say)
 
 
 def _rank(recovery: Recovery) -> int:

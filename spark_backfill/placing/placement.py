@@ -45,6 +45,7 @@ class Placement:
         uneven: partitions where a gap has another number of rows than of messages.
         beyond: by partition, how many rows before the first one that was read a loss may begin.
         unsent: a lost row is one that has no message anywhere: no edge has to be known.
+        unreached: of those, partitions whose log does not reach back to before the holes.
     """
 
     decided: DataFrame
@@ -54,6 +55,7 @@ class Placement:
     uneven: tuple[int, ...] = ()
     beyond: Mapping[int, int] = field(default_factory=dict)
     unsent: bool = False
+    unreached: tuple[int, ...] = ()
 
     @property
     def by_time(self) -> tuple[int, ...]:
@@ -155,7 +157,22 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
             if gaps
         },
         ground.request.is_unsent,
+        _find_unreached(ground) if ground.request.is_unsent else (),
     )
+
+
+def _find_unreached(ground: Ground) -> tuple[int, ...]:
+    """A row whose message has expired looks as if it had never been sent."""
+    rows = ground.survivors.read_frozen().groupBy("partition").agg(F.min("timestamp").alias("at"))
+    oldest = {row["partition"]: row["at"] for row in rows.collect()}
+    found = []
+    for window in ground.windows.lost:
+        begin, first = window.bounds.lower, oldest.get(window.partition)
+        whole = ground.survivors.starts.get(window.partition, 0) == 0
+        reaches = begin is not None and first is not None and first <= begin.timestamp() * 1000
+        if not (whole or reaches):
+            found.append(window.partition)
+    return tuple(sorted(set(found)))
 
 
 def _find_uneven(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from backlog import stamps
 from spark_backfill.messages.rules import ORIGINAL
-from spark_backfill.originals.frame import format_message_time
+from spark_backfill.originals.frame import format_message_time, last_header
 from spark_backfill.originals.identity import hash_original_id, identify
 from spark_backfill.originals.placing import count_replays, measure_originals, place_originals
 from spark_backfill.redrive.dead_letters import list_patterns, strip_headers, trace_letters
@@ -41,13 +42,15 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     """
     if request.origin_kind is Origin.DEAD_LETTERS:
         return _make_letters(matched, request)
+    own = hash_original_id(request.topic_id, F.col("source_partition"), F.col("source_offset"))
+    if request.unhandled:
+        # A copy that nobody handled is the message that it copies.
+        own = F.coalesce(_find_stamp(), own)
     return matched.select(
         F.col("source_partition").alias("home_partition"),
         F.col("source_offset").alias("home_offset"),
         *_select_shared(request, F.col("source_partition"), request.partitions),
-        hash_original_id(request.topic_id, F.col("source_partition"), F.col("source_offset")).alias(
-            "message_id"
-        ),
+        own.alias("message_id"),
         format_message_time().alias("original_time"),
         *(
             F.lit(None).cast(kind).alias(name)
@@ -94,6 +97,11 @@ def _make_letters(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     )
 
 
+def _find_stamp() -> Column:
+    """The id that a recovery gave a message; NULL for one that none wrote."""
+    return last_header(stamps.MESSAGE_ID).cast("string")
+
+
 def _select_shared(request: RedriveRequest, partition: Column, of: int) -> list[Column]:
     replayed = count_replays()
     return [
@@ -134,7 +142,8 @@ def label_messages(
         .distinct()
         .withColumn("known", F.lit(True))
     )
-    marked = frozen.join(known, "message_id", "left").withColumn(
+    marked = frozen.withColumn("is_copy", _find_stamp().isNotNull())
+    marked = marked.join(known, "message_id", "left").withColumn(
         "known", F.coalesce("known", F.lit(False))
     )
     label = F.when(F.col("size") > request.target_max_bytes, QUARANTINED).otherwise(STAGED)
@@ -147,6 +156,12 @@ def label_messages(
         marked = marked.join(keys, identity == F.col("handled_key"), "left")
         label = F.when(F.col("handled_key").isNotNull(), HANDLED).otherwise(label)
     label = F.when(F.col("known"), PUT_BACK).otherwise(label)
+    if request.unhandled:
+        newest = Window.partitionBy("message_id").orderBy(
+            _find_stamp().isNull(), F.desc("timestamp"), *map(F.desc, ORDER[2:])
+        )
+        marked = marked.withColumn("__rank", F.row_number().over(newest))
+        label = F.when(F.col("__rank") > 1, REPEATED).otherwise(label)
     if request.origin_kind is Origin.DEAD_LETTERS:
         newest = Window.partitionBy("message_id").orderBy(
             F.desc("written_at"), F.desc("source_offset"), F.desc("source_partition")

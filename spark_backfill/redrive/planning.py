@@ -29,6 +29,9 @@ from spark_backfill.redrive.errors_found import write_errors
 from spark_backfill.redrive.labelling import (
     ELSEWHERE,
     ORDER,
+    PUT_BACK,
+    QUARANTINED,
+    REPLAYS,
     STAGED,
     label_messages,
     make_messages,
@@ -102,11 +105,11 @@ def plan_redrive(
         return _finish(request, labels, counts, slots, chunks, work, log)
 
 
-def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame | None:
+def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame:
     """The consumer's own table, now: it may have handled them since they were found."""
     source = request.stream.source
-    if source is None or source.consumed is None:
-        return None
+    assert source is not None
+    assert source.consumed is not None
     path = work / "handled"
     with open_consumed(
         spark, request.sources, source.consumed, request.stream.name, path
@@ -231,7 +234,8 @@ def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
         f", {', '.join(told)}" if told else ""
     )
     if request.unhandled and counts.read == counts.put_back + counts.handled:
-        shown = [f'`backlogctl waive {gap} --reason "handled since"`' for gap in request.unhandled]
+        reason = '--reason "put back already, or handled"'
+        shown = [f"`backlogctl waive {gap} {reason}`" for gap, _ in request.unhandled]
         more = f"; and {len(shown) - _SHOWN} more gaps" if len(shown) > _SHOWN else ""
         hint = f"close what is on record: {'; '.join(shown[:_SHOWN])}{more}"
         raise PutBackAlready(what, subject=subject, hint=hint)
@@ -275,9 +279,29 @@ def _finish(
         ),
         chunks=len(chunks),
         bytes=sum(chunk.bytes for chunk in chunks),
+        left_open=_find_left_open(request, labels),
     )
     shutil.rmtree(work, ignore_errors=True)
     return outcome
+
+
+def _find_left_open(request: RedriveRequest, labels: DataFrame) -> tuple[str, ...]:
+    """Gaps with a message that is not sent and that nobody handled. What was put back for another
+    group counts too: this one has not handled that copy."""
+    if not request.unhandled:
+        return ()
+    missing = F.col("label").isin(REPLAYS, QUARANTINED)
+    missing |= (F.col("label") == PUT_BACK) & F.col("is_copy")
+    rows = labels.where(missing).select("source_partition", "source_offset").collect()
+    return tuple(
+        gap
+        for gap, item in request.unhandled
+        if any(
+            row["source_partition"] == item.partition
+            and item.start <= row["source_offset"] < item.end
+            for row in rows
+        )
+    )
 
 
 def _describe_letters(

@@ -48,8 +48,8 @@ class RedriveRequest:
         prior: chunks of earlier recoveries of the target that are committed.
         lost: ranges of the target that the group has lost: what was put back there is lost again.
         told: what to know of those, for the one who is told that there is nothing to put back.
-        unhandled: the gaps whose messages these are: what their consumer has handled since is left
-            out; () where messages were chosen.
+        unhandled: the gaps whose messages these are, by id: what their consumer has handled since
+            is left out; () where messages were chosen.
         sources: the configuration's, by name, for the consumer's own table.
         starts: the target's log starts.
         origin: more to keep in the manifest.
@@ -78,7 +78,7 @@ class RedriveRequest:
     prior: tuple[PriorChunk, ...] = ()
     lost: tuple[OffsetRange, ...] = ()
     told: tuple[str, ...] = ()
-    unhandled: tuple[str, ...] = ()
+    unhandled: tuple[tuple[str, OffsetRange], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     starts: Mapping[int, int] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class RedriveCounts:
     Attributes:
         filtered: left out by `--key` and `--where`.
         elsewhere: dead letters of other topics.
-        repeated: dead letters of one message: the newest of them counts.
+        repeated: dead letters, or copies, of one message: the newest of them counts.
         put_back: by earlier recoveries.
         handled: in the consumer's own table by now, of messages that were found unhandled.
         replays: put back too often already.
@@ -153,6 +153,7 @@ class RedriveOutcome:
         errors: dead letters that are staged, by the class of their error; the commonest first.
         elsewhere: dead letters of other topics, by topic.
         stripped: headers that are not sent again, and of how many messages.
+        left_open: gaps of `unhandled` with a message that is not put back: too large, too often.
     """
 
     recovery_id: str
@@ -166,3 +167,4 @@ class RedriveOutcome:
     manifest_sha256: str
     chunks: int
     bytes: int
+    left_open: tuple[str, ...] = ()

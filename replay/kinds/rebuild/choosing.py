@@ -72,7 +72,7 @@ def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None =
     if is_in_log(ledger, gap):
         return f"the log still has its messages: `{suggest_plan(ledger, gap)}` puts them back"
     if gap.sequences is not None:
-        return "" if stream.source is not None else NO_SOURCE
+        return _say_why_unsent(gap, stream)
     record = find_archive(gap, list_archives(ledger, gap.topic_id))
     if record is not None and record.purged_at is not None:
         return (
@@ -83,6 +83,14 @@ def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None =
         return f"its archive {gap.archive} is not on record"
     if record is None and stream.source is None and not _was_put_back(ledger, gap, stream):
         return NO_SOURCE
+    return ""
+
+
+def _say_why_unsent(gap: Gap, stream: Stream) -> str:
+    if stream.source is None:
+        return NO_SOURCE
+    if gap.first_time is None and stream.source.consumed is None:
+        return "they are the first messages of their producer, and when it began is not known"
     return ""
 
 

@@ -145,7 +145,7 @@ def plan_rebuild(
         recovery_id,
         lambda: _compute_plan(workspace, stream, options, losses, recovery_id, target, origin, say),
         # What is sent elsewhere repairs nothing.
-        [gap.id for gap in losses.gaps] if target is None else [],
+        losses.gaps if target is None else (),
     )
     clear_staging(workspace)
     return approve_automatically(workspace, recovery)

@@ -47,6 +47,7 @@ class RedrivePlan(InjectionPlan):
     Attributes:
         ranges: what was read of the source.
         keys: how many keys were asked for; 0 for all.
+        gaps: those that it closes; () where messages were chosen.
         elsewhere: dead letters of other topics, which are not put back.
         outcome: what Spark found and staged.
         options: as they were said; without the keys where `mask` hides these.
@@ -60,6 +61,11 @@ class RedrivePlan(InjectionPlan):
     elsewhere: tuple[ElsewhereTopic, ...]
     outcome: RedriveOutcome
     options: RedriveOptions
+    gaps: tuple[str, ...] = ()
+
+    def closes(self, gap_id: str) -> bool:
+        """Not one of which a message is left out: it stays open."""
+        return gap_id in self.gaps
 
     @property
     def slots(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
-from backlog.errors import BacklogError, Refused, UsageError
+from backlog.errors import BacklogError, KafkaFailure, Refused, UsageError
 from backlog.hashing import hash_value
 from backlog.kafka.admin import (
     TopicInfo,
@@ -90,7 +90,7 @@ def plan_redrive(
         recovery_id,
         lambda: _compute_plan(workspace, stream, options, seen, recovery_id, origin, say),
         # What is sent elsewhere repairs nothing.
-        [gap.id for gap in seen.gaps] if seen.target is None else [],
+        seen.gaps if seen.target is None else (),
     )
     clear_staging(workspace)
     return approve_automatically(workspace, recovery)
@@ -222,7 +222,9 @@ def _compute_plan(
             prior=prior,
             lost=lost.ranges,
             told=lost.told,
-            unhandled=tuple(gap.id for gap in seen.gaps),
+            unhandled=tuple(
+                zip((gap.id for gap in seen.gaps), list_places(seen.gaps), strict=True)
+            ),
             sources=config.sources,
             starts=seen.lows,
             origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
@@ -242,6 +244,7 @@ def _compute_plan(
         source=planned,
         ranges=ranges,
         keys=len(keys),
+        gaps=tuple(gap.id for gap in seen.gaps if gap.id not in outcome.left_open),
         elsewhere=_find_elsewhere(properties, outcome.elsewhere),
         outcome=outcome,
         manifest_sha256=outcome.manifest_sha256,
@@ -302,6 +305,14 @@ def _find_ranges(
         said = read_offsets(options.offsets, planned.partitions) or list_places(seen.gaps)
         there = _read_topic(workspace, stream, planned)
     ranges, warnings = cut_ranges(said, there)
+    if seen.gaps and warnings:
+        # Their gaps would be closed without them.
+        raise KafkaFailure(
+            f"retention took messages while this was planned: {warnings[0]}",
+            subject=str(planned),
+            hint="plan again",
+            retryable=True,
+        )
     if archived is None and options.since is not None:
         ranges = skip_before(ranges, _find_firsts(workspace, stream, planned, options.since))
     if not ranges:

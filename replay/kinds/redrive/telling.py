@@ -21,7 +21,7 @@ _COUNTS = {
     "read": ("read", "", True),
     "filtered": ("match no --key or --where", "−", False),
     "elsewhere": ("dead letters of other topics", "−", False),
-    "repeated": ("dead letters of a message that has a newer one", "−", False),
+    "repeated": ("of a message that has a newer one here", "−", False),
     "put_back": ("put back by earlier recoveries", "−", False),
     "handled": ("handled since, as the consumer's own table says", "−", False),
     "replays": ("refused: put back too often already", "−", False),
