@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import sqlalchemy as sa
 from confluent_kafka import Producer
 
+from backlog.errors import InvalidTransition
 from backlog.sequence import Stamp, write_stamp
 from backlog.values import Cause, GapState
+from replay.kinds.redrive import planning
+from replay.kinds.redrive.options import RedriveOptions
 from replay.recovery.plan import Origin
 from replay.runbooks.nights import NightWork, Tonight, find_night_work
 from tests.kafka_tools import commit, move_log_start, set_offsets_raw
@@ -275,3 +279,57 @@ def handle(shop: Shop, *numbers: int) -> None:
         for number in numbers:
             connection.execute(sa.text("INSERT INTO processed VALUES (:id)"), {"id": number})
     engine.dispose()
+
+
+def lose_handling(shop: Shop, total: int, *left_out: int) -> None:
+    """All is committed, and the consumer's table lacks these."""
+    describe_events(shop, consumed=CONSUMED)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(total)])
+    handled = [{"order_id": number} for number in range(total) if number not in left_out]
+    fill_table(shop.url, PROCESSED, handled, "processed")
+    send_orders(shop, range(total))
+
+
+def test_a_gap_with_a_message_that_is_left_out_stays_open(empty_shop: Shop) -> None:
+    """Put back too often already: it is not lost from sight."""
+    shop = empty_shop
+    lose_handling(shop, 60, 7)
+    poison: Any = [("order-id", b"99"), ("backlog-replays", b"3")]
+    producer = Producer(shop.properties)
+    producer.produce(shop.topic, b"{}", b"99", 0, headers=poison)
+    assert producer.flush(60) == 0
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
+    planned = shop.call("plan", "redrive", shop.stream, "--from", "unprocessed", "--json").document
+    assert (planned["counts"]["staged"], planned["counts"]["replays"]) == (1, 1)
+    put_back(shop, planned)
+    gaps = shop.open().ledger.gaps.list(shop.stream)
+    assert sorted((gap.state, gap.count) for gap in gaps) == [
+        (GapState.OPEN, 1),
+        (GapState.VERIFIED, 1),
+    ]
+
+
+def test_a_gap_that_grows_while_it_is_planned_is_planned_again(
+    empty_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = empty_shop
+    lose_handling(shop, 60, 7)
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
+    workspace = shop.open()
+    (gap,) = workspace.ledger.gaps.list(shop.stream)
+    compute = planning._compute_plan
+
+    def grow(*arguments: Any) -> Any:
+        plan = compute(*arguments)
+        end = gap.end or 0
+        workspace.ledger.gaps.record(replace(gap, start=end, end=end + 1))
+        return plan
+
+    monkeypatch.setattr(planning, "_compute_plan", grow)
+    stream = workspace.config.stream(shop.stream)
+    with pytest.raises(InvalidTransition, match="it grew while it was planned"):
+        planning.plan_redrive(workspace, stream, RedriveOptions(source="unprocessed"))
+    (gap,) = workspace.ledger.gaps.list(shop.stream)
+    assert (gap.state, gap.count) == (GapState.OPEN, 2)
