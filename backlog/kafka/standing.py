@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
+from backlog.errors import ClusterUnreachable, KafkaFailure
 from backlog.kafka.clients import Admin
 from backlog.kafka.groups import committed_offsets
 from backlog.kafka.topics import list_offsets
@@ -71,21 +71,29 @@ def read_standing(
         ClusterUnreachable, KafkaFailure.
     """
     numbers, known = tuple(partitions), written or {}
+    seen: KafkaFailure | None = None
     while True:
-        commits = committed_offsets(admin, group, topic, numbers, limit, require_stable)
-        ends = list_offsets(admin, topic, numbers, "latest", "read_committed", limit)
-        floors = {p: max(commits[p] or 0, known.get(p, 0)) for p in numbers}
-        below = [p for p in numbers if ends[p] < floors[p]]
-        # An open transaction holds the last stable offset back, and is no wrong answer.
-        highs = list_offsets(admin, topic, below, "latest", deadline=limit)
+        try:
+            commits = committed_offsets(admin, group, topic, numbers, limit, require_stable)
+            ends = list_offsets(admin, topic, numbers, "latest", "read_committed", limit)
+            floors = {p: max(commits[p] or 0, known.get(p, 0)) for p in numbers}
+            below = [p for p in numbers if ends[p] < floors[p]]
+            # An open transaction holds the last stable offset back, and is no wrong answer.
+            highs = list_offsets(admin, topic, below, "latest", deadline=limit)
+        except ClusterUnreachable:
+            # Out of time while it asked again: what it saw before says more.
+            if seen is not None and limit.expired:
+                raise seen from None
+            raise
         behind = {p: high for p, high in highs.items() if high < floors[p]}
         if not behind:
             admin.behind_since.pop((group, topic), None)
             return GroupStanding(commits, ends)
         since = admin.behind_since.setdefault((group, topic), time.monotonic())
         seconds = time.monotonic() - since
+        seen = _describe(group, topic, behind, floors, commits, seconds)
         if seconds >= TRUNCATED_SECONDS or limit.expired:
-            raise _describe(group, topic, behind, floors, commits, seconds)
+            raise seen
         admin.poll(limit.remaining(_PAUSE))
 
 

@@ -108,7 +108,7 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     file.write_text(text.replace("/etc/prometheus/rules", str(ROOT / "monitoring/rules")))
     done = run_promtool("check", "config", file)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 rule files" in done.stdout
+    assert "5 rule files" in done.stdout
 
 
 def test_grafana_finds_its_data_source_and_dashboards() -> None:

@@ -79,7 +79,7 @@ def test_fault_74_an_end_below_what_is_known_is_a_failed_reading(
     fill(properties, temporary, {0: 5})
     set_offsets_raw(properties, recovery, temporary, {0: 7})
     with pytest.raises(KafkaFailure, match="ends at 5, below the committed offset 7") as caught:
-        read(5)
+        read(10)
     assert caught.value.retryable
     with pytest.raises(KafkaFailure, match="ends at 5, below the committed offset 7"):
         find_unread(admin, properties, temporary, recovery, 2, Deadline(5))

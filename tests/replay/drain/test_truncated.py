@@ -33,7 +33,7 @@ def test_fault_74_a_log_that_ends_below_the_fence(
     def cut_back() -> None:
         monkeypatch.setattr(standing, "TRUNCATED_SECONDS", 3600.0 if is_passing else 0.5)
         if is_passing:
-            monkeypatch.setattr(context, "ASK_SECONDS", 2.0)
+            monkeypatch.setattr(context, "ASK_SECONDS", 8.0)
         monkeypatch.setattr(standing, "list_offsets", cut)
 
     idle.at(point, cut_back)
