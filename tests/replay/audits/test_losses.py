@@ -333,3 +333,17 @@ def test_a_gap_that_grows_while_it_is_planned_is_planned_again(
         planning.plan_redrive(workspace, stream, RedriveOptions(source="unprocessed"))
     (gap,) = workspace.ledger.gaps.list(shop.stream)
     assert (gap.state, gap.count) == (GapState.OPEN, 2)
+
+
+def test_rows_around_a_hole_whose_messages_have_expired_are_said(empty_shop: Shop) -> None:
+    """They look as if they had never been sent: such a plan is not exact, whatever the totals."""
+    shop = empty_shop
+    describe_events(shop)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(TOTAL)])
+    send_orders(shop, range(TOTAL), leave_out=NEVER_SENT)
+    audit_twice(shop, "sequence", 1)
+    move_log_start(shop.properties, shop.topic, {place(40): 3})
+    planned = shop.call("plan", "rebuild", shop.stream, "--json").document
+    assert planned["verdict"] == "surplus"
+    assert any("retention has taken messages" in reason for reason in planned["reasons"])
+    shop.call("reject", planned["id"])
