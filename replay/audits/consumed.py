@@ -191,7 +191,7 @@ class _Teller:
         if bounds.since is not None or bounds.until is not None:
             return {}
         return {
-            gap.id: "handled since: the consumer's own table has them"
+            gap.id: "handled since, or a newer copy of it is on record instead"
             for gap in known
             if (gap.cause, gap.state) == (Cause.UNPROCESSED, GapState.OPEN)
             and gap.topic_id == self.look.span.topic.topic_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from backlog.errors import InvalidTransition
 from backlog.sequence import Stamp, write_stamp
@@ -18,7 +18,7 @@ from replay.kinds.redrive import planning
 from replay.kinds.redrive.options import RedriveOptions
 from replay.recovery.plan import Origin
 from replay.runbooks.nights import NightWork, Tonight, find_night_work
-from tests.kafka_tools import commit, move_log_start, set_offsets_raw
+from tests.kafka_tools import commit, move_log_start, set_offsets_raw, wait_until
 from tests.replay.shop import PROCESSED, Shop, place
 from tests.spark_backfill.world import (
     ORDERS,
@@ -347,3 +347,51 @@ def test_rows_around_a_hole_whose_messages_have_expired_are_said(empty_shop: Sho
     assert planned["verdict"] == "surplus"
     assert any("retention has taken messages" in reason for reason in planned["reasons"])
     shop.call("reject", planned["id"])
+
+
+def test_a_message_and_its_unhandled_copy_are_one_message(empty_shop: Shop) -> None:
+    """Put back by hand, and left out again: both lie in gaps, and one of them is put back."""
+    shop = empty_shop
+    lose_handling(shop, 60, 7)
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
+    (gap,) = shop.open().ledger.gaps.list(shop.stream)
+    place_said = f"{gap.partition}:{gap.start}"
+    put_back(
+        shop,
+        shop.call(
+            "plan", "redrive", shop.stream, "--from", "log", "--offsets", place_said, "--json"
+        ).document,
+    )
+    read_and_commit(shop)
+    # Bounded, it closes no gap that is on record.
+    since = ("--since", "2020-01-01T00:00Z")
+    shop.call("audit", "consumed", shop.stream, *SETTLED, *since, code=1)
+    assert len(shop.open().ledger.gaps.list(shop.stream, [GapState.OPEN])) == 2
+    planned = shop.call("plan", "redrive", shop.stream, "--from", "unprocessed", "--json").document
+    assert (planned["counts"]["staged"], planned["counts"]["repeated"]) == (1, 1)
+    put_back(shop, planned)
+    assert not shop.open().ledger.gaps.list(shop.stream, [GapState.OPEN])
+    # It is known as put back from now on, wherever it is chosen from.
+    words = ("plan", "redrive", shop.stream, "--from", "log", "--offsets", place_said, "--json")
+    assert "1 are put back already" in shop.call(*words, code=5).error["message"]
+
+
+def read_and_commit(shop: Shop) -> None:
+    """As the group's own consumer, which does nothing with what it reads."""
+    settings = {"group.id": shop.group, "enable.auto.commit": False}
+    consumer = Consumer({**shop.properties, **settings, "auto.offset.reset": "earliest"})
+    consumer.subscribe([shop.topic])
+    wait_until(lambda: consumer.poll(1.0) is not None, what="the copy is read")
+    consumer.commit(asynchronous=False)
+    consumer.close()
+
+
+def test_without_the_consumers_table_nothing_is_put_back_by_guess(empty_shop: Shop) -> None:
+    shop = empty_shop
+    lose_handling(shop, 30, 7)
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
+    describe_events(shop)
+    said = shop.call("plan", "redrive", shop.stream, "--from", "unprocessed", "--json", code=2)
+    assert "source.consumed" in said.error["hint"]
