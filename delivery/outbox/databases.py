@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from backlog.database_failures import Place, explain_failure
 from backlog.errors import BacklogError, ConfigurationError
 from backlog.postgres import add_liveness
 
@@ -25,6 +26,7 @@ _DRIVERS = {
     "mariadb": "mariadb+pymysql",
     "sqlite": "sqlite+pysqlite",
 }
+_MAKE_TABLES = "run `backlogctl outbox create`, or the application's own migrations"
 _HINT = "use postgresql://user@host/database, mariadb://..., mysql://... or sqlite:///file.db"
 
 
@@ -56,6 +58,7 @@ class Database:
                 f"an outbox cannot be kept in {name}", subject="outbox", hint=_HINT
             )
         self.is_sqlite = name == "sqlite"
+        self._place = Place("outbox in", self.url, "url", _MAKE_TABLES)
         # Claims look at rows as they are now, not as they were when a transaction began.
         self._plain = (
             self._engine
@@ -66,7 +69,7 @@ class Database:
     @property
     def label(self) -> str:
         """The URL without its password."""
-        return f"outbox in {self.url.set(query={}).render_as_string(hide_password=True)}"
+        return self._place.label
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -79,7 +82,7 @@ class Database:
             with self._plain.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise self._translate(error) from None
+            raise explain_failure(error, self._place, OutboxDatabaseError) from None
 
     def can_skip_locked(self, connection: Connection) -> bool:
         """Whether it knows SKIP LOCKED: PostgreSQL, MariaDB from 10.6, MySQL from 8."""
@@ -94,26 +97,6 @@ class Database:
         """Closes its connections, unless they are the application's."""
         if self._owns:
             self._engine.dispose()
-
-    def _translate(self, error: SQLAlchemyError) -> OutboxDatabaseError:
-        original = error.orig if isinstance(error, DBAPIError) else None
-        reason = str(error if original is None else original).strip().partition("\n")[0]
-        if self.url.password:
-            reason = reason.replace(str(self.url.password), "***")
-        state = str(getattr(original, "sqlstate", "") or "")
-        number = original.args[0] if original is not None and original.args else None
-        if state in ("42P01", "42703") or number in (1146, 1054) or "no such table" in reason:
-            return OutboxDatabaseError(
-                f"its table is missing: {reason}",
-                subject=self.label,
-                hint="run `backlogctl outbox create`, or the application's own migrations",
-            )
-        return OutboxDatabaseError(
-            f"the database answers with an error: {reason}",
-            subject=self.label,
-            hint="check that it runs, and that the URL names the right one",
-            retryable=True,
-        )
 
 
 def _read_url(source: AsyncEngine | URL | str) -> URL:
