@@ -286,7 +286,7 @@ def _serve_metrics(desk: Desk, sender: OutboxSender, host: str, port: int) -> in
     from delivery.outbox.metrics import OutboxCollector
 
     registry = CollectorRegistry()
-    registry.register(OutboxCollector(desk, sender))
+    registry.register(OutboxCollector(desk, sender, desk.name))
     server, _ = start_http_server(port, host, registry)
     return int(server.server_port)
 
