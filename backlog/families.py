@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Timestamp
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from backlog.metric import Metric
 from backlog.visible import escape_name
@@ -16,11 +17,9 @@ class Gauge(GaugeMetricFamily):
     def __init__(self, metric: Metric) -> None:
         super().__init__(metric.name, metric.help, labels=metric.labels)
 
-    def add_metric(
-        self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None
-    ) -> None:
+    def add_metric(self, labels: Sequence[str], value: float, *more: Any, **named: Any) -> None:
         """A line."""
-        super().add_metric([escape_name(label) for label in labels], value, timestamp)
+        super().add_metric([escape_name(label) for label in labels], value, *more, **named)
 
 
 class Counter(CounterMetricFamily):
@@ -29,12 +28,6 @@ class Counter(CounterMetricFamily):
     def __init__(self, metric: Metric) -> None:
         super().__init__(metric.name, metric.help, labels=metric.labels)
 
-    def add_metric(
-        self,
-        labels: Sequence[str],
-        value: float,
-        created: float | None = None,
-        timestamp: Timestamp | float | None = None,
-    ) -> None:
+    def add_metric(self, labels: Sequence[str], value: float, *more: Any, **named: Any) -> None:
         """A line."""
-        super().add_metric([escape_name(label) for label in labels], value, created, timestamp)
+        super().add_metric([escape_name(label) for label in labels], value, *more, **named)
