@@ -75,4 +75,4 @@ def test_a_stream_is_not_rebuilt_from_such_a_database(change: tuple[str, str]) -
     with pytest.raises(ConfigurationError) as caught:
         Config.from_text(text, BASE, {"SHOP_PASSWORD": "unused-here", "BILLING_PASSWORD": SECRET})
     assert "streams.orders.source." in str(caught.value)
-    assert f"database: a database other than postgresql or sqlite {LATER}" in str(caught.value)
+    assert f"a database other than postgresql or sqlite {LATER}" in str(caught.value)
