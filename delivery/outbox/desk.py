@@ -76,6 +76,11 @@ class Desk:
         """Which outbox it is."""
         return self._database.label
 
+    @property
+    def name(self) -> str:
+        """What it is called where nobody named it."""
+        return self._database.name
+
     def create(self) -> None:
         """Makes the table where it is not there."""
         with self._database.begin() as connection:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 
 from backlog.ledger import Ledger
+from backlog.polling import Poll
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import CATALOGUE, Family
 from monitoring.metrics.checkups import describe_checkups, describe_members
@@ -30,7 +31,6 @@ from monitoring.metrics.families import (
     write_groups,
     write_topics,
 )
-from monitoring.metrics.ledger_poll import LedgerPoll
 from monitoring.metrics.recorded import Record
 from monitoring.metrics.sequences import describe_sequences
 from monitoring.status import GroupStatus
@@ -72,7 +72,7 @@ class Scrape:
 
     def __init__(self, board: Board, ledger: Ledger, exported: Exported) -> None:
         self._board = board
-        self.ledger = LedgerPoll(Record(ledger).collect)
+        self.ledger = Poll("the ledger", Record(ledger).collect)
         self._exported = exported
         self._lock = Lock()
         self._written: dict[str, _Written] = {}

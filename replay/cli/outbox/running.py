@@ -85,7 +85,7 @@ def run_sender(
     serving = (
         nullcontext("")
         if listen is None
-        else serve_metrics(_make_registry(desk, sender), listen, subject)
+        else serve_metrics(_make_registry(chosen, desk, sender), listen, subject)
     )
     with serving as address:
         if address:
@@ -173,13 +173,13 @@ def _read_properties(bootstrap: str | None, client_config: Path | None) -> dict[
     return {name: values.get(value, value) for name, value in found.properties.items()}
 
 
-def _make_registry(desk: Desk, sender: OutboxSender) -> CollectorRegistry:
+def _make_registry(chosen: Chosen, desk: Desk, sender: OutboxSender) -> CollectorRegistry:
     from prometheus_client import CollectorRegistry
 
     from delivery.outbox.metrics import OutboxCollector
 
     registry = CollectorRegistry()
-    registry.register(OutboxCollector(desk, sender))
+    registry.register(OutboxCollector(desk, sender, chosen.name or desk.name))
     return registry
 
 
