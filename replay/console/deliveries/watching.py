@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from backlog.clock import utc_now
 from backlog.config import Config, mask_secrets
@@ -16,6 +16,10 @@ from backlog.numbers import format_duration
 from monitoring.outages import OnOutage, Outages
 from replay.around.deliveries import open_look_back, open_outbox
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus, Status
+
+if TYPE_CHECKING:
+    from delivery.lookback.database import Database as LookBackDatabase
+    from delivery.outbox.databases import Database as OutboxDatabase
 
 LOG = logging.getLogger("backlog.replay.deliveries")
 # A database that has not answered for so long is unknown, whatever it said before.
@@ -35,8 +39,8 @@ class DeliveryWatch:
         interval = config.watch.interval.total_seconds()
         self._stop = threading.Event()
         self._lookers = [
-            _Looker(name, read, interval, patience.total_seconds(), self._stop, on_outage)
-            for name, read in _list_readers(config)
+            _Looker(name, reader, interval, patience.total_seconds(), self._stop, on_outage)
+            for name, reader in _list_readers(config)
         ]
 
     def __enter__(self) -> Self:
@@ -56,19 +60,26 @@ class DeliveryWatch:
         return tuple(looker.read() for looker in self._lookers)
 
 
+class _Reader(Protocol):
+    """Asks one database; opens it at the first time."""
+
+    def read(self) -> Status: ...
+    def close(self) -> None: ...
+
+
 class _Looker:
     """One outbox, or look-back."""
 
     def __init__(
         self,
         outbox: str,
-        read: Callable[[], Status],
+        reader: _Reader,
         interval: float,
         patience: float,
         stop: threading.Event,
         on_outage: OnOutage,
     ) -> None:
-        self._read, self._interval, self._patience = read, interval, patience
+        self._reader, self._interval, self._patience = reader, interval, patience
         self._stop, self._outages = stop, Outages(on_outage)
         self._look = DeliveryLook(outbox)
         self._asked_at: float | None = None
@@ -87,6 +98,7 @@ class _Looker:
             end = time.monotonic() + self._interval
             self._ask()
             self._stop.wait(max(0.0, end - time.monotonic()))
+        self._reader.close()
 
     def _ask(self) -> None:
         silent = threading.Timer(self._patience, self._note_silence)
@@ -94,7 +106,7 @@ class _Looker:
         silent.start()
         self._asked_at = time.monotonic()
         try:
-            status, problem = self._read(), None
+            status, problem = self._reader.read(), None
         except BacklogError as error:
             status, problem = None, error
         except Exception as error:
@@ -117,39 +129,46 @@ class _Looker:
             LOG.exception("an outage of %s was not reported", self._look.subject)
 
 
-def _list_readers(config: Config) -> Iterator[tuple[str, Callable[[], Status]]]:
+class _OutboxReader:
+    def __init__(self, config: Config, name: str) -> None:
+        self._config, self._name = config, name
+        self._database: OutboxDatabase | None = None
+
+    def read(self) -> Status:
+        from delivery.outbox.desk import Desk
+
+        if self._database is None:
+            self._database = open_outbox(self._config, self._name)
+        return Desk(self._database).read_status()
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+
+class _LookBackReader:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._database: LookBackDatabase | None = None
+
+    def read(self) -> Status:
+        from delivery.lookback.operating import count_incidents, count_messages
+
+        if self._database is None:
+            self._database = open_look_back(self._config)
+        counts = tuple(count_messages(self._database))
+        return LookBackStatus(counts, count_incidents(self._database))
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+
+def _list_readers(config: Config) -> Iterator[tuple[str, _Reader]]:
     for name in config.outboxes:
-        yield name, _make_outbox_reader(config, name)
+        yield name, _OutboxReader(config, name)
     if config.look_back is not None:
-        yield "", _make_look_back_reader(config)
-
-
-def _make_outbox_reader(config: Config, name: str) -> Callable[[], Status]:
-    from delivery.outbox.desk import Desk
-
-    desks: list[Desk] = []
-
-    def read() -> Status:
-        if not desks:
-            desks.append(Desk(open_outbox(config, name)))
-        return desks[0].read_status()
-
-    return read
-
-
-def _make_look_back_reader(config: Config) -> Callable[[], Status]:
-    from delivery.lookback.database import Database
-    from delivery.lookback.operating import count_incidents, count_messages
-
-    databases: list[Database] = []
-
-    def read() -> Status:
-        if not databases:
-            databases.append(open_look_back(config))
-        database = databases[0]
-        return LookBackStatus(tuple(count_messages(database)), count_incidents(database))
-
-    return read
+        yield "", _LookBackReader(config)
 
 
 def _tell_silence(seconds: float) -> str:
