@@ -50,13 +50,14 @@ class StreamLike(Protocol):
 class Exported:
     """What is exported: the configured streams and clusters, and other exporters' names.
 
-    `notifications` counts messages by hook and outcome.
+    `notifications` counts messages by hook and outcome; `more` gives families of other rooms.
     """
 
     streams: Mapping[str, StreamLike] = field(default_factory=dict)
     clusters: Collection[str] = ()
     others: Collection[Family] = ()
     notifications: Callable[[], Mapping[tuple[str, str], int]] = dict
+    more: Callable[[], Iterable[Metric]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Scrape:
         for key, count in sorted(self._exported.notifications().items()):
             sent.add_metric(key, count)
         yield sent
+        yield from self._exported.more()
         recorded = self.ledger.read()
         answers = Gauge("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))
