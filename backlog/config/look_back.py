@@ -127,6 +127,11 @@ class LookBack(Section):
         description="A message that the brokers refuse so often is parked. While they cannot be "
         "reached it is tried on and on.",
     )
+    late: Duration = Field(
+        default=timedelta(minutes=10),
+        description="A message that has not ended so long after it was prepared is late, for the "
+        "page and the doctor: longer than the longest business transaction.",
+    )
     keep: Duration = Field(
         default=timedelta(days=30),
         description="Messages that are forwarded or rolled back are kept so long, in whole days "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -70,6 +71,14 @@ class Database:
     def label(self) -> str:
         """The URL without its password."""
         return self._place.label
+
+    @property
+    def name(self) -> str:
+        """The host and the database, or the file's name: what an outbox is called that was given
+        no name."""
+        if self.is_sqlite:
+            return Path(self.url.database or "").name
+        return "/".join(part for part in (self.url.host, self.url.database) if part)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaException, Producer
 
 from backlog.errors import BacklogError, UsageError
-from backlog.kafka.clients import make_producer
+from backlog.kafka.clients import PARTITIONERS, make_producer
 from backlog.visible import escape_text
 from delivery.outbox.claims import Claims, Failure
 from delivery.outbox.databases import Database
@@ -181,6 +181,8 @@ class OutboxSender:
             "log_level": 2,
         }
         settings.setdefault("linger.ms", 1)
+        # Of an application and of `outbox run` the same, or a key has two partitions.
+        settings.setdefault("partitioner", PARTITIONERS["murmur2"])
         self._producer = make_producer(settings)
         self._flights = Flights(
             self._producer, lambda: make_producer({**settings, "batch.num.messages": 1})
