@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from backlog.metric import Metric
 from delivery.lookback import metrics as look_back
+from delivery.once import metrics as once
 from delivery.outbox import metrics as outbox
 from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS
 from monitoring.verdicts import Verdict
@@ -63,6 +64,7 @@ _SERVED: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("`outbox run`", outbox.OF_SENDER),
     ("`watch`, `lookback run`", look_back.OF_TABLES),
     ("`lookback run`", look_back.OF_INSTANCE),
+    ("[the application](idempotent-consumer.md#metrics)", once.CATALOGUE),
 )
 
 _VERDICTS: dict[Verdict, str] = {
