@@ -75,7 +75,7 @@ def scrape(watch: DeliveryWatch) -> Scraped:
         def collect(self) -> Any:
             return collect_deliveries(watch.read)
 
-    registry.register(Collector())  # type: ignore[arg-type]
+    registry.register(Collector())
     return scrape_registry(registry)
 
 

@@ -31,7 +31,7 @@ def make_outbox(name: str, *figures: Any) -> DeliveryLook:
     return DeliveryLook(name, OutboxStatus(*figures), taken_at=SEEN)
 
 
-def make_look_back(incidents: int = 0, **ages: tuple[int, float]) -> DeliveryLook:
+def make_look_back(incidents: int = 0, /, **ages: tuple[int, float]) -> DeliveryLook:
     """How many are in a state, and the age of the oldest."""
     counts = (Count(state, *ages.get(str(State(state)), (0, None))) for state in OPEN)
     return DeliveryLook("", LookBackStatus(tuple(counts), incidents), taken_at=SEEN)

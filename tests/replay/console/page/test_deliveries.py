@@ -145,7 +145,7 @@ def test_where_none_is_configured_there_is_no_section(quiet: Night) -> None:
     assert "Delivery" not in read(quiet, "/")
 
 
-def test_fault_79_what_a_database_says_is_escaped_and_masked(delivering: Night) -> None:
+def test_what_a_database_says_is_escaped_and_masked(delivering: Night) -> None:
     problem = f"<script>alert(1)</script> \u202e {SECRET}"
     delivering.deliveries = (DeliveryLook("shop", None, problem, SEEN),)
     page = read(delivering, "/")
