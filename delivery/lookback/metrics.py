@@ -28,8 +28,8 @@ MESSAGES = Metric(
 OLDEST = Metric(
     "backlog_lookback_oldest_seconds",
     ("state",),
-    "Since the oldest message in this state was prepared; absent where there is none, and while "
-    "the database does not answer.",
+    "Since the first record of the oldest message in this state was read; absent where there is "
+    "none, and while the database does not answer.",
 )
 EVENTS = Metric(
     "backlog_lookback_events",

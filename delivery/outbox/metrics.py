@@ -22,8 +22,8 @@ MESSAGES = Metric(
 OLDEST = Metric(
     "backlog_outbox_oldest_seconds",
     ("outbox",),
-    "Since the oldest row that is not sent was added; absent where all are sent, and while the "
-    "database does not answer.",
+    "Since the oldest row that waits to be sent was added, parked ones left out; absent where none "
+    "waits, and while the database does not answer.",
 )
 AWAY = Metric(
     "backlog_outbox_away",
@@ -72,8 +72,8 @@ def collect_outboxes(
             continue
         for state in ("pending", "in_progress", "parked"):
             messages.add_metric((name, state), getattr(status, state))
-        if status.oldest_seconds is not None:
-            oldest.add_metric((name,), status.oldest_seconds)
+        if status.oldest_waiting_seconds is not None:
+            oldest.add_metric((name,), status.oldest_waiting_seconds)
     told = {(name, "database"): status is None for name, status in statuses.items()}
     for place, is_away in (told | dict(away or {})).items():
         silent.add_metric(place, is_away)

@@ -33,8 +33,8 @@ def registry(pg_shop: Shop) -> Iterator[CollectorRegistry]:
 def test_each_outbox_has_its_figures_and_what_is_unknown_is_absent() -> None:
     registry = CollectorRegistry()
     statuses = {
-        "shop": OutboxStatus(pending=3, in_progress=2, parked=1, oldest_seconds=9.5),
-        "empty": OutboxStatus(pending=0, in_progress=0, parked=0, oldest_seconds=None),
+        "shop": OutboxStatus(3, 2, 1, oldest_seconds=700.0, oldest_waiting_seconds=9.5),
+        "held": OutboxStatus(0, 0, 1, oldest_seconds=700.0, oldest_waiting_seconds=None),
         "away\n": None,
     }
 
@@ -45,9 +45,9 @@ def test_each_outbox_has_its_figures_and_what_is_unknown_is_absent() -> None:
     registry.register(Source())  # type: ignore[arg-type]
     got = scrape_registry(registry)
     assert got.value("backlog_outbox_messages", outbox="shop", state="parked") == 1
-    assert got.value("backlog_outbox_messages", outbox="empty", state="pending") == 0
-    assert got.labels_of("backlog_outbox_messages", "outbox") == {"shop", "empty"}
-    assert got.value("backlog_outbox_oldest_seconds") == 9.5
+    assert got.value("backlog_outbox_messages", outbox="held", state="pending") == 0
+    assert got.labels_of("backlog_outbox_messages", "outbox") == {"shop", "held"}
+    assert got.value("backlog_outbox_oldest_seconds") == 9.5, "what is parked waits for nobody"
     assert got.value("backlog_outbox_away", outbox="shop", what="database") == 0
     assert got.value("backlog_outbox_away", outbox="away\\n", what="database") == 1
 
