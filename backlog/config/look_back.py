@@ -84,6 +84,15 @@ class LookBackService(Section):
             raise ValueError("`token` needs TLS: it would be read on the way")
         return self
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that it is asked at."""
+        if self.http is not None:
+            parts = urlsplit(self.http)
+            return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        host, _, port = (self.grpc or "").rpartition(":")
+        return host.strip("[]"), int(port)
+
 
 class LookBack(Section):
     """Transactional messages: `backlogctl lookback run`."""

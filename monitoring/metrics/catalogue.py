@@ -56,8 +56,8 @@ OURS: tuple[Metric, ...] = (
     Metric(
         "backlog_doctor_findings",
         ("stream", "check", "level"),
-        "What `backlogctl doctor` found at the last look; without a stream: of the tool itself. "
-        "`loses` and `stops` ask for somebody.",
+        "What `backlogctl doctor` found at the last look; without a stream: of the tool itself, "
+        "outboxes and look-back. `loses` and `stops` ask for somebody.",
     ),
     Metric(
         "backlog_doctor_timestamp_seconds",

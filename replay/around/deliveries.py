@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from backlog.config import Config
-from backlog.errors import ConfigurationError
+from backlog.errors import BacklogError, ConfigurationError
 
 if TYPE_CHECKING:
     from delivery.lookback.database import Database as LookBackDatabase
     from delivery.outbox.databases import Database as OutboxDatabase
+
+Part = TypeVar("Part")
 
 
 def open_outbox(config: Config, name: str) -> OutboxDatabase:
@@ -25,7 +29,7 @@ def open_outbox(config: Config, name: str) -> OutboxDatabase:
     from delivery.outbox.databases import Database
 
     url = config.sources[name].reveal_url()
-    _require_file(url, f"outbox {name}", f"backlogctl outbox create --outbox {name}")
+    _require_file(url, f"backlogctl outbox create --outbox {name}")
     return Database(url)
 
 
@@ -49,7 +53,7 @@ def open_look_back(config: Config) -> LookBackDatabase:
 
     assert config.look_back is not None
     url = config.look_back.reveal_url()
-    _require_file(url, "look-back", "backlogctl lookback run")
+    _require_file(url, "backlogctl lookback run")
     return Database(url)
 
 
@@ -63,7 +67,36 @@ def opened_look_back(config: Config) -> Iterator[LookBackDatabase]:
         database.close()
 
 
-def _require_file(url: str, subject: str, making: str) -> None:
+def within(seconds: float, subject: str, read: Callable[[], Part]) -> Part:
+    """What it reads of a database, which may hang: then its thread is left behind.
+
+    Raises:
+        BacklogError: there was no answer in time, or what `read` raises.
+    """
+    answers: queue.SimpleQueue[Part | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(read())
+        except Exception as error:  # noqa: BLE001 - raised by who waits
+            answers.put(error)
+
+    threading.Thread(target=ask, name="backlog-looking", daemon=True).start()
+    try:
+        found = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise BacklogError(
+            f"its database has not answered for {seconds:g} s",
+            subject=subject,
+            hint="does something hold a lock on its table?",
+            retryable=True,
+        ) from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _require_file(url: str, making: str) -> None:
     """SQLite makes a file that is not there."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
@@ -73,6 +106,4 @@ def _require_file(url: str, subject: str, making: str) -> None:
     except (ArgumentError, ValueError):
         return  # whoever opens it refuses it
     if parts.get_backend_name() == "sqlite" and not Path(parts.database or "").is_file():
-        raise ConfigurationError(
-            f"there is no file {parts.database}", subject=subject, hint=f"`{making}` makes it"
-        )
+        raise ConfigurationError(f"there is no file {parts.database}", hint=f"`{making}` makes it")

@@ -32,9 +32,9 @@ _SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, worst first; `name` is a stream's, a file's, or empty."""
+    """What was found, worst first; `name` is a stream's, an outbox's, a file's, or empty."""
 
-    about: Literal["tool", "stream", "client"]
+    about: Literal["tool", "stream", "client", "outbox", "look-back"]
     name: str
     findings: tuple[Finding, ...]
 

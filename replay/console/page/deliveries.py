@@ -154,7 +154,7 @@ def _tell_look_back(
         commands = (f"backlogctl lookback list --state {worst.state}",)
     elif total:
         standing = Standing.OK
-        sentence = f"{format_plural(total, 'message')} {_wait(total)} for a transaction to end."
+        sentence = _tell_waiting(counts)
     else:
         standing, sentence = Standing.OK, "No transaction is open; what was committed is sent."
     name, about = _describe(config, look)
@@ -166,6 +166,21 @@ def _tell_look_back(
         incidents=status.incidents,
         taken_at=look.taken_at,
     )
+
+
+def _tell_waiting(counts: Mapping[str, Count]) -> str:
+    """What is under way, and not late."""
+    open_ = counts["prepared"].messages + counts["committed"].messages
+    sent = counts["forwarding"].messages
+    parts = [
+        f"{format_plural(open_, 'message')} {_wait(open_)} for a transaction to end."
+        if open_
+        else "",
+        f"{format_plural(sent, 'message')} {'is' if sent == 1 else 'are'} about to be sent."
+        if sent
+        else "",
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def _tell_overdue(count: Count) -> str:
@@ -198,4 +213,4 @@ def _wait(count: int) -> str:
 
 
 def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", the oldest since {format_duration(seconds)}"
+    return "" if seconds is None else f", the oldest for {format_duration(seconds)}"
