@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, delete, exists, func, select, update
 
 from backlog.errors import Refused, UsageError
 from delivery.outbox.databases import Database
@@ -69,6 +69,10 @@ class Desk:
         """Which outbox it is."""
         return self._database.label
 
+    def close(self) -> None:
+        """Closes its connections, unless they are the application's."""
+        self._database.close()
+
     def create(self) -> None:
         """Makes the table where it is not there."""
         with self._database.begin() as connection:
@@ -92,6 +96,18 @@ class Desk:
             parked=counts[State.PARKED],
             oldest_seconds=None if oldest is None else max(0.0, (now - oldest) / 1_000),
         )
+
+    def count_awaited(self) -> int:
+        """Rows that a sender will send: neither sent, nor parked, nor held up by a parked one."""
+        parked = messages.alias()
+        is_held_up = exists().where(
+            parked.c.lane == _c.lane, parked.c.id < _c.id, parked.c.state == State.PARKED
+        )
+        awaited = select(func.count()).where(
+            _c.state.in_([State.PENDING, State.IN_PROGRESS]), ~is_held_up
+        )
+        with self._database.begin() as connection:
+            return connection.execute(awaited).scalar_one()
 
     def list_entries(
         self, states: Sequence[State], topic: str | None, most: int

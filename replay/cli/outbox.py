@@ -74,6 +74,9 @@ def run(
     keep: Annotated[
         str | None, typer.Option(help="Delete what was sent so long ago, in batches; else keep it.")
     ] = None,
+    until_sent: Annotated[
+        bool, typer.Option("--until-sent", help="End when all is sent, or parked: exit code 1.")
+    ] = False,
 ) -> None:
     """Send what is due until Ctrl-C or SIGTERM; any number may run side by side."""
     from backlog.errors import UsageError
@@ -97,11 +100,16 @@ def run(
         at = _serve_metrics(desk, sender, metrics_host, metrics_port)
         session.say(f"metrics at http://{metrics_host}:{at}/metrics")
     session.say(f"{desk.label}: sending what is due")
-    _send(desk, sender, kept)
+    _send(desk, sender, kept, until_sent=until_sent)
     session.emit(
         {"delivered": sender.counts.delivered, "parked": sender.counts.parked},
         f"{sender.counts.delivered:,} delivered, {sender.counts.parked:,} parked",
     )
+    left = desk.read_status() if until_sent else None
+    desk.close()
+    if left is not None and left.parked:
+        session.say("next: backlogctl outbox list --state parked")
+        raise typer.Exit(1)
 
 
 @outbox.command("status")
@@ -291,7 +299,7 @@ def _serve_metrics(desk: Desk, sender: OutboxSender, host: str, port: int) -> in
     return int(server.server_port)
 
 
-def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None) -> None:
+def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None, *, until_sent: bool) -> None:
     """Until somebody asks for an end; what is in flight is told before."""
     import signal
     import threading
@@ -305,6 +313,8 @@ def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None) -> None:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     if keep is not None:
         threading.Thread(target=_purge_now_and_then, args=(desk, keep, ended), daemon=True).start()
+    if until_sent:
+        threading.Thread(target=_end_when_sent, args=(desk, sender, ended), daemon=True).start()
     try:
         sender.run()
     finally:
@@ -322,6 +332,18 @@ def _purge_now_and_then(desk: Desk, keep: timedelta, ended: Event) -> None:
         # The sender tells where the database is away.
         with suppress(BacklogError):
             desk.purge(keep, batch=1_000, most=100_000)
+
+
+def _end_when_sent(desk: Desk, sender: OutboxSender, ended: Event) -> None:
+    from contextlib import suppress
+
+    from backlog.errors import BacklogError
+
+    while not ended.wait(0.5):
+        with suppress(BacklogError):
+            if not desk.count_awaited():
+                ended.set()
+                sender.close()
 
 
 def _describe(entry: OutboxEntry) -> dict[str, Any]:
