@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -12,6 +13,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from backlog.errors import BacklogError, ConfigurationError
 from backlog.postgres import add_liveness
+from backlog.postgres_refusals import explain_refusal
+from delivery.outbox.refusals import find_hint
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -69,12 +72,22 @@ class Database:
         return f"outbox in {self.url.set(query={}).render_as_string(hide_password=True)}"
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self, *, creates: bool = False) -> Iterator[Connection]:
         """A transaction.
+
+        Args:
+            creates: an SQLite file may be made.
 
         Raises:
             OutboxDatabaseError: the database refused, or is away. Holds no payload.
         """
+        if not creates and self._owns and self.is_sqlite and not self._has_file():
+            raise OutboxDatabaseError(
+                "there is no such file",
+                subject=self.label,
+                hint="correct the path: sqlite:///shop.db is in this directory, four slashes begin "
+                "an absolute path; `backlogctl outbox create` makes it",
+            )
         try:
             with self._plain.begin() as connection:
                 yield connection
@@ -95,23 +108,33 @@ class Database:
         if self._owns:
             self._engine.dispose()
 
+    def _has_file(self) -> bool:
+        name = self.url.database or ""
+        return name.startswith(("file:", ":memory:")) or Path(name).exists()
+
     def _translate(self, error: SQLAlchemyError) -> OutboxDatabaseError:
         original = error.orig if isinstance(error, DBAPIError) else None
         reason = str(error if original is None else original).strip().partition("\n")[0]
         if self.url.password:
             reason = reason.replace(str(self.url.password), "***")
-        state = str(getattr(original, "sqlstate", "") or "")
-        number = original.args[0] if original is not None and original.args else None
-        if state in ("42P01", "42703") or number in (1146, 1054) or "no such table" in reason:
+        code = str(
+            getattr(original, "sqlstate", "") or next(iter(getattr(original, "args", ())), "")
+        )
+        if code in ("42P01", "42703", "1146", "1054") or "no such table" in reason:
             return OutboxDatabaseError(
                 f"its table is missing: {reason}",
                 subject=self.label,
                 hint="run `backlogctl outbox create`, or the application's own migrations",
             )
+        refusal = explain_refusal(str(original), self.url, "the URL")
+        if self.url.get_backend_name() == "postgresql" and refusal is not None:
+            return OutboxDatabaseError(
+                refusal.message, subject=self.label, hint=refusal.hint, retryable=True
+            )
         return OutboxDatabaseError(
             f"the database answers with an error: {reason}",
             subject=self.label,
-            hint="check that it runs, and that the URL names the right one",
+            hint=find_hint(code, reason),
             retryable=True,
         )
 

@@ -23,12 +23,14 @@ class OutboxStatus:
 
     Attributes:
         pending, in_progress, parked: rows that are not sent.
+        failed: of those that are pending, how many were tried before.
         oldest_seconds: since the oldest row that is not sent was added; None where all are.
     """
 
     pending: int
     in_progress: int
     parked: int
+    failed: int
     oldest_seconds: float | None
 
     @property
@@ -75,13 +77,18 @@ class Desk:
 
     def create(self) -> None:
         """Makes the table where it is not there."""
-        with self._database.begin() as connection:
+        with self._database.begin(creates=True) as connection:
             create_tables(connection)
 
     def read_status(self) -> OutboxStatus:
         """Counts what is not sent; reads nothing of what is."""
         counted = (
-            select(_c.state, func.count().label("rows"), func.min(_c.created_at).label("oldest"))
+            select(
+                _c.state,
+                func.count().label("rows"),
+                func.count(_c.last_error).label("failed"),
+                func.min(_c.created_at).label("oldest"),
+            )
             .where(_c.due_at.is_not(None))
             .group_by(_c.state)
         )
@@ -94,6 +101,7 @@ class Desk:
             pending=counts[State.PENDING],
             in_progress=counts[State.IN_PROGRESS],
             parked=counts[State.PARKED],
+            failed=found[State.PENDING].failed if State.PENDING in found else 0,
             oldest_seconds=None if oldest is None else max(0.0, (now - oldest) / 1_000),
         )
 

@@ -79,7 +79,7 @@ class Outbox:
         Raises:
             OutboxDatabaseError: the database refused.
         """
-        with self._database.begin() as connection:
+        with self._database.begin(creates=True) as connection:
             create_tables(connection)
 
     def add(

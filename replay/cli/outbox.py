@@ -125,6 +125,7 @@ def show_status(session: Session, url: UrlOption = None) -> None:
         "pending": status.pending,
         "in_progress": status.in_progress,
         "parked": status.parked,
+        "failed": status.failed,
         "oldest_seconds": status.oldest_seconds,
     }
     age = status.oldest_seconds
@@ -132,6 +133,11 @@ def show_status(session: Session, url: UrlOption = None) -> None:
         f"{desk.label}: {status.unsent:,} not sent",
         f"{status.pending:,} pending, {status.in_progress:,} in progress, {status.parked:,} parked",
         *([] if age is None else [f"the oldest was added {format_duration(age)} ago"]),
+        *(
+            [f"tried before, and waiting: {status.failed:,}; `backlogctl outbox list` says why"]
+            if status.failed
+            else []
+        ),
         *(["next: backlogctl outbox list --state parked"] if status.parked else []),
     ]
     session.emit(document, lines)
@@ -176,9 +182,10 @@ def show(
     from backlog.visible import escape_name
 
     document = _describe(_open_desk(url).get_entry(row))
+    shown = {**document, "headers": ", ".join(document["headers"]) or None}
     lines = [
         f"{name.replace('_', ' ')}: {escape_name(str(value))}"
-        for name, value in document.items()
+        for name, value in shown.items()
         if value is not None
     ]
     session.emit(document, lines)
@@ -198,7 +205,7 @@ def retry(
     if bool(rows) == every:
         raise UsageError("name rows, or --all", subject="outbox retry")
     count = _open_desk(url).retry(rows or (), all_parked=every)
-    session.emit({"retried": count}, f"{count:,} are due again")
+    session.emit({"retried": count}, f"{count:,} due again")
 
 
 @outbox.command("park")

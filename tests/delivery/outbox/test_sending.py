@@ -187,9 +187,11 @@ def test_fault_49_kafka_is_away_for_an_hour(
     )
     make_orders(own_kafka.bootstrap)
     with Shop(pg_url, own_kafka.bootstrap) as shop:
-        shop.add("orders", *[f"k{number}" for number in range(20)])
-        own_kafka.kill()
         with caplog.at_level(logging.INFO), shop.sending(settings) as sender:
+            shop.add("orders", "k0")
+            shop.await_sent(1)
+            own_kafka.kill()
+            shop.add("orders", *[f"k{number}" for number in range(20)])
             began = hurry()
             wait_until(lambda: sender.counts.away > 0, what="an attempt found nobody")
             wait_until(lambda: hurry() - began > 3_600, what="an hour has passed")
@@ -199,7 +201,7 @@ def test_fault_49_kafka_is_away_for_an_hour(
             assert shop.count("parked") == 0
             assert sender.counts.away < 400
             own_kafka.restart()
-            shop.await_sent(20)
+            shop.await_sent(21)
         assert sender.counts.refused == 0
         assert set(shop.read_ids("orders")) == {id_ for (id_,) in shop.list_rows("message_id")}
 
