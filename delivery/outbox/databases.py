@@ -14,7 +14,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from backlog.errors import BacklogError, ConfigurationError
 from backlog.postgres import add_liveness
 from backlog.postgres_refusals import explain_refusal
-from delivery.outbox.refusals import find_hint
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -29,6 +28,14 @@ _DRIVERS = {
     "sqlite": "sqlite+pysqlite",
 }
 _HINT = "use postgresql://user@host/database, mariadb://..., mysql://... or sqlite:///file.db"
+
+# PostgreSQL's class of rights; MySQL's and MariaDB's numbers: of a database, a table, a column.
+_NO_RIGHT = frozenset({"42501", "1044", "1142", "1143"})
+_NO_LOGIN = "1045"
+_RIGHTS = (
+    "the application needs INSERT on backlog_outbox, a sender SELECT, UPDATE and DELETE; who makes "
+    "the table must be allowed to create tables"
+)
 
 
 class OutboxDatabaseError(BacklogError):
@@ -134,9 +141,23 @@ class Database:
         return OutboxDatabaseError(
             f"the database answers with an error: {reason}",
             subject=self.label,
-            hint=find_hint(code, reason),
+            hint=_find_hint(code, reason),
             retryable=True,
         )
+
+
+def _find_hint(code: str, reason: str) -> str:
+    """What to do about a database's error.
+
+    Args:
+        code: SQLSTATE, or the number of MySQL and MariaDB.
+        reason: the first line of its text.
+    """
+    if code in _NO_RIGHT or "readonly database" in reason:
+        return _RIGHTS
+    if code == _NO_LOGIN:
+        return "correct user and password in the URL"
+    return "check that it runs, and that the URL names the right one"
 
 
 def _read_url(source: AsyncEngine | URL | str) -> URL:

@@ -19,7 +19,7 @@ from backlog.crashpoints import reach
 from backlog.kafka.errors import is_retriable, is_unreachable, unwrap
 from delivery.outbox.claims import Failure
 from delivery.outbox.messages import Message
-from delivery.outbox.refusals import explain_kafka
+from delivery.refusals import explain_kafka
 
 _PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
