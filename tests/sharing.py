@@ -23,7 +23,7 @@ NodeManager.EXIT_TIMEOUT = 20
 # By their marks. A test of both waits for Airflow.
 _NEEDS = ("airflow", "spark")
 # In how many processes it is started; else they would wait for one in the end.
-_STARTS = {"airflow": 1, "spark": 2}
+_STARTS = {"airflow": 1, "spark": 3}
 
 
 def list_needs(items: Iterable[pytest.Item]) -> dict[str, str]:

@@ -87,7 +87,8 @@ def test_what_needs_the_same_goes_to_one_process_and_the_longest_are_begun_first
     assert begun[0] == LONG
 
 
-def test_files_that_need_the_same_are_spread_evenly() -> None:
+def test_files_that_need_the_same_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "_STARTS", {"airflow": 1, "spark": 2})
     long, others = "tests/a.py::test", [f"tests/{name}.py::test" for name in "bcd"]
     needs = {long: "spark", **dict.fromkeys(others, "spark"), "tests/e.py::test": "airflow"}
     shares = sharing.spread(needs, {long: 60.0, **dict.fromkeys(others, 20.0)})

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from backlog.database_failures import Place, explain_failure
 from backlog.errors import BacklogError, ConfigurationError
 from backlog.postgres import add_liveness
-from backlog.postgres_refusals import explain_refusal
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -27,15 +27,8 @@ _DRIVERS = {
     "mariadb": "mariadb+pymysql",
     "sqlite": "sqlite+pysqlite",
 }
+_MAKE_TABLES = "run `backlogctl outbox create`, or the application's own migrations"
 _HINT = "use postgresql://user@host/database, mariadb://..., mysql://... or sqlite:///file.db"
-
-# PostgreSQL's class of rights; MySQL's and MariaDB's numbers: of a database, a table, a column.
-_NO_RIGHT = frozenset({"42501", "1044", "1142", "1143"})
-_NO_LOGIN = "1045"
-_RIGHTS = (
-    "the application needs INSERT on backlog_outbox, a sender SELECT, UPDATE and DELETE; who makes "
-    "the table must be allowed to create tables"
-)
 
 
 class OutboxDatabaseError(BacklogError):
@@ -66,6 +59,7 @@ class Database:
                 f"an outbox cannot be kept in {name}", subject="outbox", hint=_HINT
             )
         self.is_sqlite = name == "sqlite"
+        self._place = Place("outbox in", self.url, "url", _MAKE_TABLES)
         # Claims look at rows as they are now, not as they were when a transaction began.
         self._plain = (
             self._engine
@@ -76,7 +70,7 @@ class Database:
     @property
     def label(self) -> str:
         """The URL without its password."""
-        return f"outbox in {self.url.set(query={}).render_as_string(hide_password=True)}"
+        return self._place.label
 
     @contextmanager
     def begin(self, *, creates: bool = False) -> Iterator[Connection]:
@@ -99,7 +93,7 @@ class Database:
             with self._plain.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise self._translate(error) from None
+            raise explain_failure(error, self._place, OutboxDatabaseError) from None
 
     def can_skip_locked(self, connection: Connection) -> bool:
         """Whether it knows SKIP LOCKED: PostgreSQL, MariaDB from 10.6, MySQL from 8."""
@@ -118,46 +112,6 @@ class Database:
     def _has_file(self) -> bool:
         name = self.url.database or ""
         return name.startswith(("file:", ":memory:")) or Path(name).exists()
-
-    def _translate(self, error: SQLAlchemyError) -> OutboxDatabaseError:
-        original = error.orig if isinstance(error, DBAPIError) else None
-        reason = str(error if original is None else original).strip().partition("\n")[0]
-        if self.url.password:
-            reason = reason.replace(str(self.url.password), "***")
-        code = str(
-            getattr(original, "sqlstate", "") or next(iter(getattr(original, "args", ())), "")
-        )
-        if code in ("42P01", "42703", "1146", "1054") or "no such table" in reason:
-            return OutboxDatabaseError(
-                f"its table is missing: {reason}",
-                subject=self.label,
-                hint="run `backlogctl outbox create`, or the application's own migrations",
-            )
-        refusal = explain_refusal(str(original), self.url, "the URL")
-        if self.url.get_backend_name() == "postgresql" and refusal is not None:
-            return OutboxDatabaseError(
-                refusal.message, subject=self.label, hint=refusal.hint, retryable=True
-            )
-        return OutboxDatabaseError(
-            f"the database answers with an error: {reason}",
-            subject=self.label,
-            hint=_find_hint(code, reason),
-            retryable=True,
-        )
-
-
-def _find_hint(code: str, reason: str) -> str:
-    """What to do about a database's error.
-
-    Args:
-        code: SQLSTATE, or the number of MySQL and MariaDB.
-        reason: the first line of its text.
-    """
-    if code in _NO_RIGHT or "readonly database" in reason:
-        return _RIGHTS
-    if code == _NO_LOGIN:
-        return "correct user and password in the URL"
-    return "check that it runs, and that the URL names the right one"
 
 
 def _read_url(source: AsyncEngine | URL | str) -> URL:

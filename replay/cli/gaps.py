@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, read_states, verb
+from replay.cli.shared import Session, print_text, read_states, verb
 from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
 
 
@@ -26,7 +26,8 @@ def list_gaps(
 
     from backlog.values import GapState
     from replay.around.observation import choose_streams, look_at_stream
-    from replay.injection.unprocessed import suggest_plan
+    from replay.injection.unprocessed import is_in_log, suggest_plan
+    from replay.kinds.rebuild.choosing import say_why_not
     from replay.telling.documents import describe_gap
     from replay.telling.terminal import draw_gaps, draw_warnings, print_next
 
@@ -51,13 +52,24 @@ def list_gaps(
         console.print(draw_gaps(document))
         for line in draw_warnings(list(warnings)):
             console.print(line)
-        waiting = {gap.id for gap in workspace.ledger.gaps.list_waiting()}
-        repairable = [
+        ledger, adopting = workspace.ledger, suggest_adoption(bootstrap, cluster, group)
+        waiting = {gap.id for gap in ledger.gaps.list_waiting()}
+        lost = [
             gap for gap in found if gap.count and (gap.state is GapState.OPEN or gap.id in waiting)
         ]
-        adopting = suggest_adoption(bootstrap, cluster, group)
-        commands = sorted({suggest_plan(workspace.ledger, gap) for gap in repairable})
-        if repairable:
-            print_next(console, *(commands if adopting is None else adopting))
+        if lost and adopting is not None:
+            print_next(console, *adopting)
+            return
+        whose = {stream.name: stream for stream in chosen}
+        reasons = {
+            gap.id: "" if is_in_log(ledger, gap) else say_why_not(ledger, gap, whose[gap.stream])
+            for gap in lost
+        }
+        for gap_id, reason in reasons.items():
+            if reason:
+                print_text(console, f"{gap_id} cannot be put back: {reason}")
+        print_next(
+            console, *sorted({suggest_plan(ledger, gap) for gap in lost if not reasons[gap.id]})
+        )
 
     session.emit(document, show)

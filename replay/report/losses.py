@@ -43,19 +43,23 @@ def _describe_all(record: RecoveryRecord, account: Account) -> str:
     gaps, recovery = record.gaps, record.recovery
     if not gaps:
         return account.no_losses
-    lost = [gap for gap in gaps if gap.archive is None]
-    archived = [gap for gap in gaps if gap.archive is not None]
-    told = []
-    if lost:
-        told.append(
-            f"At most {_count(lost)} of topic {recovery.topic} were lost to group "
-            f"{recovery.group} unread, in {_place(lost)}."
+    topic, group = f"topic {recovery.topic}", f"group {recovery.group}"
+    sorts: dict[str, list[Gap]] = {}
+    for gap in gaps:
+        sorts.setdefault("archived" if gap.archive is not None else str(gap.cause), []).append(gap)
+    archived = sorts.pop("archived", [])
+    unsent, unhandled = sorts.pop("producer_gap", []), sorts.pop("unprocessed", [])
+    lost = [gap for sort in sorts.values() for gap in sort]
+    told = [
+        f"At most {_count(some)} {what}, in {_place(some)}."
+        for some, what in (
+            (lost, f"of {topic} were lost to {group} unread"),
+            (unsent, f"that their producer had numbered never reached {topic}"),
+            (unhandled, f"of {topic} were committed by {group} and not handled"),
+            (archived, f"of {topic} that {group} had not read are in an archive"),
         )
-    if archived:
-        told.append(
-            f"At most {_count(archived)} of topic {recovery.topic} that group {recovery.group} "
-            f"had not read are in an archive, in {_place(archived)}."
-        )
+        if some
+    ]
     if any(gap.count is None for gap in gaps):
         told.append("For some the range is not known.")
     return " ".join(told) + account.after_losses

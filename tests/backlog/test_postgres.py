@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, make_url
 
 from backlog.config import Source
-from backlog.ledger.database import make_engine
+from backlog.database import make_engine
 from backlog.postgres import LIVENESS, add_liveness
 from spark_backfill.sources.reflection import open_engine
 from tests.services import Postgres

@@ -65,6 +65,14 @@ def test_waived_gap_needs_a_reason(shop: Shop) -> None:
     assert shop.call("status", "--json").document["streams"][0]["lost"] < LOST
 
 
+def test_a_loss_without_a_source_names_no_command_that_would_be_refused(shop: Shop) -> None:
+    """What cannot be rebuilt is said, with why."""
+    shop.write_config(source=None)
+    told = shop.run("gaps").out
+    assert "cannot be put back" in told
+    assert "plan rebuild" not in told
+
+
 def test_fault_22_committed_beyond_the_end_is_an_alarm(empty_shop: Shop) -> None:
     """An offset above the log's end is told apart from a loss."""
     publish(empty_shop.properties, empty_shop.topic, {0: 5, 1: 5, 2: 5})

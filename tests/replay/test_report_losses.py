@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from backlog.clock import format_time, read_time
-from backlog.values import Gap, RecoveryState
+from backlog.values import Cause, Gap, RecoveryState, SequenceRange
 from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from tests.backlog.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan, store_expand_plan
-from tests.replay.makers import open_desk
+from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
 from tests.replay.report_makers import drain, note, plan_lost, report, sample
 
 S = RecoveryState
@@ -79,6 +79,20 @@ def test_a_gap_that_grew_after_its_release_is_as_it_was_planned(desk: Workspace)
     (seen,) = (line for line in document["timeline"]["lines"] if line["what"] == "loss detected")
     assert seen["detail"] == "at most 10 messages in 2 partitions"
     assert "100–104" in page.text
+
+
+def test_what_was_not_lost_unread_is_not_called_that(desk: Workspace) -> None:
+    ledger = desk.ledger
+    unsent = replace(
+        make_gap(None, None, cause=Cause.PRODUCER_GAP),
+        sequences=SequenceRange("shop", 0, 10, 13),
+    )
+    gaps = [ledger.gaps.record(gap) for gap in (unsent, make_gap(0, 7, cause=Cause.UNPROCESSED))]
+    planned = keep_plan(desk, make_rebuild_plan(group="orders-service"), [gap.id for gap in gaps])
+    sentence = report(desk, planned.id)[0]["losses"]["sentence"]
+    assert "4 messages that their producer had numbered never reached topic" in sentence
+    assert "7 messages of topic orders were committed by group" in sentence
+    assert "unread" not in sentence
 
 
 def test_very_many_gaps_are_cut_on_the_page(

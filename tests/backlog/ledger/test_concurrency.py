@@ -19,7 +19,8 @@ PART = """
 import json, sys
 from datetime import timedelta
 from backlog.errors import BacklogError
-from backlog.ledger import Owner, database, open_ledger
+from backlog import database
+from backlog.ledger import Owner, open_ledger
 from backlog.values import GapState, RecoveryState
 from tests.backlog.ledger.makers import LONG_AGO, make_gap, make_sample, plan
 database.BUSY_SECONDS = 60  # SQLite's writers take no turns

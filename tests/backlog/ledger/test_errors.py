@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from backlog import database
+from backlog.database_failures import mask_url
 from backlog.errors import ConfigurationError, LedgerError
-from backlog.ledger import database, open_ledger
+from backlog.ledger import open_ledger
 from tests.backlog.ledger.makers import make_sample
 
 SECRET = "hunter2secret"
@@ -77,5 +79,5 @@ def test_locked_ledger_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_url_is_shown_without_secrets() -> None:
-    parsed = database.parse_url(f"postgresql://ada:{SECRET}@host/db?password={SECRET}")
-    assert database.mask_url(parsed) == "postgresql+psycopg://ada:***@host/db"
+    parsed = database.parse_url(f"postgresql://ada:{SECRET}@host/db?password={SECRET}", "ledger")
+    assert mask_url(parsed) == "postgresql+psycopg://ada:***@host/db"

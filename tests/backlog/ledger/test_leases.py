@@ -158,8 +158,8 @@ def test_fault_41_a_wrong_clock_here_does_not_expire_a_lease(
 ) -> None:
     recovery = plan(ledger)
     ledger.leases.acquire(recovery.id, far_owner(), HOUR)
-    from backlog import clock
-    from backlog.ledger import database, leases
+    from backlog import clock, database
+    from backlog.ledger import leases
 
     ahead = clock.utc_now() + 2 * HOUR
     for module in (clock, database, leases):

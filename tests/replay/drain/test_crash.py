@@ -1,4 +1,4 @@
-"""Fault 1: killed after each numbered step, then run again."""
+"""Fault 1: killed once, then run again to the end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import pytest
 from tests.kafka_tools import wait_until
 from tests.replay.drain.world import DrainWorld, await_fresh, judge_drain
 
-POINTS = (
-    *("p5.2.stopped", "p5.2.quiet", "p5.3.fenced", "p5.4.archived", "p5.4.recorded"),
-    *("p5.5.forward", "p5.5.gaps", "p5.5.moved", "p5.5.staged", "p5.6.before", "p5.6.deleted"),
-    *("p5.7.started", "p5.8.verified"),
-)
+# One after which a cancel goes back, and those around what cannot be taken back. All of them, one
+# after the other in one recovery, are in tests/crash/test_drain.py.
+POINTS = ("p5.2.stopped", "p5.4.archived", "p5.5.moved", "p5.6.before")
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_fault_01_killed_after_each_step_and_run_again(world: DrainWorld, point: str) -> None:
+def test_fault_01_killed_after_a_step_and_run_again(world: DrainWorld, point: str) -> None:
     recovery = world.plan_approved()
     killed = world.start("run", recovery.id, crash_at=point)
     out, err = killed.communicate(timeout=150)
@@ -32,7 +30,7 @@ def test_fault_01_killed_after_each_step_and_run_again(world: DrainWorld, point:
     await_fresh(world, 40)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_fault_01_killed_in_the_middle_of_the_archive(world: DrainWorld, seed: int) -> None:
     """Twice, at random moments; what is whole is not read again, and none of it twice."""
     chance = random.Random(seed)
