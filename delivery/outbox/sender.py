@@ -40,6 +40,8 @@ _SETTLE_SECONDS, _SETTLE_COUNT = 0.02, 500
 # A key with more rows than a claim takes goes on so soon.
 _GO_ON_SECONDS = 0.05
 _PROBE_SECONDS = 3.0
+# At the end a hint is waited for so long: its transaction may have been undone.
+_LAST_LOOK_SECONDS = 0.1
 # A topic that is gone refuses many: the metric counts them, the log names one now and then.
 _WARNING_SECONDS = 60.0
 
@@ -240,20 +242,26 @@ class OutboxSender:
     def _claim(self) -> None:
         assert self._flights is not None
         now = time.monotonic()
-        # Nothing more of a claim is sent when what was sent last could outlive the lease.
-        spare = self._settings.lease - self._settings.delivery_timeout
-        lease_end = now + spare.total_seconds()
-        if hints := self._hints.take_due(now, self._settings.most):
-            claimed = self._claims.claim_hinted(hints)
-            self._hints.drop(message.id for message in claimed)
-            self._flights.start(claimed, lease_end)
+        self._claim_hinted(now)
         if now >= self._next_scan:
             claimed = self._claims.claim_due()
-            self._flights.start(claimed, lease_end)
+            self._flights.start(claimed, self._find_lease_end(now))
             if not len(self._flights):
                 self.kafka_outage.end()
             pause = 0.0 if claimed else self._settings.scan_every.total_seconds()
             self._next_scan = now + pause
+
+    def _claim_hinted(self, now: float) -> None:
+        assert self._flights is not None
+        if hints := self._hints.take_due(now, self._settings.most):
+            claimed = self._claims.claim_hinted(hints)
+            self._hints.drop(message.id for message in claimed)
+            self._flights.start(claimed, self._find_lease_end(now))
+
+    def _find_lease_end(self, now: float) -> float:
+        # Nothing more of a claim is sent when what was sent last could outlive the lease.
+        spare = self._settings.lease - self._settings.delivery_timeout
+        return now + spare.total_seconds()
 
     def _idle_seconds(self) -> float:
         now = time.monotonic()
@@ -261,6 +269,9 @@ class OutboxSender:
         # An outage has a pace of its own.
         least = _POLL_SECONDS if self._may_look() else 0.2
         return max(least, min(until - now, 1.0))
+
+    def _can_send(self) -> bool:
+        return not (self.kafka_outage.is_on or self.database_outage.is_on)
 
     def _may_look(self) -> bool:
         return self.kafka_outage.is_time() and self.database_outage.is_time()
@@ -346,7 +357,17 @@ class OutboxSender:
     def _finish(self) -> None:
         assert self._flights is not None
         end = time.monotonic() + self._patience
-        while len(self._flights) and time.monotonic() < end:
+        self._collect(0.0)
+        while (now := time.monotonic()) < end:
+            # What was committed a moment ago does not wait for a scanner.
+            is_told = self._hints.next_at - now < _LAST_LOOK_SECONDS and self._can_send()
+            if not is_told and not len(self._flights):
+                break
+            try:
+                if is_told and len(self._flights) < self._settings.most_in_flight:
+                    self._claim_hinted(now)
+            except BacklogError as error:
+                self.database_outage.note(str(error))
             self._flights.poll(0.05)
             self._settle()
         self._settle(at_once=True)

@@ -81,12 +81,15 @@ def test_a_right_that_is_missing_in_postgresql_is_said(pg_url: str, unique: str)
 
 
 def test_a_right_that_is_missing_in_mariadb_is_said(mariadb_url: str) -> None:
+    def grant(database: Database) -> None:
+        with database.begin() as connection:
+            create_tables(connection)
+            # Its user may do everything here but this.
+            connection.exec_driver_sql("GRANT SELECT ON backlog_outbox TO nobody")
+
     with (
         closing(Database(mariadb_url)) as database,
         pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
-        database.begin() as connection,
     ):
-        create_tables(connection)
-        # Its user may do everything here but this.
-        connection.exec_driver_sql("GRANT SELECT ON backlog_outbox TO nobody")
+        grant(database)
     assert "give this right to the user" in caught.value.hint
