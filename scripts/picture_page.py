@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 OUT = ROOT / "docs/img"
 DESKTOP, PHONE = (1180, 800), (390, 844)
 COLOURS = 128
+MARGIN = 12
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Shot:
     size: tuple[int, int]
     scheme: str
     height: int | None = None
+    part: str = ""  # a CSS selector; without it the page from its top
 
 
 def list_shots(ids: dict[str, str]) -> list[Shot]:
@@ -44,6 +46,10 @@ def list_shots(ids: dict[str, str]) -> list[Shot]:
         Shot("all-phone-stream", "streams/payments", PHONE, "light"),
         Shot("all-phone-recovery", f"recoveries/{ids['shipments']}", PHONE, "light"),
         Shot("page-doctor", "streams/orders", DESKTOP, "light"),
+        Shot("page-delivery", "", DESKTOP, "light", part="#delivery"),
+        Shot("all-delivery-dark", "", DESKTOP, "dark", part="#delivery"),
+        Shot("all-phone-delivery", "", PHONE, "light", part="#delivery"),
+        Shot("all-phone-delivery-dark", "", PHONE, "dark", part="#delivery"),
         Shot("all-phone-orders", "streams/orders", PHONE, "light"),
         Shot("all-phone-clicks", "streams/clicks", PHONE, "dark"),
     ]
@@ -60,7 +66,12 @@ def serve_night() -> Iterator[tuple[str, dict[str, str]]]:
 
     with tempfile.TemporaryDirectory() as directory:
         night = tell_night(Path(directory))
-        app = make_page(night.workspace, board=night.board, clock=lambda: NOW)
+        app = make_page(
+            night.workspace,
+            board=night.board,
+            deliveries=lambda: night.deliveries,
+            clock=lambda: NOW,
+        )
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -106,7 +117,13 @@ def main() -> None:
             path = out / f"{shot.name}.png"
             whole = page.evaluate("document.documentElement.scrollHeight")
             page.set_viewport_size({"width": width, "height": min(shot.height or whole, whole)})
-            page.screenshot(path=path)
+            if shot.part:
+                box = page.locator(shot.part).bounding_box()
+                assert box is not None
+                clip = {"x": 0, "y": box["y"] - MARGIN, "width": width}
+                page.screenshot(path=path, clip={**clip, "height": box["height"] + 2 * MARGIN})
+            else:
+                page.screenshot(path=path)
             shrink(path)
             print(f"{path} {path.stat().st_size // 1000} kB")  # noqa: T201
             page.close()

@@ -21,6 +21,7 @@ from backlog.kafka.clients import Admin, make_admin
 from sandbox.embedded import EmbeddedKafka
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
+from tests.mariadb import EmbeddedMariaDb
 from tests.quick import Quick
 from tests.services import BorrowedKafka, EmbeddedPostgres, Postgres
 
@@ -222,6 +223,22 @@ def pg_url(postgres: Postgres, unique: str) -> Iterator[str]:
     postgres.execute(f"CREATE DATABASE {database}")
     yield postgres.url(database)
     postgres.execute(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[EmbeddedMariaDb]:
+    """One MariaDB server for this process."""
+    with EmbeddedMariaDb() as running:
+        yield running
+
+
+@pytest.fixture
+def mariadb_url(mariadb: EmbeddedMariaDb, unique: str) -> Iterator[str]:
+    """The SQLAlchemy URL of an empty database of the test's own."""
+    database = f"test_{unique}"
+    mariadb.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
+    yield mariadb.url(database)
+    mariadb.execute(f"DROP DATABASE {database}")
 
 
 @pytest.fixture(scope="session")

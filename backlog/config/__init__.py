@@ -5,6 +5,7 @@ from __future__ import annotations
 from backlog.config.consumers import Consumers, Expand, Ramp
 from backlog.config.hooks import Hook
 from backlog.config.look_back import LookBack, LookBackService
+from backlog.config.outboxes import Outbox
 from backlog.config.root import Config, load_config, mask_secrets
 from backlog.config.sections import (
     Cluster,
@@ -44,6 +45,7 @@ __all__ = [
     "LookBackService",
     "Message",
     "OffPeak",
+    "Outbox",
     "Ramp",
     "Source",
     "SourceLimits",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import yaml
 
 from backlog.config.root import Config
-from backlog.config.template import HEAD, OF_A_STREAM, SOURCES
+from backlog.config.template import HEAD, OF_A_STREAM, OUTBOXES, SOURCES
 from backlog.errors import ConfigurationError
 
 CLUSTER = "main"
@@ -89,7 +89,7 @@ def render_found(properties: Mapping[str, str], streams: Sequence[FoundStream]) 
     if streams:
         parts += ["    # What else a stream may say; a rebuild needs `source`, an expansion\n"]
         parts += ["    # `consumers`.\n", *_comment_out(OF_A_STREAM, "    ")]
-    return "".join(parts)
+    return "".join([*parts, OUTBOXES])
 
 
 def _render_cluster(properties: Mapping[str, str]) -> Iterator[str]:

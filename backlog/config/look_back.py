@@ -84,6 +84,15 @@ class LookBackService(Section):
             raise ValueError("`token` needs TLS: it would be read on the way")
         return self
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that it is asked at."""
+        if self.http is not None:
+            parts = urlsplit(self.http)
+            return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        host, _, port = (self.grpc or "").rpartition(":")
+        return host.strip("[]"), int(port)
+
 
 class LookBack(Section):
     """Transactional messages: `backlogctl lookback run`."""
@@ -126,6 +135,11 @@ class LookBack(Section):
         default=10,
         description="A message that the brokers refuse so often is parked. While they cannot be "
         "reached it is tried on and on.",
+    )
+    late: Duration = Field(
+        default=timedelta(minutes=10),
+        description="A message that has not ended so long after it was prepared is late, for the "
+        "page and the doctor: longer than the longest business transaction.",
     )
     keep: Duration = Field(
         default=timedelta(days=30),

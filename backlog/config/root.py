@@ -22,9 +22,11 @@ from backlog.config import base, documents, references
 from backlog.config.base import Label, Section
 from backlog.config.hooks import Hook, check_hook_streams
 from backlog.config.look_back import LookBack
+from backlog.config.outboxes import Outbox
 from backlog.config.paths import DEFAULT_LEDGER, anchor_paths
 from backlog.config.references import Problem, Resolved
 from backlog.config.sections import (
+    DATABASES,
     Cluster,
     Guards,
     KafkaLedger,
@@ -33,6 +35,7 @@ from backlog.config.sections import (
     Staging,
     Watch,
     check_database_url,
+    find_unsupported,
 )
 from backlog.config.streams import Stream
 from backlog.errors import ConfigurationError, Refused, UsageError
@@ -77,6 +80,10 @@ class Config(Section):
         default_factory=dict, description="Kafka clusters by name: client properties."
     )
     sources: dict[Label, Source] = Field(default_factory=dict, description="Databases by name.")
+    outboxes: dict[Label, Outbox] = Field(
+        default_factory=dict,
+        description="Databases that hold an [outbox](outbox.md), by their names under `sources`.",
+    )
     streams: dict[Label, Stream] = Field(default_factory=dict, description="Streams by name.")
 
     _secrets: frozenset[str] = PrivateAttr(default=frozenset())
@@ -102,15 +109,19 @@ class Config(Section):
         if self.look_back is not None:
             at: documents.Path = ("look_back", "cluster")
             _check_known(at, "cluster", self.look_back.cluster, self.clusters)
+        for name, outbox in self.outboxes.items():
+            _check_known(("outboxes", name), "source", name, self.sources)
+            at = ("outboxes", name, "cluster")
+            _check_known(at, "cluster", outbox.cluster, self.clusters)
         for name, stream in self.streams.items():
             _check_known(("streams", name, "cluster"), "cluster", stream.cluster, self.clusters)
             if stream.source is None:
                 continue
             at = ("streams", name, "source")
-            _check_known((*at, "database"), "source", stream.source.database, self.sources)
+            _check_readable((*at, "database"), stream.source.database, self.sources)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
-                _check_known((*at, "database"), "source", consumed.database, self.sources)
+                _check_readable((*at, "database"), consumed.database, self.sources)
         return self
 
     def model_post_init(self, context: Any, /) -> None:
@@ -319,6 +330,13 @@ def mask_secrets(text: str) -> str:
 def _check_known(path: documents.Path, kind: str, name: str, known: Mapping[str, object]) -> None:
     if name not in known:
         raise base.fail_at(path, base.describe_unknown(kind, name, known))
+
+
+def _check_readable(path: documents.Path, name: str, sources: Mapping[str, Source]) -> None:
+    """A database that a rebuild or an audit reads: other ones may hold an outbox only."""
+    _check_known(path, "source", name, sources)
+    if problem := find_unsupported(sources[name].reveal_url(), DATABASES):
+        raise base.fail_at(path, problem)
 
 
 def _describe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -51,6 +51,7 @@ _SPARK_CODE = (
     "spark.sql.streaming.streamingQueryListeners",
 )
 DATABASES = ("postgresql", "sqlite")
+OUTBOX_DATABASES = (*DATABASES, "mysql", "mariadb")
 
 
 class Staging(Section):
@@ -267,12 +268,12 @@ class SourceLimits(Section):
 
 
 class Source(Section):
-    """A database that messages are rebuilt from."""
+    """A database that messages are rebuilt from, or that holds an outbox."""
 
     url: SecretStr = Field(
-        description="SQLAlchemy URL, PostgreSQL or SQLite. The password by reference: "
-        "`postgresql+psycopg://app:${env:SHOP_PASSWORD}@db/shop`. It is percent-encoded as it is "
-        "put in. A SQLite file is relative to the configuration file.",
+        description="SQLAlchemy URL, PostgreSQL or SQLite; of an outbox MariaDB or MySQL too. The "
+        "password by reference: `postgresql+psycopg://app:${env:SHOP_PASSWORD}@db/shop`. It is "
+        "percent-encoded as it is put in. A SQLite file is relative to the configuration file.",
     )
     timezone: Zone = Field(default="UTC", description="Time zone of time columns that have none.")
     limits: SourceLimits = Field(
@@ -282,21 +283,28 @@ class Source(Section):
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: SecretStr) -> SecretStr:
-        return check_database_url(value)
+        return check_database_url(value, OUTBOX_DATABASES)
 
     def reveal_url(self) -> str:
         """The URL with its password: only for the call that connects."""
         return self.url.get_secret_value()
 
 
-def check_database_url(value: SecretStr) -> SecretStr:
-    """Refuses what is not the URL of a database this version reads."""
-    found = re.match(r"([A-Za-z][\w]*)(\+\w+)?://", value.get_secret_value())
-    if not found:
-        raise ValueError("must be a database URL such as postgresql+psycopg://host/name")
-    if found.group(1) not in DATABASES:
-        raise ValueError(f"a database other than {' or '.join(DATABASES)} {LATER}")
+def check_database_url(value: SecretStr, known: Sequence[str] = DATABASES) -> SecretStr:
+    """Refuses what is not the URL of one of these databases."""
+    if problem := find_unsupported(value.get_secret_value(), known):
+        raise ValueError(problem)
     return value
+
+
+def find_unsupported(url: str, known: Sequence[str]) -> str:
+    """Why it is not the URL of one of these databases; "" where it is."""
+    found = re.match(r"([A-Za-z][\w]*)(\+\w+)?://", url)
+    if not found:
+        return "must be a database URL such as postgresql+psycopg://host/name"
+    if found.group(1) not in known:
+        return f"a database other than {', '.join(known[:-1])} or {known[-1]} {LATER}"
+    return ""
 
 
 class Cluster(RootModel[dict[str, str | SecretStr]]):

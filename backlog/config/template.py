@@ -159,7 +159,17 @@ OF_A_STREAM = """\
     #     error: failed-because
 """
 
+OUTBOXES = """\
+
+# Databases under `sources` whose messages `backlogctl outbox run` sends (docs/outbox.md).
+# outboxes:
+#   shop:
+#     cluster: main
+#     keep: 30d                # of what is sent; longer than the topics' retention
+#     listen: 127.0.0.1:9406   # /metrics of `outbox run`
+"""
+
 
 def render_template() -> str:
     """A backlog.yaml to edit; it loads as it is with `SHOP_PASSWORD` set."""
-    return HEAD + _CLUSTERS + SOURCES + _STREAMS + OF_A_STREAM
+    return HEAD + _CLUSTERS + SOURCES + _STREAMS + OF_A_STREAM + OUTBOXES

@@ -67,6 +67,8 @@ PRODUCER: Mapping[str, Any] = {
     # ledger or target must stay deleted, and be noticed.
     "allow.auto.create.topics": False,
 }
+# librdkafka's own names of the partitioners that the configuration names.
+PARTITIONERS: Mapping[str, str] = {"murmur2": "murmur2_random", "crc32": "consistent_random"}
 
 
 class ConnectionReports:

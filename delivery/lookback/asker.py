@@ -19,14 +19,13 @@ from delivery.lookback.checks import (
 )
 from delivery.lookback.claims import Claim
 from delivery.lookback.database import Database
-from delivery.lookback.metrics import Metrics
+from delivery.lookback.metrics import NOT_LISTED, Metrics
 from delivery.lookback.states import Outcome
 
 _IDLE_SECONDS = 0.3
 _PARTING_SECONDS = 2.0
 _UNLISTED = 100
 _NOT_LISTED = Answer(Outcome.REFUSED, "the configuration names no such service")
-_UNKNOWN_SERVICE = "not listed"
 
 
 def make_checker(service: LookBackService) -> Checker:
@@ -111,6 +110,5 @@ class Asker:
     def _settle_others(self) -> None:
         """Messages that nobody can be asked about."""
         for claim in claim_unlisted(self._database, self._settings, self._token, _UNLISTED):
-            # Under one label: what stands in a message is not ours.
-            self._record(_UNKNOWN_SERVICE, claim, _NOT_LISTED)
+            self._record(NOT_LISTED, claim, _NOT_LISTED)
         park_unprepared(self._database, self._settings)

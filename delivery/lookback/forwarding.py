@@ -21,7 +21,7 @@ from backlog import stamps
 from backlog.config import LookBack
 from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure
-from backlog.kafka.clients import make_producer
+from backlog.kafka.clients import PARTITIONERS, make_producer
 from delivery.lookback.checks import find_pause
 from delivery.lookback.claims import Claim, claim_due, find_held, give_back, give_back_all, shorten
 from delivery.lookback.database import Database
@@ -53,7 +53,6 @@ _SETTINGS: Mapping[str, Any] = {
     # A topic that is not there is told soon.
     "topic.metadata.propagation.max.ms": 5_000,
 }
-_PARTITIONERS = {"murmur2": "murmur2_random", "crc32": "consistent_random"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Forwarder:
     ) -> None:
         self._database, self._settings = database, settings
         self._token, self._metrics = token, metrics
-        partitioner = _PARTITIONERS[settings.partitioner]
+        partitioner = PARTITIONERS[settings.partitioner]
         self._producer: Producer = make_producer(
             properties, {**_SETTINGS, "partitioner": partitioner}
         )

@@ -52,7 +52,7 @@ class Service:
     ) -> None:
         self._database, self._settings, self._properties = database, settings, properties
         self._say = say
-        self.metrics = Metrics(database)
+        self.metrics = Metrics(database, settings.services)
         self._failures: list[BaseException] = []
 
     def run(self, stop: threading.Event) -> None:

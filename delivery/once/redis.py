@@ -18,7 +18,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from redis import exceptions
 
 from backlog.errors import UsageError
 from backlog.visible import escape_name
+from delivery.once.counting import Counts
 from delivery.once.errors import InProgress, LeaseLost, MarksAway, PayloadConflict
 from delivery.once.identity import HEADERS, Identity, WithoutId, read_message_id, read_payload
 from delivery.once.turn import Turn
@@ -112,7 +113,7 @@ class RedisMarks:
                 subject=f"marks of {escape_name(consumer) or 'a consumer'}",
                 hint="see docs/idempotent-consumer.md",
             )
-        self._consumer, self._when_away = consumer, when_away
+        self.name, self._when_away = consumer, when_away
         self._lease, self._keep = (int(each / timedelta(milliseconds=1)) for each in (lease, keep))
         # What a lease needs to be seen as over: Redis counts in ms, and looks are apart.
         self._wait = (lease if wait is None else wait).total_seconds() + _MOST_PAUSE
@@ -121,11 +122,16 @@ class RedisMarks:
         self._end = client.register_script(_END)
         self._give_up = client.register_script(_GIVE_UP)
         self._is_away = False
-        # Turns whose work was done without a mark, as Redis was away.
-        self.unmarked = 0
+        self.counts = Counts()
 
-    @contextmanager
-    def handle_once(self, message: Any, payload: bytes | None = None) -> Iterator[Turn]:
+    @property
+    def unmarked(self) -> int:
+        """Turns whose work was done without a mark, as Redis was away."""
+        return self.counts.read()["unmarked"]
+
+    def handle_once(
+        self, message: Any, payload: bytes | None = None
+    ) -> AbstractContextManager[Turn]:
         """A block whose work is done where `turn.is_first`; it is marked when the block ends.
 
         What the block raises gives the turn up: the next worker begins at once, with `was_begun`.
@@ -143,13 +149,17 @@ class RedisMarks:
                 work is done and not marked.
             UsageError: nobody asked `is_first`.
         """
+        return self.counts.around(self._handle(message, payload))
+
+    @contextmanager
+    def _handle(self, message: Any, payload: bytes | None) -> Iterator[Turn]:
         message_id = read_message_id(message, self._identity, self._without_id)
         if message_id is None:
             turn = Turn(None, is_first=True, is_marked=False)
             yield turn
             turn.check_asked()
             return
-        keys, owner = [f"once:{self._consumer}:{message_id}"], secrets.token_hex(8)
+        keys, owner = [f"once:{self.name}:{message_id}"], secrets.token_hex(8)
         payload = read_payload(message) if payload is None else payload
         digest = "" if payload is None else hashlib.sha256(payload).hexdigest()[:32]
         turn = self._take(keys, owner, digest, message_id)
@@ -163,6 +173,7 @@ class RedisMarks:
             raise
         if is_held:
             answer = self._ask(lambda: self._end(keys, [owner, digest, self._keep]))
+            turn.is_marked = answer is not None
             if answer == 0:
                 raise LeaseLost(
                     "the work took longer than the lease, and another worker took it over: it is "
@@ -216,7 +227,7 @@ class RedisMarks:
             if self._when_away == "closed":
                 raise MarksAway(
                     f"Redis cannot be used: {type(error).__name__}",
-                    subject=f"marks of {escape_name(self._consumer)}",
+                    subject=f"marks of {escape_name(self.name)}",
                     hint="do not commit the offset, and read the message again; work that was done "
                     "is done once more",
                 ) from error
@@ -224,16 +235,15 @@ class RedisMarks:
                 _LOG.warning(
                     "marks of %s: Redis cannot be used (%s): work goes on without marks, and "
                     "repeats are done again",
-                    escape_name(self._consumer),
+                    escape_name(self.name),
                     type(error).__name__,
                 )
             self._is_away = True
-            self.unmarked += 1
             return None
         if self._is_away:
-            _LOG.warning("marks of %s: Redis is back", escape_name(self._consumer))
+            _LOG.warning("marks of %s: Redis is back", escape_name(self.name))
             self._is_away = False
         return answer
 
     def _name(self, message_id: str) -> str:
-        return f"message {escape_name(message_id)} of {escape_name(self._consumer)}"
+        return f"message {escape_name(message_id)} of {escape_name(self.name)}"

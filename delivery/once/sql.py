@@ -30,6 +30,8 @@ from sqlalchemy.orm import Session
 
 from backlog.errors import UsageError
 from backlog.visible import escape_name
+from delivery.once.counting import Counts
+from delivery.once.errors import NoMessageId
 from delivery.once.identity import HEADERS, Identity, WithoutId, read_message_id
 from delivery.once.table import Insert, create_table, make_insert, make_table, purge_table
 from delivery.once.turn import Turn
@@ -61,7 +63,13 @@ class Marks:
     ) -> None:
         self.table = make_table(table, metadata or sa.MetaData(), schema)
         self._identity, self._without_id = identity, without_id
+        self.counts = Counts()
         self._inserts: dict[str, Insert] = {}
+
+    @property
+    def name(self) -> str:
+        """The table's name, with its schema."""
+        return self.table.fullname
 
     def create_tables(self, bind: Engine | Connection) -> None:
         """Makes the table where it is not there. Asynchronous: `connection.run_sync` of this."""
@@ -118,13 +126,22 @@ class Marks:
             UsageError: nobody asked `is_first`, the transaction was ended within the block, or
                 there is none (autocommit). Nothing is marked, unless the block committed.
         """
-        message_id = read_message_id(message, self._identity, self._without_id)
+        try:
+            message_id = read_message_id(message, self._identity, self._without_id)
+        except NoMessageId:
+            self.counts.add("refused")
+            raise
         if isinstance(session, Session | Connection):
             return self._handle(session, message_id)
         return self._handle_async(session, message_id)
 
+    def _handle(
+        self, session: Session | Connection, message_id: str | None
+    ) -> AbstractContextManager[Turn]:
+        return self.counts.around(self._take(session, message_id))
+
     @contextmanager
-    def _handle(self, session: Session | Connection, message_id: str | None) -> Iterator[Turn]:
+    def _take(self, session: Session | Connection, message_id: str | None) -> Iterator[Turn]:
         if message_id is None:
             turn = Turn(None, is_first=True, is_marked=False)
             yield turn

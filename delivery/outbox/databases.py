@@ -72,6 +72,14 @@ class Database:
         """The URL without its password."""
         return self._place.label
 
+    @property
+    def name(self) -> str:
+        """The host and the database, or the file's name: what an outbox is called that was given
+        no name."""
+        if self.is_sqlite:
+            return Path(self.url.database or "").name
+        return "/".join(part for part in (self.url.host, self.url.database) if part)
+
     @contextmanager
     def begin(self, *, creates: bool = False) -> Iterator[Connection]:
         """A transaction.

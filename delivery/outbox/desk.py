@@ -23,15 +23,22 @@ class OutboxStatus:
 
     Attributes:
         pending, in_progress, parked: rows that are not sent.
-        failed: of those that are pending, how many were tried before.
         oldest_seconds: since the oldest row that is not sent was added; None where all are.
+        oldest_waiting_seconds: the same without parked rows.
+        failed: of those that are pending, how many were tried before.
     """
 
     pending: int
     in_progress: int
     parked: int
-    failed: int
     oldest_seconds: float | None
+    oldest_waiting_seconds: float | None = None
+    failed: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """What is not sent, and will be."""
+        return self.pending + self.in_progress
 
     @property
     def unsent(self) -> int:
@@ -75,6 +82,11 @@ class Desk:
         """Closes its connections, unless they are the application's."""
         self._database.close()
 
+    @property
+    def name(self) -> str:
+        """What it is called where nobody named it."""
+        return self._database.name
+
     def create(self) -> None:
         """Makes the table where it is not there."""
         with self._database.begin(creates=True) as connection:
@@ -95,14 +107,17 @@ class Desk:
         with self._database.begin() as connection:
             found = {row.state: row for row in connection.execute(counted)}
             now = connection.execute(select(clock_ms())).scalar_one()
-        oldest = min((row.oldest for row in found.values()), default=None)
+        ages = {state: max(0.0, (now - row.oldest) / 1_000) for state, row in found.items()}
         counts = {state: found[state].rows if state in found else 0 for state in State}
         return OutboxStatus(
             pending=counts[State.PENDING],
             in_progress=counts[State.IN_PROGRESS],
             parked=counts[State.PARKED],
             failed=found[State.PENDING].failed if State.PENDING in found else 0,
-            oldest_seconds=None if oldest is None else max(0.0, (now - oldest) / 1_000),
+            oldest_seconds=max(ages.values(), default=None),
+            oldest_waiting_seconds=max(
+                (age for state, age in ages.items() if state != State.PARKED), default=None
+            ),
         )
 
     def count_awaited(self) -> int:

@@ -1,119 +1,116 @@
-"""What a sender exports: its catalogue, and the collector that fills it."""
+"""What is seen of outboxes: the catalogue, their tables, and what a sender counts."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from backlog.errors import BacklogError
+from backlog.families import Counter, Gauge
+from backlog.metric import Metric
+from backlog.polling import Poll
 from delivery.outbox.desk import Desk, OutboxStatus
 from delivery.outbox.sender import OutboxSender
 
-# Scrapers that come more often get the figures of the last look.
-_LOOK_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxMetric:
-    """One metric; a counter's `name` is written without the `_total` that is exported."""
-
-    name: str
-    labels: tuple[str, ...]
-    help: str
-    type: Literal["gauge", "counter"] = "gauge"
-
-    @property
-    def exported_name(self) -> str:
-        """As Prometheus shows it."""
-        return f"{self.name}_total" if self.type == "counter" else self.name
-
-
-MESSAGES = OutboxMetric(
+MESSAGES = Metric(
     "backlog_outbox_messages",
-    ("state",),
+    ("outbox", "state"),
     "Rows that are not sent, by state: pending, in_progress, parked. Absent while the database "
     "does not answer.",
 )
-OLDEST = OutboxMetric(
+OLDEST = Metric(
     "backlog_outbox_oldest_seconds",
-    (),
-    "Since the oldest row that is not sent was added; 0 where all are sent, absent while the "
-    "database does not answer.",
+    ("outbox",),
+    "Since the oldest row that waits to be sent was added, parked ones left out; absent where none "
+    "waits, and while the database does not answer.",
 )
-ATTEMPTS = OutboxMetric(
+AWAY = Metric(
+    "backlog_outbox_away",
+    ("outbox", "what"),
+    "1 while the `database`, or of a sender `kafka`, does not answer.",
+)
+ATTEMPTS = Metric(
     "backlog_outbox_attempts",
-    ("outcome",),
+    ("outbox", "outcome"),
     "Attempts of this sender: delivered, refused (by Kafka, which counts towards parking), away "
     "(Kafka did not answer).",
     "counter",
 )
-PARKED = OutboxMetric(
-    "backlog_outbox_parked", (), "Rows that this sender parked after their last attempt.", "counter"
+PARKED = Metric(
+    "backlog_outbox_parked",
+    ("outbox",),
+    "Rows that this sender parked after their last attempt.",
+    "counter",
 )
-LATE = OutboxMetric(
+LATE = Metric(
     "backlog_outbox_late_marks",
-    (),
+    ("outbox",),
     "Messages acknowledged after their lease had ended: another sender sends them once more, with "
     "the same id.",
     "counter",
 )
-AWAY = OutboxMetric(
-    "backlog_outbox_away", ("what",), "1 while `kafka` or the `database` does not answer."
-)
-CATALOGUE = (MESSAGES, OLDEST, ATTEMPTS, PARKED, LATE, AWAY)
+OF_TABLE = (MESSAGES, OLDEST, AWAY)
+OF_SENDER = (ATTEMPTS, PARKED, LATE)
+CATALOGUE = (*OF_TABLE, *OF_SENDER)
+
+Away = Mapping[tuple[str, str], bool]
+
+
+def collect_outboxes(
+    statuses: Mapping[str, OutboxStatus | None], away: Away | None = None
+) -> Iterator[Family]:
+    """Families of these outboxes, by name.
+
+    Args:
+        statuses: how each stands; None where its database does not answer.
+        away: what else does not answer, or does, by outbox and `what`.
+    """
+    messages, oldest, silent = Gauge(MESSAGES), Gauge(OLDEST), Gauge(AWAY)
+    for name, status in statuses.items():
+        if status is None:
+            continue
+        for state in ("pending", "in_progress", "parked"):
+            messages.add_metric((name, state), getattr(status, state))
+        if status.oldest_waiting_seconds is not None:
+            oldest.add_metric((name,), status.oldest_waiting_seconds)
+    told = {(name, "database"): status is None for name, status in statuses.items()}
+    for place, is_away in (told | dict(away or {})).items():
+        silent.add_metric(place, is_away)
+    yield from (messages, oldest, silent)
 
 
 class OutboxCollector(Collector):
-    """Figures of one sender and its table, looked up when they are scraped."""
+    """Figures of one sender and its table, for a registry.
 
-    def __init__(self, desk: Desk, sender: OutboxSender) -> None:
-        self._desk, self._sender = desk, sender
-        self._status: OutboxStatus | None = None
-        self._looked_at = float("-inf")
+    A scrape waits a second for a database that hangs, at most; what it said last is shown for a
+    minute more.
 
-    def collect(self) -> Iterator[Metric]:
-        """One family for each entry of the catalogue that is known."""
-        status = self._look()
-        if status is not None:
-            messages = _make_gauge(MESSAGES)
-            for state in ("pending", "in_progress", "parked"):
-                messages.add_metric([state], getattr(status, state))
-            yield messages
-            oldest = _make_gauge(OLDEST)
-            oldest.add_metric([], status.oldest_seconds or 0.0)
-            yield oldest
-        counts = self._sender.counts
-        attempts = _make_counter(ATTEMPTS)
+    Args:
+        name: the label `outbox`.
+    """
+
+    def __init__(self, desk: Desk, sender: OutboxSender, name: str) -> None:
+        self._sender, self._name = sender, name
+        self._poll = Poll(desk.label, desk.read_status)
+
+    def describe(self) -> list[Family]:
+        """Nothing: registering must not ask the database."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """One family for each entry of the catalogue."""
+        status, sender, name = self._poll.read(), self._sender, self._name
+        away = {
+            (name, "database"): status is None or sender.database_outage.is_on,
+            (name, "kafka"): sender.kafka_outage.is_on,
+        }
+        yield from collect_outboxes({name: status}, away)
+        attempts = Counter(ATTEMPTS)
         for outcome in ("delivered", "refused", "away"):
-            attempts.add_metric([outcome], getattr(counts, outcome))
+            attempts.add_metric((name, outcome), getattr(sender.counts, outcome))
         yield attempts
-        for metric, count in ((PARKED, counts.parked), (LATE, counts.late)):
-            family = _make_counter(metric)
-            family.add_metric([], count)
+        for metric, count in ((PARKED, sender.counts.parked), (LATE, sender.counts.late)):
+            family = Counter(metric)
+            family.add_metric((name,), count)
             yield family
-        away = _make_gauge(AWAY)
-        away.add_metric(["kafka"], self._sender.kafka_outage.is_on)
-        away.add_metric(["database"], self._sender.database_outage.is_on or status is None)
-        yield away
-
-    def _look(self) -> OutboxStatus | None:
-        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            try:
-                self._status = self._desk.read_status()
-            except BacklogError:
-                self._status = None
-            self._looked_at = time.monotonic()
-        return self._status
-
-
-def _make_gauge(metric: OutboxMetric) -> GaugeMetricFamily:
-    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-
-
-def _make_counter(metric: OutboxMetric) -> CounterMetricFamily:
-    return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)

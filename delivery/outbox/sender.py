@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaException, Producer
 
 from backlog.errors import BacklogError, UsageError
-from backlog.kafka.clients import ConnectionReports, find_addresses, make_producer
+from backlog.kafka.clients import (
+    PARTITIONERS,
+    ConnectionReports,
+    find_addresses,
+    make_producer,
+)
 from backlog.kafka.errors import refuse_login
 from backlog.visible import escape_text
 from delivery.outbox.claims import Claims, Failure
@@ -188,6 +193,8 @@ class OutboxSender:
         }
         settings.setdefault("error_cb", self._reports)
         settings.setdefault("linger.ms", 1)
+        # Of an application and of `outbox run` the same, or a key has two partitions.
+        settings.setdefault("partitioner", PARTITIONERS["murmur2"])
         self._producer = make_producer(settings)
         self._flights = Flights(
             self._producer, lambda: make_producer({**settings, "batch.num.messages": 1})

@@ -16,6 +16,7 @@ class Room(StrEnum):
     LOG = "Producers, from the log"
     PRODUCER = "Producer, from a configuration file"
     CONSUMER = "Consumer, from a configuration file"
+    DELIVERY = "Outboxes and look-back"
     RIGHTS = "Rights"
     TOOL = "The tool itself"
 
@@ -222,6 +223,66 @@ _CHECKS = (
         "client-file", Room.CONSUMER, "Settings that are unknown or contradict each other",
         "A client refuses to start with settings that exclude each other, and ignores names it "
         "does not know.",
+    ),
+    Check(
+        "outbox-table", Room.DELIVERY, "The table of an outbox",
+        "Messages are committed into it and sent from it: where it is missing, or is of another "
+        "version, nothing is sent.",
+        "Compared with the columns and indexes of this version; indexes by their columns, whatever "
+        "they are called.",
+    ),
+    Check(
+        "outbox-locks", Room.DELIVERY, "SKIP LOCKED",
+        "Senders pass by rows that another one holds; where the database cannot, one sender that "
+        "hangs holds up all others.",
+        "PostgreSQL, MariaDB from 10.6 and MySQL from 8.0.1 can.",
+    ),
+    Check(
+        "outbox-keep", Room.DELIVERY, "How long an outbox keeps what was sent",
+        "A stream is rebuilt from these rows: those that are deleted before their message expires "
+        "cannot bring it back.",
+        "Where a stream's source is this outbox: `keep` against the retention of its topic.",
+    ),
+    Check(
+        "outbox-stream", Room.DELIVERY, "A stream and its outbox",
+        "A rebuild places each message where it was sent at first: it must know the same cluster "
+        "and partitioner as the sender.",
+    ),
+    Check(
+        "late", Room.DELIVERY, "Messages that are late",
+        "What was committed is told to nobody until they are sent.",
+        "Older than `late`, though Kafka answers. Later messages of a parked one's key wait for "
+        "it, and are told with it.",
+    ),
+    Check(
+        "parked", Room.DELIVERY, "Parked messages",
+        "A message that failed as often as it may is tried no more, until somebody takes it up; in "
+        "an outbox it holds up its key.",
+    ),
+    Check(
+        "look-back-topic", Room.DELIVERY, "The topic of look-back",
+        "Applications prepare their messages on it, keyed by business id: what is lost there, was "
+        "never prepared.",
+        "Retention, copies and `min.insync.replicas` are judged as those of a stream's topic.",
+    ),
+    Check(
+        "look-back-keep", Room.DELIVERY, "How long look-back knows what has ended",
+        "A message that is read again after it was forgotten is a new one, and is sent again.",
+        "Offsets are read again after a reset, or when the group's commits have expired.",
+    ),
+    Check(
+        "look-back-tables", Room.DELIVERY, "The tables of look-back",
+        "What is prepared is stored by day; without a partition for today nothing can be stored.",
+        "`lookback run` makes tables, and partitions three days ahead.",
+    ),
+    Check(
+        "look-back-database", Room.DELIVERY, "The database of look-back",
+        "SQLite is for trying out: instances on other hosts cannot share it.",
+    ),
+    Check(
+        "look-back-service", Room.DELIVERY, "Services that look-back asks",
+        "Of an application that falls silent only its service knows what became of a transaction.",
+        "Its name is resolved and compared with the addresses that may be asked; nobody is asked.",
     ),
     Check(
         "rights", Room.RIGHTS, "What the tool may do",

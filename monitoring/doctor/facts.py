@@ -123,16 +123,27 @@ def read_brokers(admin: Admin, limit: Deadline) -> Brokers:
         ClusterUnreachable, KafkaFailure.
     """
     subject, doing = "the cluster", "read the brokers' settings"
-    future = ask(admin, admin.describe_cluster, subject, "list the brokers", limit)
-    nodes = wait_for(admin, future, subject, "list the brokers", limit).nodes
+    racks = list_brokers(admin, limit)
     settings: dict[int, dict[str, str]] = {}
-    for node in nodes:
+    for number in racks:
         # Each broker tells its own: librdkafka takes one of them in a request.
-        resource = ConfigResource(ResourceType.BROKER, str(node.id))
+        resource = ConfigResource(ResourceType.BROKER, str(number))
         futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
         entries = wait_for(admin, futures[resource], subject, doing, limit)
-        settings[node.id] = {n: e.value for n, e in entries.items() if e.value is not None}
-    return Brokers({node.id: node.rack or "" for node in nodes}, settings)
+        settings[number] = {n: e.value for n, e in entries.items() if e.value is not None}
+    return Brokers(racks, settings)
+
+
+def list_brokers(admin: Admin, limit: Deadline) -> Mapping[int, str]:
+    """Racks by broker id, "" where a broker names none.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    subject, doing = "the cluster", "list the brokers"
+    future = ask(admin, admin.describe_cluster, subject, doing, limit)
+    nodes = wait_for(admin, future, subject, doing, limit).nodes
+    return {node.id: node.rack or "" for node in nodes}
 
 
 def read_topic(admin: Admin, properties: Properties, name: str, limit: Deadline) -> Topic:

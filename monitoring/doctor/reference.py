@@ -12,8 +12,9 @@ _HEAD = """\
 
 `backlogctl doctor [STREAM…]` reads settings, replicas, the newest batches, the group, rights,
 source tables and the tool itself, judges them together, and prints what would lose messages or stop
-a recovery, worst first: the figure that was read, why it matters, and what mends it. It changes
-nothing.
+a recovery, worst first: the figure that was read, why it matters, and what mends it. Without a
+stream it looks at all, and at the [outboxes](outbox.md) and [look-back](look-back.md) that are
+configured. It changes nothing.
 
 | level | means | exit code |
 |---|---|---|

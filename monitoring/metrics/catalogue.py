@@ -1,37 +1,21 @@
-"""Every metric that is exported: its name, kind, labels and meaning.
+"""Every metric that `watch` exports of clusters, groups and recoveries.
 
-docs/metrics.md is made from this, and the rules and dashboards are checked against it.
+docs/metrics.md is made from this and the catalogues of delivery; rules and dashboards are checked
+against them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-MetricType = Literal["gauge", "counter"]
+from backlog.metric import Metric
+
 Family = Literal["backlog", "kafka_exporter", "kafka_lag_exporter"]
 
 _PLACE = ("cluster", "group", "topic", "stream")
 _GAP = ("cluster", "stream", "group", "topic", "state", "cause")
 _STREAM = ("cluster", "stream")
 _RECOVERY = ("recovery", "stream", "kind", "stops_consumers")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric; a counter's `name` is written without the `_total` that is exported."""
-
-    name: str
-    labels: tuple[str, ...]
-    help: str
-    type: MetricType = "gauge"
-    family: Family = "backlog"
-
-    @property
-    def exported_name(self) -> str:
-        """As Prometheus shows it."""
-        return f"{self.name}_total" if self.type == "counter" else self.name
-
 
 OURS: tuple[Metric, ...] = (
     Metric(
@@ -72,8 +56,8 @@ OURS: tuple[Metric, ...] = (
     Metric(
         "backlog_doctor_findings",
         ("stream", "check", "level"),
-        "What `backlogctl doctor` found at the last look; without a stream: of the tool itself. "
-        "`loses` and `stops` ask for somebody.",
+        "What `backlogctl doctor` found at the last look; without a stream: of the tool itself, "
+        "outboxes and look-back. `loses` and `stops` ask for somebody.",
     ),
     Metric(
         "backlog_doctor_timestamp_seconds",
@@ -281,7 +265,7 @@ OURS: tuple[Metric, ...] = (
 _TOPIC = ("topic", "partition")
 _CONSUMER = ("consumergroup", "topic", "partition")
 KAFKA_EXPORTER: tuple[Metric, ...] = tuple(
-    Metric(name, labels, text, family="kafka_exporter")
+    Metric(name, labels, text)
     for name, labels, text in (
         ("kafka_brokers", (), "Brokers of the cluster."),
         ("kafka_topic_partitions", ("topic",), "Partitions of the topic."),
@@ -313,7 +297,7 @@ KAFKA_EXPORTER: tuple[Metric, ...] = tuple(
 _MEMBER = ("cluster_name", "group", "topic", "partition", "member_host", "consumer_id", "client_id")
 _GROUP = ("cluster_name", "group")
 KAFKA_LAG_EXPORTER: tuple[Metric, ...] = tuple(
-    Metric(name, labels, text, family="kafka_lag_exporter")
+    Metric(name, labels, text)
     for name, labels, text in (
         (
             "kafka_partition_latest_offset",

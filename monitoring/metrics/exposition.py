@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Timestamp
-
+from backlog import families
+from backlog.metric import Metric
 from backlog.visible import escape_name
-from monitoring.metrics.catalogue import BY_NAME, Metric
+from monitoring.metrics.catalogue import BY_NAME
 from monitoring.metrics.crc import combine_crc
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -93,26 +93,18 @@ def escape_value(text: str) -> str:
     return escape_name(text).translate(_ESCAPES)
 
 
-class Gauge(GaugeMetricFamily):
-    """A small family, which prometheus-client writes, with its labels escaped in the same way."""
+class Gauge(families.Gauge):
+    """A small family, which prometheus-client writes."""
 
     def __init__(self, name: str) -> None:
-        metric = BY_NAME[name]
-        super().__init__(name, metric.help, labels=metric.labels)
-
-    def add_metric(
-        self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None
-    ) -> None:
-        """A line."""
-        super().add_metric([escape_name(label) for label in labels], value, timestamp)
+        super().__init__(BY_NAME[name])
 
 
-class Counter(CounterMetricFamily):
-    """Likewise, of a counter. Its labels are names of the configuration."""
+class Counter(families.Counter):
+    """Likewise, of a counter."""
 
     def __init__(self, name: str) -> None:
-        metric = BY_NAME[name]
-        super().__init__(name, metric.help, labels=metric.labels)
+        super().__init__(BY_NAME[name])
 
 
 def write_labels(names: Iterable[str], values: Iterable[str]) -> str:

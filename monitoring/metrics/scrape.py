@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 
 from backlog.ledger import Ledger
+from backlog.polling import Poll
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import CATALOGUE, Family
 from monitoring.metrics.checkups import describe_checkups, describe_members
@@ -30,7 +31,6 @@ from monitoring.metrics.families import (
     write_groups,
     write_topics,
 )
-from monitoring.metrics.ledger_poll import LedgerPoll
 from monitoring.metrics.recorded import Record
 from monitoring.metrics.sequences import describe_sequences
 from monitoring.status import GroupStatus
@@ -50,13 +50,14 @@ class StreamLike(Protocol):
 class Exported:
     """What is exported: the configured streams and clusters, and other exporters' names.
 
-    `notifications` counts messages by hook and outcome.
+    `notifications` counts messages by hook and outcome; `more` gives families of other rooms.
     """
 
     streams: Mapping[str, StreamLike] = field(default_factory=dict)
     clusters: Collection[str] = ()
     others: Collection[Family] = ()
     notifications: Callable[[], Mapping[tuple[str, str], int]] = dict
+    more: Callable[[], Iterable[Metric]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Scrape:
 
     def __init__(self, board: Board, ledger: Ledger, exported: Exported) -> None:
         self._board = board
-        self.ledger = LedgerPoll(Record(ledger).collect)
+        self.ledger = Poll("the ledger", Record(ledger).collect)
         self._exported = exported
         self._lock = Lock()
         self._written: dict[str, _Written] = {}
@@ -112,6 +113,7 @@ class Scrape:
         for key, count in sorted(self._exported.notifications().items()):
             sent.add_metric(key, count)
         yield sent
+        yield from self._exported.more()
         recorded = self.ledger.read()
         answers = Gauge("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))

@@ -72,14 +72,23 @@ def _examine_streams(
     unopened: Examination | None,
     adopting: Sequence[str] | None,
 ) -> list[Examination]:
-    from replay.around.doctor.examining import examine_stream, examine_tool
+    from replay.around.doctor.examining import (
+        examine_deliveries,
+        examine_stream,
+        examine_tool,
+    )
     from replay.around.observation import choose_streams
 
-    chosen = choose_streams(workspace.config, names)
+    config = workspace.config
+    # An application's outbox needs no stream.
+    alone = not names and not config.streams and (config.outboxes or config.look_back)
+    chosen = [] if alone else choose_streams(config, names)
     found = [examine_tool(workspace, chosen)] if unopened is None else [unopened]
     for stream in chosen:
         session.say(f"examining {stream.name}")
         found.append(examine_stream(workspace, stream, adopting))
+    if not names:
+        found += examine_deliveries(workspace)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backlog.errors import BacklogError, ConfigurationError, Refused, UsageError
+from replay.cli.serving import serve_metrics
 from replay.cli.shared import Session, print_text, read_states, verb
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def run_service(
     with _open(session) as (config, settings, database):
         properties = config.clusters[settings.cluster].client_properties()
         service = Service(database, settings, properties, say)
-        with _serve_metrics(service.metrics.registry, listen or settings.listen) as address:
+        with serve_metrics(
+            service.metrics.registry, listen or settings.listen, "look_back.listen"
+        ) as address:
             session.say(f"serving http://{address}/metrics")
             session.say(f"reading {settings.topic}; Ctrl-C ends it")
             service.run(stop)
@@ -201,27 +204,6 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, Database]]:
         yield config, config.look_back, database
     finally:
         database.close()
-
-
-@contextmanager
-def _serve_metrics(registry: Any, address: str) -> Iterator[str]:
-    from prometheus_client import start_http_server
-
-    host, _, port = address.rpartition(":")
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]"), registry)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"it cannot be listened on: {error}",
-            subject=f"look_back.listen {address}",
-            hint="HOST:PORT; port 0 takes a free one",
-        ) from None
-    try:
-        yield f"{host}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:

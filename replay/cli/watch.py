@@ -187,9 +187,14 @@ def watch_streams(
                     "(`watch.token_file`)",
                     "yellow",
                 )
+        watched = [format_plural(count, "stream")]
+        if exporter is not None and config.outboxes:
+            number = len(config.outboxes)
+            watched.append(f"{number:,} {'outbox' if number == 1 else 'outboxes'}")
+        if exporter is not None and config.look_back is not None:
+            watched.append("look-back")
         session.say(
-            f"watching {format_plural(count, 'stream')} every {interval.total_seconds():g} s; "
-            "Ctrl-C ends it"
+            f"watching {', '.join(watched)} every {interval.total_seconds():g} s; Ctrl-C ends it"
         )
         if notifier is not None:
             session.say(f"telling changes to {', '.join(config.watch.hooks)}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Self
@@ -17,8 +17,14 @@ from backlog.errors import BacklogError
 from backlog.kafka.log_dirs import read_log_dirs
 from monitoring.board import Board, Checkup, MemberLook
 from monitoring.disks import make_readings
+from monitoring.doctor.finding import sort_findings
 from monitoring.verdicts import Verdict
-from replay.around.doctor.examining import Examination, examine_stream, examine_tool
+from replay.around.doctor.examining import (
+    Examination,
+    examine_deliveries,
+    examine_stream,
+    examine_tool,
+)
 from replay.around.members import describe_members
 from replay.recovery.workspace import Workspace
 
@@ -58,7 +64,7 @@ class Checkups:
                 self._try(stream.name, partial(self._look_at_members, stream))
             if time.monotonic() >= due:
                 due = time.monotonic() + self._every
-                self._examine("", partial(examine_tool, self._workspace, streams))
+                self._examine("", partial(self._examine_rest, streams))
                 for stream in streams:
                     self._examine(stream.name, partial(examine_stream, self._workspace, stream))
 
@@ -93,6 +99,12 @@ class Checkups:
 
         if not self._stop.is_set():
             self._try(name, look)
+
+    def _examine_rest(self, streams: Sequence[Stream]) -> Examination:
+        """The tool itself, and what no stream is about."""
+        parts = [examine_tool(self._workspace, streams), *examine_deliveries(self._workspace)]
+        found = sort_findings(one for part in parts for one in part.findings)
+        return Examination("tool", "", found)
 
     def _try(self, name: str, look: Callable[[], None]) -> None:
         try:

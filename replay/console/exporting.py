@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import ASGIApp
 
@@ -24,6 +25,8 @@ from monitoring.outages import OnOutage
 from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus
 from replay.console.checkups import Checkups
+from replay.console.deliveries.metrics import collect_deliveries
+from replay.console.deliveries.watching import DeliveryWatch
 from replay.console.page.app import make_page
 from replay.console.sequences.watching import SequenceWatch
 from replay.console.server.access import HostGuard, TokenGuard, find_hosts
@@ -70,11 +73,13 @@ def open_exporter(
     """
     bound = bind_address(address, subject)
     config, board = workspace.config, Board()
+    deliveries = DeliveryWatch(config, on_outage)
     exported = Exported(
         config.streams,
         tuple(config.clusters),
         config.watch.metrics,
         dict if notifier is None else notifier.counts.read,
+        partial(collect_deliveries, deliveries.read),
     )
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []
@@ -92,6 +97,7 @@ def open_exporter(
     page = make_page(
         workspace,
         board=board,
+        deliveries=deliveries.read,
         clock=lambda: utc_now() + skew,
     )
     with ExitStack() as stack:
@@ -109,6 +115,7 @@ def open_exporter(
         checkups = stack.enter_context(Checkups(workspace, board))
         threads.append(checkups.thread)
         stack.enter_context(SequenceWatch(workspace, board, on_outage))
+        stack.enter_context(deliveries)
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:
             stack.callback(sampler.stop)

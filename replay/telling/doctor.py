@@ -26,7 +26,8 @@ def draw_examinations(document: Mapping[str, Any]) -> RenderableType:
     for one in document["examinations"]:
         findings = one["findings"]
         count = format_plural(len(findings), "finding") if findings else "nothing found"
-        parts.append(tell(f"{one['name'] or 'the tool'}: {count}", "bold"))
+        name = f"outbox {one['name']}" if one["about"] == "outbox" else one["name"]
+        parts.append(tell(f"{name or 'the tool'}: {count}", "bold"))
         parts += [part for finding in findings for part in _draw_finding(finding)]
         parts.append(Text())
     return Group(*parts, tell(*_ENDS[document["result"]]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from scripts.dashboards.delivery import delivery
 from scripts.dashboards.documents import dashboard
 from scripts.dashboards.overview import overview
 from scripts.dashboards.recovery import recovery
@@ -14,7 +15,7 @@ TARGET = Path(__file__).resolve().parents[2] / "monitoring" / "dashboards"
 
 
 def write_dashboards() -> dict[str, str]:
-    made = [dashboard(parts) for parts in (overview(), stream(), recovery())]
+    made = [dashboard(parts) for parts in (overview(), stream(), recovery(), delivery())]
     return {
         f"{one['uid'].removeprefix('backlog-')}.json": json.dumps(one, indent=2) + "\n"
         for one in made

@@ -282,6 +282,11 @@ def fill(steps: Steps, **more: Any) -> dict[str, Any]:
     return {"thresholds": limits, "custom__cellOptions": FILLED, **more}
 
 
+def word(column: str, mappings: Sequence[Json]) -> Json:
+    """A column of words, each with its colour."""
+    return override(column, mappings=mappings, custom__cellOptions=FILLED)
+
+
 FILLED = {"type": "color-background", "mode": "basic"}
 
 

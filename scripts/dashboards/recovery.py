@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
+from scripts.dashboards import panels
 from scripts.dashboards.documents import Parts, variable
-from scripts.dashboards.panels import (
-    FILLED,
-    GREEN,
-    ORANGE,
-    RED,
-    ZERO_IS_GOOD,
-    bars,
-    fill,
-    graph,
-    map_states,
-    override,
-    rank_states,
-    stat,
-    table,
-    timeline,
-)
 
 WHERE = 'stream=~"$stream", recovery=~"$recovery"'
 KEYS = "recovery, stream, kind"
 LEGEND = "{{recovery}} {{stream}}"
-ALIVE = ((None, GREEN), (0, RED), (1, GREEN))
-DONE = ((None, ORANGE), (1, GREEN))
+ALIVE = ((None, panels.GREEN), (0, panels.RED), (1, panels.GREEN))
+DONE = ((None, panels.ORANGE), (1, panels.GREEN))
 _RATE = "max by (recovery, stream, kind) (rate({metric}{{{where}}}[$__rate_interval]))"
 
 
@@ -37,45 +22,45 @@ def recovery() -> Parts:
             ("injected", "backlog_injected_messages"),
         )
     }
-    panels = [
-        stat(
+    shown = [
+        panels.stat(
             "Under way",
             "Recoveries that are running.",
             f'count(backlog_recovery_state{{{WHERE}, state="running"}} == 1) or vector(0)',
         ),
-        stat(
+        panels.stat(
             "Failed or paused",
             "One that stops the group's consumers leaves it without any while it is so.",
             f'count(backlog_recovery_state{{{WHERE}, state=~"failed|paused"}} == 1) or vector(0)',
-            ZERO_IS_GOOD,
+            panels.ZERO_IS_GOOD,
         ),
-        stat(
+        panels.stat(
             "Without a runner",
             "Running, and nobody carries them out: `backlogctl run R` goes on where it was.",
             f"count(backlog_recovery_runner_alive{{{WHERE}}} == 0) or vector(0)",
-            ZERO_IS_GOOD,
+            panels.ZERO_IS_GOOD,
         ),
-        stat(
+        panels.stat(
             "Done",
             "Messages put back, or handled by the recoveries' consumers.",
             f"sum(backlog_recovery_done_messages{{{WHERE}}})",
         ),
-        stat(
+        panels.stat(
             "Relayed",
             "Messages copied to temporary topics.",
             f"sum(backlog_relayed_messages{{{WHERE}}})",
         ),
-        stat(
+        panels.stat(
             "Quarantined",
             "Rows that could not be built; `backlogctl show R` has the reasons.",
             f"sum(backlog_quarantined_messages{{{WHERE}}})",
-            ZERO_IS_GOOD,
+            panels.ZERO_IS_GOOD,
         ),
-        table(
+        panels.table(
             "Recoveries, the worst first",
             "Those that are not at an end, and the last of each stream.",
             [
-                ("State", rank_states(WHERE, KEYS)),
+                ("State", panels.rank_states(WHERE, KEYS)),
                 ("For", f"max by ({KEYS}) (backlog_recovery_state_seconds{{{WHERE}}})"),
                 ("Runner", f"max by ({KEYS}) (backlog_recovery_runner_alive{{{WHERE}}})"),
                 ("Progress", f"max by ({KEYS}) (backlog_recovery_progress_ratio{{{WHERE}}})"),
@@ -86,27 +71,27 @@ def recovery() -> Parts:
             ("recovery", "stream", "kind"),
             first="State",
             overrides=[
-                override("State", mappings=map_states(), custom__cellOptions=FILLED),
-                override("For", unit="s"),
-                override(
+                panels.word("State", panels.map_states()),
+                panels.override("For", unit="s"),
+                panels.override(
                     "Runner",
-                    **fill(ALIVE),
+                    **panels.fill(ALIVE),
                     mappings=[
                         {
                             "type": "value",
                             "options": {
-                                "0": {"text": "gone", "color": RED, "index": 0},
-                                "1": {"text": "alive", "color": GREEN, "index": 1},
+                                "0": {"text": "gone", "color": panels.RED, "index": 0},
+                                "1": {"text": "alive", "color": panels.GREEN, "index": 1},
                             },
                         }
                     ],
                 ),
-                override("Progress", unit="percentunit"),
-                override("Quarantined", **fill(ZERO_IS_GOOD)),
+                panels.override("Progress", unit="percentunit"),
+                panels.override("Quarantined", **panels.fill(panels.ZERO_IS_GOOD)),
             ],
             size=(24, 8),
         ),
-        bars(
+        panels.bars(
             "Progress",
             "Done of all.",
             f"sort(max by ({KEYS}) (backlog_recovery_progress_ratio{{{WHERE}}}))",
@@ -114,15 +99,15 @@ def recovery() -> Parts:
             "percentunit",
             DONE,
         ),
-        timeline(
+        panels.timeline(
             "State over time",
             "One line for each recovery.",
-            rank_states(WHERE, KEYS),
+            panels.rank_states(WHERE, KEYS),
             LEGEND,
-            mappings=map_states(),
+            mappings=panels.map_states(),
             size=(12, 8),
         ),
-        graph(
+        panels.graph(
             "Speed",
             "Messages done, and messages relayed to the temporary topic, a second.",
             [
@@ -131,7 +116,7 @@ def recovery() -> Parts:
             ],
             "mps",
         ),
-        graph(
+        panels.graph(
             "Done and relayed",
             "What lies between the two waits in the temporary topic.",
             [
@@ -142,14 +127,14 @@ def recovery() -> Parts:
                 (f"max by ({KEYS}) (backlog_relayed_messages{{{WHERE}}})", "{{recovery}} relayed"),
             ],
         ),
-        graph(
+        panels.graph(
             "Put back",
             "Messages injected, a second.",
             [(rates["injected"], LEGEND)],
             "mps",
             size=(8, 8),
         ),
-        graph(
+        panels.graph(
             "Runner",
             "1 while a runner holds the lease of a running recovery.",
             [(f"max by ({KEYS}) (backlog_recovery_runner_alive{{{WHERE}}})", LEGEND)],
@@ -158,7 +143,7 @@ def recovery() -> Parts:
             size=(8, 8),
             lowest=True,
         ),
-        graph(
+        panels.graph(
             "Retention raised",
             "By recoveries: given back when they end.",
             [
@@ -181,5 +166,5 @@ def recovery() -> Parts:
         "Backlog: recovery",
         "Recoveries: their state, how far they are and how fast, and whether a runner is alive.",
         variables,
-        panels,
+        shown,
     )

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
+from scripts.dashboards import panels
 from scripts.dashboards.documents import Parts, variable
-from scripts.dashboards.panels import (
-    FILLED,
-    OVERDUE,
-    SAMPLE_AGE,
-    TO_LOSS,
-    ZERO_IS_GOOD,
-    fill,
-    graph,
-    map_verdicts,
-    override,
-    rank,
-    stat,
-    table,
-    timeline,
-)
 
 WHERE = 'cluster=~"$cluster", group=~"$group", topic=~"$topic"'
 TOPIC = 'cluster=~"$cluster", topic=~"$topic"'
@@ -27,71 +13,73 @@ GROUP = "cluster, group, topic"
 
 
 def stream() -> Parts:
-    panels = [
-        stat(
+    shown = [
+        panels.stat(
             "Verdict",
             "The worst that applies.",
-            f"max({rank('backlog_verdict', WHERE, GROUP)})",
+            f"max({panels.rank('backlog_verdict', WHERE, GROUP)})",
             unit="none",
-            mappings=map_verdicts(),
+            mappings=panels.map_verdicts(),
             none="unknown",
         ),
-        stat(
+        panels.stat(
             "Lost",
             "Offsets that the group will never read and that were neither put back nor waived: at "
             "most so many messages.",
             f"sum(backlog_lost_messages{{{WHERE}}})",
-            ZERO_IS_GOOD,
+            panels.ZERO_IS_GOOD,
         ),
-        stat(
+        panels.stat(
             "First loss in",
             "Until retention passes the committed offset of a partition at the earliest.",
             f"min(backlog_seconds_to_loss{{{WHERE}}})",
-            TO_LOSS,
+            panels.TO_LOSS,
             unit="s",
             none="not in sight",
         ),
-        stat(
+        panels.stat(
             "Will be lost",
             "Of what is unread now, if things go on as in the window.",
             f"sum(backlog_expected_loss_messages{{{WHERE}}})",
-            ZERO_IS_GOOD,
+            panels.ZERO_IS_GOOD,
         ),
-        stat("Unread", "Unread offsets that still exist.", f"sum(backlog_lag_messages{{{WHERE}}})"),
-        stat(
+        panels.stat(
+            "Unread", "Unread offsets that still exist.", f"sum(backlog_lag_messages{{{WHERE}}})"
+        ),
+        panels.stat(
             "Drained in",
             "From the slope of the lag; none while it does not shrink.",
             f"max(backlog_seconds_to_drain{{{WHERE}}})",
             unit="s",
             none="not in sight",
         ),
-        timeline(
+        panels.timeline(
             "Verdict over time",
             "One line for each group and topic.",
-            rank("backlog_verdict", WHERE, GROUP),
+            panels.rank("backlog_verdict", WHERE, GROUP),
             "{{group}} / {{topic}}",
         ),
-        graph(
+        panels.graph(
             "Unread by partition",
             "Unread offsets that still exist; what retention removed is not in it. One partition "
             "far above the others: a hot key, or a consumer that hangs.",
             [(f"max by ({PART}) (backlog_lag_messages{{{WHERE}}})", LEGEND)],
         ),
-        graph(
+        panels.graph(
             "Age of the oldest unread message",
             "How long ago it was published.",
             [(f"max by ({PART}) (backlog_lag_seconds{{{WHERE}}})", LEGEND)],
             "s",
         ),
-        graph(
+        panels.graph(
             "Until messages are lost",
             "By partition; one without a line loses nothing that can be foreseen.",
             [(f"min by ({PART}) (backlog_seconds_to_loss{{{WHERE}}})", LEGEND)],
             "s",
-            TO_LOSS,
+            panels.TO_LOSS,
             lowest=True,
         ),
-        graph(
+        panels.graph(
             "Drained, or lost first?",
             "Where the time to the loss lies under the time to the drain, messages will be lost.",
             [
@@ -100,11 +88,11 @@ def stream() -> Parts:
             ],
             "s",
         ),
-        table(
+        panels.table(
             "Partitions in trouble, the worst first",
             "Partitions whose verdict is not ok.",
             [
-                ("Verdict", rank("backlog_partition_verdict", WHERE, PART)),
+                ("Verdict", panels.rank("backlog_partition_verdict", WHERE, PART)),
                 (
                     "Loss in",
                     f"min by ({PART}) (backlog_seconds_to_loss{{{WHERE}}}"
@@ -124,13 +112,13 @@ def stream() -> Parts:
             ("topic", "partition", "group", "cluster"),
             first="Verdict",
             overrides=[
-                override("Verdict", mappings=map_verdicts(), custom__cellOptions=FILLED),
-                override("Loss in", unit="s", **fill(TO_LOSS)),
-                override("Oldest unread", unit="s"),
+                panels.word("Verdict", panels.map_verdicts()),
+                panels.override("Loss in", unit="s", **panels.fill(panels.TO_LOSS)),
+                panels.override("Oldest unread", unit="s"),
             ],
             size=(12, 9),
         ),
-        table(
+        panels.table(
             "Gaps",
             "Ranges that the group will never read, by their state and cause. Open ones have no "
             "plan yet; the size of some is not known.",
@@ -146,13 +134,13 @@ def stream() -> Parts:
             overrides=[],
             size=(12, 9),
         ),
-        graph(
+        panels.graph(
             "Lost messages",
             "Offsets that were neither put back nor waived.",
             [(f"max by ({GROUP}) (backlog_lost_messages{{{WHERE}}})", "{{group}} / {{topic}}")],
             size=(8, 8),
         ),
-        graph(
+        panels.graph(
             "Retention raised",
             "How long a hold has been there, and how long ago it should have been given back.",
             [
@@ -166,10 +154,10 @@ def stream() -> Parts:
                 ),
             ],
             "s",
-            OVERDUE,
+            panels.OVERDUE,
             size=(8, 8),
         ),
-        graph(
+        panels.graph(
             "Age of the newest sample",
             "What is shown here is that old.",
             [
@@ -179,7 +167,7 @@ def stream() -> Parts:
                 )
             ],
             "s",
-            SAMPLE_AGE,
+            panels.SAMPLE_AGE,
             size=(8, 8),
         ),
     ]
@@ -199,5 +187,5 @@ def stream() -> Parts:
         "One consumer group on one topic, by partition: how far behind, what is lost, how long is "
         "left.",
         variables,
-        panels,
+        shown,
     )

@@ -110,6 +110,8 @@ def test_fault_62_something_known_is_always_named(word: str, known: set[str]) ->
         ("stale: restate", "stale: side_topic"),
         ("message: key ", "message: value:$.order_id "),
         ("url: postgresql+psycopg://", "url: mariadb://"),
+        ("url: postgresql+psycopg://", "url: mysql+pymysql://"),
+        ("url: postgresql+psycopg://", "url: oracle://"),
     ],
 )
 def test_what_comes_later_is_refused_as_such(old: str, new: str) -> None:

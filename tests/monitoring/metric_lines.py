@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.metrics.scrape import Scrape
@@ -66,6 +67,13 @@ class Scraped:
 def scrape(source: Scrape) -> Scraped:
     """Scrapes as Prometheus does, with gzip."""
     return join(source.answer())
+
+
+def scrape_registry(registry: CollectorRegistry) -> Scraped:
+    """What prometheus-client serves of a registry."""
+    scraped = Scraped(generate_latest(registry).decode())
+    scraped.check()
+    return scraped
 
 
 def join(members: Iterable[bytes]) -> Scraped:

@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from delivery.lookback import metrics as look_back
+from delivery.once import metrics as once
 from delivery.outbox import metrics as outbox
 from monitoring.metrics.catalogue import CATALOGUE
 
-LABELS = {metric.exported_name: frozenset(metric.labels) for metric in CATALOGUE}
-LABELS |= {metric.exported_name: frozenset(metric.labels) for metric in outbox.CATALOGUE}
+LABELS = {
+    metric.exported_name: frozenset(metric.labels)
+    for metric in (*CATALOGUE, *outbox.CATALOGUE, *look_back.CATALOGUE, *once.CATALOGUE)
+}
 # Prometheus adds the first two to all it scrapes.
 EVERYWHERE = frozenset({"instance", "job"})
 _OWN = {"ALERTS"}

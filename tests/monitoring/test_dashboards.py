@@ -38,7 +38,7 @@ def test_the_files_are_what_the_script_makes() -> None:
     assert {path.name: path.read_text() for path in PATHS} == made, (
         "run `python -m scripts.dashboards`"
     )
-    assert set(made) == {"overview.json", "stream.json", "recovery.json"}
+    assert set(made) == {"overview.json", "stream.json", "recovery.json", "delivery.json"}
 
 
 @BY_TITLE

@@ -22,12 +22,12 @@ from monitoring.board import TopicPartitionState as PartitionState
 from monitoring.doctor.finding import Finding, Level
 from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from monitoring.metrics.exposition import escape_value
-from monitoring.metrics.reference import render_reference
 from monitoring.metrics.scrape import Exported, Scrape
 from monitoring.status import GroupStatus, PartitionStatus
 from monitoring.summaries import summarize_group
 from monitoring.unseen import Unseen
 from monitoring.verdicts import Verdict
+from scripts.metrics_reference import render_reference
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
 from tests.monitoring.prometheus import run_promtool
@@ -389,7 +389,7 @@ def test_fault_41_ages_grow_by_one_clock_and_failures_count(
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == render_reference(), (
-        "run: python -m monitoring.metrics.reference > docs/metrics.md"
+        "run: python -m scripts.metrics_reference > docs/metrics.md"
     )
     for verdict in Verdict:
         assert f"| `{verdict}` |" in render_reference()

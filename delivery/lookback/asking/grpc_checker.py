@@ -29,8 +29,7 @@ class GrpcChecker:
     def __init__(self, service: LookBackService) -> None:
         assert service.grpc is not None
         self._authority = service.grpc
-        host, _, port = service.grpc.rpartition(":")
-        self._host, self._port = host.strip("[]"), int(port)
+        self._host, self._port = service.address
         self._networks = read_networks(service.networks)
         self._seconds = service.timeout.total_seconds()
         self._tls = service.tls

@@ -25,8 +25,7 @@ class HttpChecker:
         assert service.http is not None
         parts = urlsplit(service.http)
         self._url = httpx.URL(service.http)
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._host, self._port = service.address
         self._networks = read_networks(service.networks)
         self._seconds = service.timeout.total_seconds()
         headers = {"Host": parts.netloc, "User-Agent": "backlogctl", "Accept-Encoding": "identity"}

@@ -13,6 +13,7 @@ from backlog.clock import utc_now
 from backlog.errors import LedgerError, UsageError
 from backlog.values import Recovery
 from monitoring.board import Board
+from replay.console.deliveries.looks import DeliveryLook
 from replay.console.page.guards import OWN_SITE, Guard, find_root, make_headers
 from replay.console.page.overview import read_overview
 from replay.console.page.rendering import Renderer
@@ -34,6 +35,7 @@ def make_page(
     workspace: Workspace,
     *,
     board: Board | None,
+    deliveries: Callable[[], Sequence[DeliveryLook]] = tuple,
     find_approval: Callable[[Recovery], str] = lambda _: "",
     path: str = "",
     frame_ancestors: Sequence[str] = OWN_SITE,
@@ -44,6 +46,7 @@ def make_page(
 
     Args:
         board: what the samplers of this process see; None judges the ledger's samples.
+        deliveries: how outboxes and look-back stand; none are shown without it.
         find_approval: the address where Airflow asks about its plan; "" where it does not.
         path: what every route begins with, such as `/page`; "" serves at the root.
         frame_ancestors: who may show it in a frame, such as `https://wiki.example`.
@@ -78,7 +81,7 @@ def make_page(
 
     @show("/")
     def show_overview() -> Response:
-        found = read_overview(ledger, config, look(), next_command, clock())
+        found = read_overview(ledger, config, look(), next_command, clock(), deliveries())
         return answer("overview.html", "", 503 if found.ledger_error else 200, view=found)
 
     @show("/streams/{name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -13,6 +13,8 @@ from backlog.values import Recovery
 from monitoring.board import BoardState, Checkup
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
+from replay.console.deliveries.looks import DeliveryLook
+from replay.console.page.deliveries import DeliveryRow, list_rows
 from replay.console.page.statuses import NextCommand, Statuses, StreamView
 from replay.recovery.states import ACTIVE
 
@@ -37,6 +39,7 @@ class Overview:
         counts: how many streams have each verdict, worst first.
         groups: of groups that are no stream's and not ok, worst first; `more_groups` are left out.
         blind: clusters whose groups cannot be listed, and why.
+        deliveries: outboxes and look-back, worst first; none where none is configured.
         tool: what the doctor found about the tool itself; None before its first look.
         unseen: of clusters what may not be read, and the command that tells what grants it.
         ledger_error: why the ledger does not answer; None where it does.
@@ -52,12 +55,18 @@ class Overview:
     unseen: tuple[tuple[str, str], ...]
     recoveries: tuple[RecoveryRow, ...]
     more_recoveries: int
+    deliveries: tuple[DeliveryRow, ...]
     tool: Checkup | None
     ledger_error: LedgerError | None
 
 
 def read_overview(
-    ledger: Ledger, config: Config, statuses: Statuses, next_command: NextCommand, now: datetime
+    ledger: Ledger,
+    config: Config,
+    statuses: Statuses,
+    next_command: NextCommand,
+    now: datetime,
+    deliveries: Sequence[DeliveryLook] = (),
 ) -> Overview:
     """Reads it; a ledger that does not answer leaves what the board knows."""
     recoveries: tuple[Recovery, ...] = ()
@@ -93,6 +102,7 @@ def read_overview(
             RecoveryRow(recovery, next_command(recovery)) for recovery in newest[:MOST_RECOVERIES]
         ),
         more_recoveries=max(0, len(newest) - MOST_RECOVERIES),
+        deliveries=list_rows(config, deliveries),
         tool=statuses.seen.checkups.get(""),
         ledger_error=failed,
     )

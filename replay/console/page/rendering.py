@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backlog.config import Config
 from backlog.visible import show_value
+from replay.console.page.deliveries import STANDINGS
 from replay.console.page.offsets import LEGEND
 from replay.console.page.words import MEANINGS, list_filters, say_ago
 
@@ -47,7 +48,7 @@ class Renderer:
         self._clock = clock
         self._seconds = max(2, round(config.watch.interval.total_seconds()))
         self._environment = make_environment(config.mask_secrets, "replay.console.page")
-        self._environment.globals.update(meanings=MEANINGS, legend=LEGEND)
+        self._environment.globals.update(meanings=MEANINGS, standings=STANDINGS, legend=LEGEND)
 
     def render(self, template: str, up: str, *, busy: bool = False, **values: Any) -> str:
         """One page.

@@ -49,6 +49,9 @@ _TONES: Mapping[str, str] = {
     "clean": "good",
     "suspect": "bad",
     "noted": "dim",
+    # of outboxes and look-back
+    "late": "warn",
+    "parked": "bad",
     # levels of the doctor's findings
     "stops": "warn",
     "warns": "calm",

@@ -322,9 +322,16 @@ def test_workers_that_start_at_once_make_one_table(engine: sa.Engine) -> None:
 
 
 def test_importing_takes_what_it_uses() -> None:
-    """No Spark, and Redis only for marks in Redis."""
-    heavy = "('pyspark', 'pandas', 'numpy', 'matplotlib', 'kafka', 'confluent_kafka', 'redis')"
-    for module, wanted in (("sql", "[]"), ("redis", "['redis']")):
+    """No Spark, Redis only for marks in Redis, prometheus-client only for metrics."""
+    heavy = (
+        "('pyspark', 'pandas', 'numpy', 'matplotlib', 'kafka', 'confluent_kafka', 'redis',"
+        " 'prometheus_client')"
+    )
+    for module, wanted in (
+        ("sql", "[]"),
+        ("redis", "['redis']"),
+        ("metrics", "['prometheus_client']"),
+    ):
         code = (
             f"import sys, delivery.once.{module}; print([n for n in {heavy} if n in sys.modules])"
         )

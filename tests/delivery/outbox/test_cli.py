@@ -12,15 +12,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk
-from delivery.outbox.metrics import CATALOGUE
 from replay.cli import main
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import wait_until
+from tests.monitoring.metric_lines import Scraped
 
 
 @pytest.fixture
@@ -86,27 +85,19 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
         assert found is not None
         pg_shop.await_sent(2)
 
-        def read_metrics() -> dict[str, float]:
+        def read_metrics() -> Scraped:
             with urllib.request.urlopen(found[0], timeout=30) as answer:
-                text = answer.read().decode()
-            samples = [
-                sample
-                for family in text_string_to_metric_families(text)
-                for sample in family.samples
-            ]
-            return {
-                sample.name + "".join(sample.labels.values()): sample.value for sample in samples
-            }
+                return Scraped(answer.read().decode())
 
         def is_counted() -> bool:
-            return read_metrics()["backlog_outbox_attempts_totaldelivered"] == 2
+            attempts = read_metrics().value("backlog_outbox_attempts_total", outcome="delivered")
+            return attempts == 2
 
         wait_until(is_counted, what="two are counted")
         metrics = read_metrics()
-        assert metrics["backlog_outbox_messagesparked"] == 0
-        assert metrics["backlog_outbox_awaykafka"] == 0
-        known = tuple(metric.name for metric in CATALOGUE)
-        assert all(name.startswith(known) for name in metrics)
+        place = Desk(Database(pg_shop.url)).name
+        assert metrics.value("backlog_outbox_messages", outbox=place, state="parked") == 0
+        assert metrics.value("backlog_outbox_away", outbox=place, what="kafka") == 0
     finally:
         running.send_signal(signal.SIGTERM)
         out, _ = running.communicate(timeout=90)

@@ -26,6 +26,7 @@ from monitoring.assessing import StreamContext, assess_stream
 from monitoring.board import Board
 from monitoring.looking import read_timeline
 from monitoring.status import GroupStatus, Retention
+from replay.console.deliveries.looks import DeliveryLook
 from replay.console.page.words import say_word
 from replay.kinds import KINDS
 from replay.recovery.kind import Traits
@@ -50,6 +51,7 @@ class Night:
     board: Board = field(default_factory=Board)
     now: datetime = NOW
     lean: bool = False  # fewer samples, for tests
+    deliveries: tuple[DeliveryLook, ...] = ()
 
     @classmethod
     def begin(cls, directory: Path, **document: Any) -> Night:

@@ -20,6 +20,7 @@ from replay.kinds.rebuild.plan import PlannedGap
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 from spark_backfill.request import PartitionOutcome
 from tests.replay.console.page.audited import tell_audits
+from tests.replay.console.page.delivered import describe_deliveries, tell_deliveries
 from tests.replay.console.page.night import (
     ACTOR,
     DAY,
@@ -91,7 +92,11 @@ def _relayed(at: datetime, number: int) -> tuple[int, int | None, int]:
 
 def tell_night(directory: Path, *, lean: bool = False, more: Sequence[str] = ()) -> Night:
     """The whole story; `more` streams are never seen."""
-    night = Night.begin(directory, streams={name: make_stream(name) for name in (*STREAMS, *more)})
+    night = Night.begin(
+        directory,
+        streams={name: make_stream(name) for name in (*STREAMS, *more)},
+        **describe_deliveries(more),
+    )
     night.lean = lean
     _tell_payments(night)
     night.sample("orders", _behind(42.0, 0.62, 56))
@@ -103,6 +108,7 @@ def tell_night(directory: Path, *, lean: bool = False, more: Sequence[str] = ())
     night.look("clicks")
     _tell_checkups(night)
     tell_audits(night)
+    tell_deliveries(night, more)
     night.board.put_cluster(
         ClusterPass("main", NOW - timedelta(seconds=9), 0.8, make_groups(), brokers=3)
     )

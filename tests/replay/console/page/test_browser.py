@@ -39,7 +39,12 @@ def address(night: Night) -> Iterator[str]:
     """The page on a free port."""
     import uvicorn
 
-    app = make_page(night.workspace, board=night.board, clock=lambda: night.now)
+    app = make_page(
+        night.workspace,
+        board=night.board,
+        deliveries=lambda: night.deliveries,
+        clock=lambda: night.now,
+    )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -13,7 +13,7 @@ from tests.replay.console.page.night import Night
 
 def serve(night: Night, **changes: Any) -> TestClient:
     """A client of the page; `changes` are of what `make_page` takes."""
-    values = {"board": night.board, **changes}
+    values = {"board": night.board, "deliveries": lambda: night.deliveries, **changes}
     app = make_page(night.workspace, clock=lambda: night.now, **values)
     return TestClient(app)
 

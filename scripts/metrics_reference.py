@@ -1,20 +1,24 @@
-"""docs/metrics.md, made from the catalogue: `python -m monitoring.metrics.reference`."""
+"""docs/metrics.md, made from the catalogues: `python -m scripts.metrics_reference`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 
-from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS, Metric
+from backlog.metric import Metric
+from delivery.lookback import metrics as look_back
+from delivery.once import metrics as once
+from delivery.outbox import metrics as outbox
+from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS
 from monitoring.verdicts import Verdict
 
 _INTRO = """\
 # Metrics
 
-<!-- Made by `python -m monitoring.metrics.reference > docs/metrics.md`. Do not edit. -->
+<!-- Made by `python -m scripts.metrics_reference > docs/metrics.md`. Do not edit. -->
 
-`backlogctl watch` serves these on `/metrics` of `watch.listen`, compressed where the scraper takes
-gzip. There is no login.
+`backlogctl watch` serves all of these but [some of delivery](#delivery) on `/metrics` of
+`watch.listen`, compressed where the scraper takes gzip. There is no login.
 
 - `/healthz` answers 503 when a sampler's thread is dead, or the loop over the streams has shown
   nothing for 10 intervals, and 5 minutes at least. It asks nobody.
@@ -42,6 +46,26 @@ gzip. There is no login.
   `\\n`, `\\u202e`), with each backslash doubled. bash reads it back within `$'...'`.
 - Losses to come by size (`retention.bytes`) are told of streams only.
 """
+
+_DELIVERY = """\
+## Delivery
+
+What applications take in. `outbox run` serves with `--metrics-port`, `lookback run` on
+`look_back.listen`, `watch` for the outboxes and the look-back of its configuration.
+
+- `outbox` is the name that the configuration gives, else host and database, or the file's name.
+- Several processes serve the figures of one table, the same from each: take the `max`. Counters are
+  of one process: take the `sum`, by rates.
+- A database that hangs holds up no scrape for more than a second: what it said last is shown for a
+  minute more, and is absent after that.
+"""
+_SERVED: tuple[tuple[str, tuple[Metric, ...]], ...] = (
+    ("`watch`, `outbox run`", outbox.OF_TABLE),
+    ("`outbox run`", outbox.OF_SENDER),
+    ("`watch`, `lookback run`", look_back.OF_TABLES),
+    ("`lookback run`", look_back.OF_INSTANCE),
+    ("[the application](idempotent-consumer.md#metrics)", once.CATALOGUE),
+)
 
 _VERDICTS: dict[Verdict, str] = {
     Verdict.OK: "Nothing is unread, or what is unread gets less at times. Also: idle, or never "
@@ -71,6 +95,9 @@ def render_reference() -> str:
             "",
             "The process's own (`process_resident_memory_bytes`, `process_cpu_seconds_total`, …) "
             "are there too.\n",
+            _DELIVERY,
+            *_render_delivery(),
+            "",
             "## Verdicts\n",
             "The value of the label `verdict`; of several, the worst (the last) holds.\n",
             "| severity | verdict | meaning |\n|---|---|---|",
@@ -94,10 +121,20 @@ def render_reference() -> str:
 
 def _render_table(metrics: Iterable[Metric]) -> list[str]:
     rows = ["| metric | kind | labels | meaning |\n|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.exported_name}` | {metric.type} | {labels} | {metric.help} |")
+    rows += [f"| {_render_name(metric)} | {metric.help} |" for metric in metrics]
     return rows
+
+
+def _render_delivery() -> list[str]:
+    rows = ["| metric | kind | labels | served by | meaning |\n|---|---|---|---|---|"]
+    for server, metrics in _SERVED:
+        rows += [f"| {_render_name(metric)} | {server} | {metric.help} |" for metric in metrics]
+    return rows
+
+
+def _render_name(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"`{metric.exported_name}` | {metric.type} | {labels}"
 
 
 if __name__ == "__main__":

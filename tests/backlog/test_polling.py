@@ -1,20 +1,18 @@
-"""What the ledger knows: asked once at a time, never waited for long, and not shown for long."""
+"""What a database knows: asked once at a time, never waited for long, and not shown for long."""
 
 from __future__ import annotations
 
 import threading
 
-from prometheus_client.core import GaugeMetricFamily
-
 from backlog.errors import LedgerError
-from monitoring.metrics.ledger_poll import FRESH_SECONDS, KEPT_SECONDS, Families, LedgerPoll
+from backlog.polling import FRESH_SECONDS, KEPT_SECONDS, Poll
 from tests.kafka_tools import wait_until
 
-FIGURES = (GaugeMetricFamily("figure", "."),)
+FIGURES = ("figures",)
 
 
 class World:
-    """A ledger that answers, fails or hangs, and a clock that is turned by hand."""
+    """A database that answers, fails or hangs, and a clock that is turned by hand."""
 
     def __init__(self, wait: float = 60.0) -> None:
         self.now = 0.0
@@ -22,9 +20,9 @@ class World:
         self.error: Exception | None = None
         self.open = threading.Event()
         self.open.set()
-        self.source = LedgerPoll(self.collect, wait=wait, clock=lambda: self.now)
+        self.source = Poll("the ledger", self.collect, wait=wait, clock=lambda: self.now)
 
-    def collect(self) -> Families:
+    def collect(self) -> tuple[str, ...]:
         self.asked += 1
         assert self.open.wait(120)
         if self.error is not None:

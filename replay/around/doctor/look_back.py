@@ -1,0 +1,104 @@
+"""Reads look-back: its tables, its topic and the names of its services; and judges it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from backlog.clock import Deadline
+from backlog.config import Config, LookBackService
+from backlog.errors import Refused
+from backlog.kafka.calls import connect
+from backlog.kafka.clients import find_addresses
+from backlog.kafka.errors import TopicMissing
+from monitoring.doctor.facts import read_topic
+from monitoring.doctor.finding import Finding, Unread, read_part
+from monitoring.doctor.look_back import (
+    SUBJECT,
+    AskedService,
+    LookBackTables,
+    Stuck,
+    judge_services,
+    judge_stuck,
+    judge_tables,
+    judge_topic,
+)
+from replay.around.deliveries import opened_look_back, within
+
+_SECONDS = 30.0
+_RESOLVE_SECONDS = 5.0
+
+
+def judge_look_back(config: Config) -> Iterator[Finding]:
+    """All of it; nothing where it is not configured."""
+    if (settings := config.look_back) is None:
+        return
+    properties = config.clusters[settings.cluster].client_properties()
+    topic = read_part(
+        f"settings of topic {settings.topic}",
+        lambda: read_topic(connect(properties), properties, settings.topic, Deadline(_SECONDS)),
+    )
+    is_missing = isinstance(topic, Unread) and isinstance(topic.error, TopicMissing)
+    if isinstance(topic, Unread) and not is_missing:
+        yield topic.to_finding()
+    else:
+        yield from judge_topic(
+            None if isinstance(topic, Unread) else topic,
+            *(settings.topic, find_addresses(properties), settings.keep),
+            config.watch.horizon,
+        )
+    tables = read_part("its tables", lambda: within(_SECONDS, SUBJECT, lambda: _read(config)))
+    if isinstance(tables, Unread):
+        yield tables.to_finding()
+    else:
+        found, stuck = tables
+        yield from judge_tables(found)
+        if stuck is not None:
+            kafka_answers = is_missing or not isinstance(topic, Unread)
+            yield from judge_stuck(stuck, settings.late, kafka_answers=kafka_answers)
+    services = (_look_up(name, one) for name, one in sorted(settings.services.items()))
+    yield from judge_services(tuple(services))
+
+
+def _read(config: Config) -> tuple[LookBackTables, Stuck | None]:
+    from delivery.lookback.operating import count_messages
+    from delivery.lookback.states import State
+    from delivery.lookback.tables import has_tables, list_partitions
+
+    with opened_look_back(config) as database:
+        with database.read() as connection:
+            today = database.now(connection).date()
+            is_sqlite, are_there = database.is_sqlite, has_tables(connection)
+            days = () if is_sqlite or not are_there else tuple(list_partitions(connection))
+        tables = LookBackTables(are_there, is_sqlite, today, days)
+        if not are_there:
+            return tables, None
+        counts = count_messages(database)
+    parked = sum(one.messages for one in counts if one.state is State.PARKED)
+    waiting = [one for one in counts if one.state is not State.PARKED and one.messages]
+    worst = max(waiting, key=lambda one: one.oldest_seconds or 0.0, default=None)
+    if worst is None:
+        return tables, Stuck(parked)
+    return tables, Stuck(parked, str(worst.state), worst.messages, worst.oldest_seconds)
+
+
+def _look_up(name: str, service: LookBackService) -> AskedService:
+    """Its name only: nobody is asked."""
+    from delivery.lookback.asking.addresses import read_networks, resolve_host
+
+    host, port = service.address
+
+    async def resolve() -> None:
+        async with asyncio.timeout(_RESOLVE_SECONDS):
+            await resolve_host(host, port, read_networks(service.networks))
+
+    try:
+        asyncio.run(resolve())
+        problem = ""
+    except TimeoutError:
+        problem = f"its name was not resolved in {_RESOLVE_SECONDS:g} s"
+    except Refused as error:
+        problem = error.message
+    except OSError:
+        problem = "its name does not resolve here"
+    return AskedService(name, host, problem)

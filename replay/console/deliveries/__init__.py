@@ -1,0 +1,1 @@
+"""Outboxes and look-back as `watch` sees them."""

@@ -1,0 +1,98 @@
+"""Outboxes as Prometheus sees them: what is not known is absent, and no scrape waits for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import text
+
+from delivery.outbox.databases import Database
+from delivery.outbox.desk import Desk, OutboxStatus
+from delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
+from delivery.outbox.sender import OutboxSender
+from delivery.outbox.tables import messages
+from tests.delivery.outbox.shop import Shop
+from tests.kafka_tools import wait_until
+from tests.monitoring.metric_lines import scrape_registry
+
+
+@pytest.fixture
+def registry(pg_shop: Shop) -> Iterator[CollectorRegistry]:
+    """Of a sender that is not started."""
+    made, database = CollectorRegistry(), Database(pg_shop.url)
+    sender = OutboxSender(pg_shop.engine, {"bootstrap.servers": pg_shop.bootstrap})
+    made.register(OutboxCollector(Desk(database), sender, "shop"))
+    yield made
+    database.close()
+
+
+def test_each_outbox_has_its_figures_and_what_is_unknown_is_absent() -> None:
+    registry = CollectorRegistry()
+    statuses = {
+        "shop": OutboxStatus(3, 2, 1, oldest_seconds=700.0, oldest_waiting_seconds=9.5),
+        "held": OutboxStatus(0, 0, 1, oldest_seconds=700.0, oldest_waiting_seconds=None),
+        "away\n": None,
+    }
+
+    class Source:
+        def collect(self) -> object:
+            return collect_outboxes(statuses)
+
+    registry.register(Source())  # type: ignore[arg-type]
+    got = scrape_registry(registry)
+    assert got.value("backlog_outbox_messages", outbox="shop", state="parked") == 1
+    assert got.value("backlog_outbox_messages", outbox="held", state="pending") == 0
+    assert got.labels_of("backlog_outbox_messages", "outbox") == {"shop", "held"}
+    assert got.value("backlog_outbox_oldest_seconds") == 9.5, "what is parked waits for nobody"
+    assert got.value("backlog_outbox_away", outbox="shop", what="database") == 0
+    assert got.value("backlog_outbox_away", outbox="away\\n", what="database") == 1
+
+
+def test_a_sender_serves_all_of_the_catalogue(pg_shop: Shop, registry: CollectorRegistry) -> None:
+    pg_shop.add("orders", "k")
+    got = scrape_registry(registry)
+    for metric in CATALOGUE:
+        found = got.find(metric.exported_name)
+        assert found
+        assert {tuple(name for name, _ in labels) for labels in found} == {
+            tuple(sorted(metric.labels))
+        }
+    assert got.labels_of("backlog_outbox_away", "what") == {"database", "kafka"}
+
+
+def test_a_database_that_hangs_holds_up_no_scrape(
+    pg_shop: Shop, registry: CollectorRegistry
+) -> None:
+    with pg_shop.engine.begin() as holder:
+        holder.execute(text(f"LOCK TABLE {messages.name} IN ACCESS EXCLUSIVE MODE"))
+        for _ in range(2):
+            began = time.monotonic()
+            got = scrape_registry(registry)
+            assert time.monotonic() - began < 10
+            assert got.value("backlog_outbox_away", what="database") == 1
+            assert not got.find("backlog_outbox_messages")
+            assert got.value("backlog_outbox_parked_total") == 0
+
+    def is_seen() -> bool:
+        return bool(scrape_registry(registry).find("backlog_outbox_messages"))
+
+    wait_until(is_seen, what="the table is seen again")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://user:secret@db.example:5433/shop?password=other", "db.example/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "shop"),
+        ("mariadb://user:secret@db/shop", "db/shop"),
+        ("sqlite:////var/lib/{place}/shop.db", "shop.db"),
+    ],
+)
+def test_an_outbox_without_a_name_is_called_by_its_place(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    assert Desk(Database(url.format(place=tmp_path))).name == name
