@@ -76,12 +76,19 @@ def test_the_outbox_the_web_service_and_the_consumer(here: Path, broker: Embedde
     with TestClient(names["app"]) as client:
         told = client.post("/orders/2")
         assert told.status_code == 200
+        assert client.portal is not None
+        client.portal.call(names["async_engine"].dispose)
     assert read_values(broker, "orders") == [b'{"id": 1}', b'{"id": 2}']
     last = read_all(properties_of(broker.bootstrap), "orders", [0])[-1]
     assert find_header(last.headers(), EVENT_ID) == told.json()["message"]  # type: ignore[arg-type]
     # The consumer of the other page reads them, and reads them again.
     names = run_blocks("idempotent-consumer.md", slice(0, 2), **address, **{"poll(10)": "poll(4)"})
-    asyncio.run(names["handle"](last))
+
+    async def handle_again() -> None:
+        await names["handle"](last)
+        await names["async_engine"].dispose()
+
+    asyncio.run(handle_again())
     names["consumer"].close()
     with sqlite3.connect(here / "payments.db") as payments:
         assert payments.execute("SELECT order_id FROM payments").fetchall() == [("1",), ("2",)]

@@ -343,9 +343,11 @@ class OutboxSender:
         parked = [failure for failure in failed if failure.is_last]
         self.counts.parked += len(parked)
         self._warn(parked, "is parked, and holds up its key", " --state parked")
-        # The first refusal may be that of another message in its batch.
-        again = [each for each in failed if each.refused and each.message.attempts]
-        self._warn([each for each in again if not each.is_last], "is tried again", "")
+        # The first refusal may be that of another message in its batch; at the end nobody is left
+        # to tell of the second one.
+        is_over = self._stop.is_set()
+        again = [e for e in failed if e.refused and (e.message.attempts or is_over)]
+        self._warn([e for e in again if not e.is_last], "is tried again", "")
 
     def _warn(self, failed: list[Failure], outcome: str, option: str) -> None:
         now = time.monotonic()

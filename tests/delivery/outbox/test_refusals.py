@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from delivery.outbox import OutboxSender
+from delivery.outbox import Outbox, OutboxSender
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import wait_until
@@ -58,6 +58,18 @@ def test_a_topic_that_is_not_there(
     assert "is tried again: UNKNOWN_TOPIC_OR_PART" in caplog.text
     assert f"to topic {name}" in caplog.text
     assert "there is no such topic: create it; see `backlogctl outbox list`" in caplog.text
+
+
+def test_a_refusal_just_before_the_end_is_told(
+    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"nowhere-{unique}"
+    with (
+        Outbox(pg_shop.engine, kafka={"bootstrap.servers": pg_shop.bootstrap}) as outbox,
+        pg_shop.engine.begin() as connection,
+    ):
+        outbox.add(connection, topic=name, value="v")
+    assert "there is no such topic: create it" in caplog.text
 
 
 def test_status_says_that_some_were_tried(pg_shop: Shop, unique: str, tmp_path: Path) -> None:
