@@ -102,9 +102,9 @@ def test_the_table_of_the_outbox_by_alembic(pg_url: str) -> None:
     with engine.begin() as connection:
         context = MigrationContext.configure(connection)
         with Operations.context(context):
-            assert compare_metadata(context, [own, delivery.outbox.metadata])
+            assert compare_metadata(context, [own, delivery.outbox.metadata])  # type: ignore[arg-type]
             names["upgrade"]()
-            assert compare_metadata(context, [own, delivery.outbox.metadata]) == []
+            assert compare_metadata(context, [own, delivery.outbox.metadata]) == []  # type: ignore[arg-type]
             names["downgrade"]()
         assert inspect(connection).get_table_names() == []
     engine.dispose()

@@ -48,18 +48,22 @@ def find_others(names: set[str]) -> set[str]:
 
 
 def close(names: set[str]) -> set[str]:
-    """Those and what comes with them."""
+    """Those and what comes with them; `name[extra]` with what the extra brings."""
     found: set[str] = set()
     while new := names - found:
         found |= new
-        for name in new:
-            required = map(Requirement, metadata.requires(name) or ())
-            names = names | {
-                canonicalize_name(one.name)
-                for one in required
-                if one.marker is None or one.marker.evaluate({"extra": ""})
-            }
-    return found
+        for wanted in map(Requirement, new):
+            for one in map(Requirement, metadata.requires(wanted.name) or ()):
+                extras = ["", *wanted.extras]
+                if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in extras):
+                    name = canonicalize_name(one.name)
+                    names = names | {name, *(f"{name}[{extra}]" for extra in one.extras)}
+    return {Requirement(name).name for name in found}
+
+
+def test_the_extra_brings_what_an_asynchronous_session_needs() -> None:
+    assert {"greenlet", "aiosqlite", "redis", "pymysql"} <= close({"backlogctl[delivery]"})
+    assert "greenlet" not in close({"backlogctl"})
 
 
 def test_the_page_lists_what_applications_take_in() -> None:
