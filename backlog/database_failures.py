@@ -14,6 +14,7 @@ from backlog.postgres_refusals import explain_refusal
 
 # MariaDB's and MySQL's numbers (their manuals, "Error reference").
 _MISSING, _LOCKED, _LOGINS = (1146, 1054), (1205, 1213), (1044, 1045, 1049)
+_DENIED = (1142, 1143)  # of a table, a column
 _AWAY = (1040, 1053, 2002, 2003, 2005, 2006, 2013, 2055)
 
 
@@ -48,6 +49,7 @@ class Trouble(Enum):
     NO_RIGHTS = auto()  # of a file
     AWAY = auto()
     LOGIN = auto()
+    DENIED = auto()  # of a user
     OTHER = auto()
 
 
@@ -77,6 +79,8 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
         return Trouble.NO_RIGHTS
     if state[:2] == "28" or number in _LOGINS:
         return Trouble.LOGIN
+    if state == "42501" or number in _DENIED:
+        return Trouble.DENIED
     # Lost connections, no room for another one, a server that starts or stops.
     is_postgres = url.get_backend_name() == "postgresql"
     if (is_postgres and (not state or state[:2] in ("08", "53", "57"))) or number in _AWAY:
@@ -126,6 +130,11 @@ def _word(trouble: Trouble, reason: str, place: Place) -> tuple[str, str]:
             return (
                 f"the database does not let us in: {reason}",
                 f"check user, password and database in `{place.key}`",
+            )
+        case Trouble.DENIED:
+            return (
+                f"the user may not do this: {reason}",
+                f"give this right to the user in `{place.key}`, or use another one",
             )
     return reason, ""
 

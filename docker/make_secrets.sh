@@ -20,6 +20,7 @@ keep() { # NAME, its text on stdin
 }
 
 for name in database_password airflow_database_password ledger_password \
+    look_back_password outbox_password \
     shop_database_password shop_password shop_reader_password grafana_password; do
     random 16 | keep "$name"
 done

@@ -37,7 +37,7 @@ def start_broker(
     progress: Say | None = None,
 ) -> BrokerState:
     """Start a broker that outlives this process; one that runs there already is left as it is."""
-    place = Path(directory).absolute()
+    place = Path(directory).resolve()
     place.mkdir(parents=True, exist_ok=True)
     state = broker_state(place)
     if state is not None and state.running:
@@ -83,7 +83,7 @@ def _state_file(directory: Path) -> Path:
 def _find_broker(pid: int, directory: Path | str) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
-        settings = str(Path(directory).absolute() / "broker-1" / "server.properties")
+        settings = str(Path(directory).resolve() / "broker-1" / "server.properties")
         return process if settings in process.cmdline() else None
     except psutil.Error:
         return None

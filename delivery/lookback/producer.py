@@ -121,12 +121,15 @@ class LookBackProducer:
         end = time.monotonic() + self._timeout
         while not done.is_set():
             if time.monotonic() > end:
-                raise self._tell(f"no answer within {self._timeout:g} s", hint)
+                why = (
+                    f"no answer within {self._timeout:g} s; do the brokers run, is the topic there?"
+                )
+                raise self._tell(why, hint)
             # kafka-python's thread calls back by itself, and its poll returns at once.
             if not self._client.poll(_POLL_SECONDS):
                 done.wait(_POLL_SECONDS / 5)
         if failed:
-            raise self._tell(str(failed[0]), hint)
+            raise self._tell(_describe(failed[0]), hint)
 
     def _tell(self, why: str, hint: str) -> KafkaFailure:
         return KafkaFailure(
@@ -135,6 +138,16 @@ class LookBackProducer:
             hint=hint,
             retryable=True,
         )
+
+
+def _describe(error: Any) -> str:
+    """Either client's error."""
+    if not hasattr(error, "code"):
+        return f"{type(error).__name__}: {error}"
+    # It imports confluent_kafka, which an application with the other client need not have.
+    from delivery.refusals import explain_kafka
+
+    return explain_kafka(error)
 
 
 def _as_bytes(value: bytes | str | None) -> bytes | None:

@@ -81,12 +81,22 @@ class Database:
         return "/".join(part for part in (self.url.host, self.url.database) if part)
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self, *, creates: bool = False) -> Iterator[Connection]:
         """A transaction.
+
+        Args:
+            creates: an SQLite file may be made.
 
         Raises:
             OutboxDatabaseError: the database refused, or is away. Holds no payload.
         """
+        if not creates and self._owns and self.is_sqlite and not self._has_file():
+            raise OutboxDatabaseError(
+                "there is no such file",
+                subject=self.label,
+                hint="correct the path: sqlite:///shop.db is in this directory, four slashes begin "
+                "an absolute path; `backlogctl outbox create` makes it",
+            )
         try:
             with self._plain.begin() as connection:
                 yield connection
@@ -106,6 +116,10 @@ class Database:
         """Closes its connections, unless they are the application's."""
         if self._owns:
             self._engine.dispose()
+
+    def _has_file(self) -> bool:
+        name = self.url.database or ""
+        return name.startswith(("file:", ":memory:")) or Path(name).exists()
 
 
 def _read_url(source: AsyncEngine | URL | str) -> URL:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, delete, exists, func, select, update
 
 from backlog.errors import Refused, UsageError
 from delivery.outbox.databases import Database
@@ -25,6 +25,7 @@ class OutboxStatus:
         pending, in_progress, parked: rows that are not sent.
         oldest_seconds: since the oldest row that is not sent was added; None where all are.
         oldest_waiting_seconds: the same without parked rows.
+        failed: of those that are pending, how many were tried before.
     """
 
     pending: int
@@ -32,6 +33,7 @@ class OutboxStatus:
     parked: int
     oldest_seconds: float | None
     oldest_waiting_seconds: float | None = None
+    failed: int = 0
 
     @property
     def waiting(self) -> int:
@@ -76,6 +78,10 @@ class Desk:
         """Which outbox it is."""
         return self._database.label
 
+    def close(self) -> None:
+        """Closes its connections, unless they are the application's."""
+        self._database.close()
+
     @property
     def name(self) -> str:
         """What it is called where nobody named it."""
@@ -83,13 +89,18 @@ class Desk:
 
     def create(self) -> None:
         """Makes the table where it is not there."""
-        with self._database.begin() as connection:
+        with self._database.begin(creates=True) as connection:
             create_tables(connection)
 
     def read_status(self) -> OutboxStatus:
         """Counts what is not sent; reads nothing of what is."""
         counted = (
-            select(_c.state, func.count().label("rows"), func.min(_c.created_at).label("oldest"))
+            select(
+                _c.state,
+                func.count().label("rows"),
+                func.count(_c.last_error).label("failed"),
+                func.min(_c.created_at).label("oldest"),
+            )
             .where(_c.due_at.is_not(None))
             .group_by(_c.state)
         )
@@ -102,11 +113,24 @@ class Desk:
             pending=counts[State.PENDING],
             in_progress=counts[State.IN_PROGRESS],
             parked=counts[State.PARKED],
+            failed=found[State.PENDING].failed if State.PENDING in found else 0,
             oldest_seconds=max(ages.values(), default=None),
             oldest_waiting_seconds=max(
                 (age for state, age in ages.items() if state != State.PARKED), default=None
             ),
         )
+
+    def count_awaited(self) -> int:
+        """Rows that a sender will send: neither sent, nor parked, nor held up by a parked one."""
+        parked = messages.alias()
+        is_held_up = exists().where(
+            parked.c.lane == _c.lane, parked.c.id < _c.id, parked.c.state == State.PARKED
+        )
+        awaited = select(func.count()).where(
+            _c.state.in_([State.PENDING, State.IN_PROGRESS]), ~is_held_up
+        )
+        with self._database.begin() as connection:
+            return connection.execute(awaited).scalar_one()
 
     def list_entries(
         self, states: Sequence[State], topic: str | None, most: int

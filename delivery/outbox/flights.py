@@ -19,6 +19,7 @@ from backlog.crashpoints import reach
 from backlog.kafka.errors import is_retriable, is_unreachable, unwrap
 from delivery.outbox.claims import Failure
 from delivery.outbox.messages import Message
+from delivery.refusals import explain_kafka
 
 _PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
@@ -160,7 +161,7 @@ class Flights:
         if inner is None:
             reason, refused = f"{type(error).__name__}: {error}", True
         else:
-            reason = f"{inner.name()}: {inner.str()}"
+            reason = explain_kafka(inner)
             self.is_broken |= inner.fatal() or inner.code() == KafkaError._FATAL
             is_away = is_unreachable(inner) or is_retriable(inner) or self.is_broken
             refused = not is_away and inner.code() not in _PURGED

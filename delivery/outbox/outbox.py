@@ -79,7 +79,7 @@ class Outbox:
         Raises:
             OutboxDatabaseError: the database refused.
         """
-        with self._database.begin() as connection:
+        with self._database.begin(creates=True) as connection:
             create_tables(connection)
 
     def add(
@@ -131,7 +131,7 @@ class Outbox:
         return row.message_id
 
     def close(self, seconds: float = 30.0) -> None:
-        """Ends the thread when what is in flight is told, or after so many seconds.
+        """Ends the thread when what was committed here is sent, or after so many seconds.
 
         What is not sent by then is sent by the next scanner.
         """

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaException, Producer
 
 from backlog.errors import BacklogError, UsageError
-from backlog.kafka.clients import PARTITIONERS, make_producer
+from backlog.kafka.clients import (
+    PARTITIONERS,
+    ConnectionReports,
+    find_addresses,
+    make_producer,
+)
+from backlog.kafka.errors import refuse_login
 from backlog.visible import escape_text
 from delivery.outbox.claims import Claims, Failure
 from delivery.outbox.databases import Database
@@ -39,8 +45,10 @@ _SETTLE_SECONDS, _SETTLE_COUNT = 0.02, 500
 # A key with more rows than a claim takes goes on so soon.
 _GO_ON_SECONDS = 0.05
 _PROBE_SECONDS = 3.0
-# A topic that is gone parks many: the metric counts them, the log names one now and then.
-_PARKING_SECONDS = 60.0
+# At the end a hint is waited for so long: its transaction may have been undone.
+_LAST_LOOK_SECONDS = 0.1
+# A topic that is gone refuses many: the metric counts them, the log names one now and then.
+_WARNING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +130,14 @@ class OutboxSender:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._patience = 0.0
+        self._reports = ConnectionReports()
         self._producer: Producer | None = None
         self._flights: Flights | None = None
         self._next_scan = self._settled_at = 0.0
         self.counts = Counts()
         self.kafka_outage = Outage(_log, "Kafka")
         self.database_outage = Outage(_log, "the database")
-        self._parking_told_at = float("-inf")
+        self._next_warning: dict[str, float] = {}
 
     def start(self) -> None:
         """Sends in a thread of its own."""
@@ -155,6 +164,8 @@ class OutboxSender:
             ConfigurationError: librdkafka does not take a property.
         """
         self._open_producer()
+        # A wrong address, or login, is told now; nothing is claimed before a broker answers.
+        self._probe()
         try:
             while not self._stop.is_set():
                 self._turn()
@@ -180,6 +191,7 @@ class OutboxSender:
             # It tells of each lost connection; one warning of ours is enough.
             "log_level": 2,
         }
+        settings.setdefault("error_cb", self._reports)
         settings.setdefault("linger.ms", 1)
         # Of an application and of `outbox run` the same, or a key has two partitions.
         settings.setdefault("partitioner", PARTITIONERS["murmur2"])
@@ -220,28 +232,43 @@ class OutboxSender:
         self.kafka_outage.ask()
         try:
             self._producer.list_topics("__consumer_offsets", _PROBE_SECONDS)
-        except KafkaException as error:
-            self.kafka_outage.note(str(error))
+        except KafkaException:
+            self._producer.poll(0)  # what it reports
+            self.kafka_outage.note(self._tell_away("no broker answers"))
             return False
+        self._reports.clear()
         return True
+
+    def _tell_away(self, why: str) -> str:
+        addresses = find_addresses(self._kafka)
+        if self._reports.refusal is not None:
+            return str(refuse_login(self._reports.refusal, "", "send", addresses))
+        report = f": {self._reports.last}" if self._reports.last else ""
+        return f"{why}{report} (bootstrap.servers {addresses or 'are not given'}; messages wait)"
 
     def _claim(self) -> None:
         assert self._flights is not None
         now = time.monotonic()
-        # Nothing more of a claim is sent when what was sent last could outlive the lease.
-        spare = self._settings.lease - self._settings.delivery_timeout
-        lease_end = now + spare.total_seconds()
-        if hints := self._hints.take_due(now, self._settings.most):
-            claimed = self._claims.claim_hinted(hints)
-            self._hints.drop(message.id for message in claimed)
-            self._flights.start(claimed, lease_end)
+        self._claim_hinted(now)
         if now >= self._next_scan:
             claimed = self._claims.claim_due()
-            self._flights.start(claimed, lease_end)
+            self._flights.start(claimed, self._find_lease_end(now))
             if not len(self._flights):
                 self.kafka_outage.end()
             pause = 0.0 if claimed else self._settings.scan_every.total_seconds()
             self._next_scan = now + pause
+
+    def _claim_hinted(self, now: float) -> None:
+        assert self._flights is not None
+        if hints := self._hints.take_due(now, self._settings.most):
+            claimed = self._claims.claim_hinted(hints)
+            self._hints.drop(message.id for message in claimed)
+            self._flights.start(claimed, self._find_lease_end(now))
+
+    def _find_lease_end(self, now: float) -> float:
+        # Nothing more of a claim is sent when what was sent last could outlive the lease.
+        spare = self._settings.lease - self._settings.delivery_timeout
+        return now + spare.total_seconds()
 
     def _idle_seconds(self) -> float:
         now = time.monotonic()
@@ -249,6 +276,9 @@ class OutboxSender:
         # An outage has a pace of its own.
         least = _POLL_SECONDS if self._may_look() else 0.2
         return max(least, min(until - now, 1.0))
+
+    def _can_send(self) -> bool:
+        return not (self.kafka_outage.is_on or self.database_outage.is_on)
 
     def _may_look(self) -> bool:
         return self.kafka_outage.is_time() and self.database_outage.is_time()
@@ -280,7 +310,7 @@ class OutboxSender:
                 landed.delivered = []
             if landed.failed:
                 self._claims.mark_failed(landed.failed)
-                self._tell_parked(landed.failed)
+                self._tell_refused(landed.failed)
                 landed.failed = []
             if landed.given_up:
                 self._claims.release(landed.given_up)
@@ -303,30 +333,50 @@ class OutboxSender:
             self.kafka_outage.end()
         elif refused < len(failed):
             away = next(failure for failure in failed if not failure.refused)
-            self.kafka_outage.note(away.reason)
+            self.kafka_outage.note(self._tell_away(away.reason))
         assert self._flights is not None
         if self._flights.is_broken:
             # librdkafka's way out of a fatal error. What it held is due when its lease ends.
             self._open_producer()
 
-    def _tell_parked(self, failed: list[Failure]) -> None:
+    def _tell_refused(self, failed: list[Failure]) -> None:
         parked = [failure for failure in failed if failure.is_last]
         self.counts.parked += len(parked)
+        self._warn(parked, "is parked, and holds up its key", " --state parked")
+        # The first refusal may be that of another message in its batch; at the end nobody is left
+        # to tell of the second one.
+        is_over = self._stop.is_set()
+        again = [e for e in failed if e.refused and (e.message.attempts or is_over)]
+        self._warn([e for e in again if not e.is_last], "is tried again", "")
+
+    def _warn(self, failed: list[Failure], outcome: str, option: str) -> None:
         now = time.monotonic()
-        if parked and now - self._parking_told_at >= _PARKING_SECONDS:
-            self._parking_told_at = now
-            _log.warning(
-                "message %d to topic %s is parked, and holds up its key: %s; "
-                "see `backlogctl outbox list --state parked`",
-                parked[0].message.id,
-                parked[0].message.topic,
-                escape_text(parked[0].reason),
-            )
+        if not failed or now < self._next_warning.get(outcome, 0.0):
+            return
+        self._next_warning[outcome] = now + _WARNING_SECONDS
+        _log.warning(
+            "message %d to topic %s %s: %s; see `backlogctl outbox list%s`",
+            failed[0].message.id,
+            failed[0].message.topic,
+            outcome,
+            escape_text(failed[0].reason),
+            option,
+        )
 
     def _finish(self) -> None:
         assert self._flights is not None
         end = time.monotonic() + self._patience
-        while len(self._flights) and time.monotonic() < end:
+        self._collect(0.0)
+        while (now := time.monotonic()) < end:
+            # What was committed a moment ago does not wait for a scanner.
+            is_told = self._hints.next_at - now < _LAST_LOOK_SECONDS and self._can_send()
+            if not is_told and not len(self._flights):
+                break
+            try:
+                if is_told and len(self._flights) < self._settings.most_in_flight:
+                    self._claim_hinted(now)
+            except BacklogError as error:
+                self.database_outage.note(str(error))
             self._flights.poll(0.05)
             self._settle()
         self._settle(at_once=True)

@@ -1,6 +1,6 @@
-"""Makes the shop's topic, once, and puts its group at the beginning of it.
+"""Makes the shop's topics, once, and puts its group at the beginning of `orders`.
 
-Three replicas, and a retention that a slow consumer will meet.
+Three replicas; and for `orders` a retention that a slow consumer will meet.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 from backlog.kafka.admin import committed_offsets, create_topic, set_group_offsets
 
 PARTITIONS = range(3)
+# Receipts come by the outbox; look-back reads the last.
+OTHERS = ("receipts", "look_back_msg")
 
 
 def main() -> None:
@@ -28,6 +30,15 @@ def main() -> None:
         },
         exist_ok=True,
     )
+    for other in OTHERS:
+        create_topic(
+            cluster,
+            other,
+            partitions=len(PARTITIONS),
+            replication=3,
+            config={"min.insync.replicas": "2"},
+            exist_ok=True,
+        )
     # A strict consumer needs a committed offset to begin at.
     commits = committed_offsets(cluster, group, topic, PARTITIONS)
     if set(commits.values()) == {None}:

@@ -1,20 +1,26 @@
-"""The shop: each order is a row first, then a message. SHOP_ORDERS_PER_SECOND says how many."""
+"""The shop: each order is a row first, then a message. SHOP_ORDERS_PER_SECOND says how many.
+
+Its receipt commits with the row, in the outbox: whatever happens here, it is sent.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from decimal import Decimal
 
-import psycopg
 from confluent_kafka import Producer
 from settings import ALIVE, catch_signals, connect, read_rate
+from sqlalchemy import Engine, create_engine, text
 
+from delivery.outbox import Outbox
 from replay.demo.rebuild.shop import Order
 
 _TICK = 0.5
+_INSERT = text("INSERT INTO orders VALUES (:order_id, :user_id, :status, :amount, :updated_at)")
 
 
 def make_order(number: int, at: datetime) -> Order:
@@ -29,14 +35,13 @@ def make_order(number: int, at: datetime) -> Order:
 
 
 def place_orders(
-    table: psycopg.Connection, producer: Producer, topic: str, orders: list[Order]
+    engine: Engine, outbox: Outbox, producer: Producer, topic: str, orders: list[Order]
 ) -> None:
     """Rows, then messages; an order whose message fails has a row, and can be rebuilt."""
-    with table.transaction(), table.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO orders VALUES (%s, %s, %s, %s, %s)",
-            [(o.order_id, o.user_id, o.status, o.amount, o.updated_at) for o in orders],
-        )
+    with engine.begin() as transaction:
+        transaction.execute(_INSERT, [asdict(order) for order in orders])
+        for order in orders:
+            outbox.add(transaction, topic=os.environ["RECEIPTS"], key=order.key, value=order.value)
     for order in orders:
         at = int(order.updated_at.timestamp() * 1000)
         producer.produce(topic, key=order.key, value=order.value, timestamp=at)
@@ -55,19 +60,19 @@ def main() -> None:
             "compression.type": "lz4",
         }
     )
-    with connect() as table:
-        found = table.execute("SELECT count(*) FROM orders").fetchone()
-        table.commit()
-        placed = found[0] if found else 0
-        began, before = time.monotonic(), placed
-        while not stop.wait(_TICK):
-            wanted = before + int((time.monotonic() - began) * rate)
-            now = datetime.now(UTC)
-            orders = [make_order(number + 1, now) for number in range(placed, wanted)]
-            if orders:
-                place_orders(table, producer, topic, orders)
-                placed = wanted
-            ALIVE.touch()
+    engine = create_engine("postgresql+psycopg://", creator=connect)
+    outbox = Outbox(engine)  # the container `outbox` sends
+    with engine.connect() as table:
+        placed = table.execute(text("SELECT count(*) FROM orders")).scalar_one()
+    began, before = time.monotonic(), placed
+    while not stop.wait(_TICK):
+        wanted = before + int((time.monotonic() - began) * rate)
+        now = datetime.now(UTC)
+        orders = [make_order(number + 1, now) for number in range(placed, wanted)]
+        if orders:
+            place_orders(engine, outbox, producer, topic, orders)
+            placed = wanted
+        ALIVE.touch()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ _SOCKETS = "/tmp"  # noqa: S108 - of the stand-in
 _SLOW = {"SHOP_RETENTION_MS": "60000", "SHOP_HANDLED_PER_SECOND": "2"}
 _MENDED = {"SHOP_HANDLED_PER_SECOND": "50", "SHOP_OFFSET_RESET": "earliest"}
 _ALERTS = "http://prometheus:9090/api/v1/alerts"
-_ENDED = ("airflow", "exporter", "shop-p", "spark")
+_ENDED = ("airflow", "exporter", "shop-p", "spark", "outbox", "lookback")
+_PREPARE = """
+from confluent_kafka import Producer
+from delivery.lookback.producer import LookBackProducer
+producer = Producer({"bootstrap.servers": "kafka-1:9092", "acks": "all"})
+look_back = LookBackProducer(producer, service="shop")
+look_back.prepare("check", "1", topic="receipts", key="1", value="{}")
+look_back.commit("check", "1")
+"""
 Results = list[tuple[str, str]]
 
 
@@ -43,6 +51,7 @@ def play(source: Path, place: Path, actions: list[str]) -> None:
         _start(stack)
         _lose(stack, results)
         _recover(stack, results, actions)
+        _deliver(stack, results)
         _end(stack, results)
     finally:
         for service in stack.services.values():
@@ -109,6 +118,21 @@ def _recover(stack: Stack, results: Results, actions: list[str]) -> None:
     ]
     audit = stack.execute("shop-database", *words)
     results.append(("the shop's audit", " ".join(audit.stdout.split())))
+
+
+def _deliver(stack: Stack, results: Results) -> None:
+    """Receipts are sent by the outbox; what is prepared and committed is forwarded."""
+    status = _run_command(stack, "outbox", "status", "--outbox", "shop_outbox")
+    results.append(("outbox status", str({key: status[key] for key in ("pending", "parked")})))
+    sent = ("outbox", "list", "--outbox", "shop_outbox", "--state", "sent", "-n", "1")
+    results.append(("receipts are sent", str(bool(_run_command(stack, *sent)["messages"]))))
+    done = stack.execute("lookback", "python", "-c", _PREPARE)
+    limit, forwarded = time.monotonic() + 60, []
+    while time.monotonic() < limit and not forwarded:
+        forwarded = _run_command(stack, "lookback", "list", "--state", "forwarded")["messages"]
+        time.sleep(1)
+    said = f"{len(forwarded)} forwarded" if not done.returncode else done.stderr[-300:]
+    results.append(("look-back", said))
 
 
 def _make_backlog(stack: Stack) -> None:

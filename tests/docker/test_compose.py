@@ -21,7 +21,7 @@ NAMES = [
     *BROKERS,
     *("database", "shop-database", "init", "exporter", "prometheus", "grafana"),
     *("airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
-    *("spark-master", "spark-worker", "shop-producer", "shop-consumers"),
+    *("spark-master", "spark-worker", "shop-producer", "shop-consumers", "outbox", "lookback"),
 ]
 SCHEMA = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
 

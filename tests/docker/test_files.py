@@ -49,6 +49,13 @@ def test_backlog_yaml_is_taken_and_fits_the_stack(tmp_path: Path) -> None:
     assert names
     assert readers
     assert all(names <= set(service["secrets"]) for service in readers)
+    outbox = config.outboxes["shop_outbox"]
+    assert config.look_back is not None
+    for name, listen in (("outbox", outbox.listen), ("lookback", config.look_back.listen)):
+        assert listen is not None
+        (url,) = SERVICES[name]["healthcheck"]["test"][-1:]
+        assert url == f"http://127.0.0.1:{listen.rpartition(':')[2]}/metrics"
+        assert SERVICES[name]["stop_signal"] == "SIGTERM"
     assert stream.topic == SERVICES["init"]["environment"]["TOPIC"]
     assert stream.group == SERVICES["shop-consumers"]["environment"]["BACKLOG_GROUP"]
     assert stream.consumers is not None
@@ -65,7 +72,7 @@ def test_image_is_built_from_the_lock_file_and_is_not_root() -> None:
     assert ("ARG", f"UV_VERSION={version[1]}") in INSTRUCTIONS
     syncs = [rest for name, rest in INSTRUCTIONS if name == "RUN" and "uv sync" in rest]
     assert len(syncs) == 2
-    assert all("--locked --no-dev --extra airflow" in sync for sync in syncs)
+    assert all("--locked --no-dev --extra airflow --extra delivery" in sync for sync in syncs)
     images = [rest.split()[0] for name, rest in INSTRUCTIONS if name == "FROM"]
     assert images == ["debian:12.13-slim", "base", "base"]
     users = [rest for name, rest in INSTRUCTIONS if name == "USER"]
@@ -103,6 +110,7 @@ def test_dockerfile_is_linted() -> None:
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     text = (DOCKER / "prometheus/prometheus.yml").read_text()
     assert "exporter:9321" in text
+    assert '"outbox:9406", "lookback:9322"' in text
     assert "../monitoring/rules:/etc/prometheus/rules:ro" in SERVICES["prometheus"]["volumes"]
     file = tmp_path / "prometheus.yml"
     file.write_text(text.replace("/etc/prometheus/rules", str(ROOT / "monitoring/rules")))

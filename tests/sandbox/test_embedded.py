@@ -139,6 +139,10 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
         assert state.pid == int(told.stdout)
         AdminClient({"bootstrap.servers": state.bootstrap}).list_topics(timeout=60)
         assert start_broker(tmp_path) == state
+        # The same directory, said in another way.
+        (tmp_path / "link").symlink_to(tmp_path)
+        assert broker_state(tmp_path / "broker-1" / "..") == state
+        assert start_broker(tmp_path / "link") == state
     finally:
         assert stop_broker(tmp_path)
     assert not _runs(state.pid)

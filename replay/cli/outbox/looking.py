@@ -81,9 +81,10 @@ def show_entry(
     from backlog.visible import escape_name
 
     document = _describe(choose_outbox(session, outbox, url).open_desk().get_entry(row))
+    shown = {**document, "headers": ", ".join(document["headers"]) or None}
     lines = [
         f"{name.replace('_', ' ')}: {escape_name(str(value))}"
-        for name, value in document.items()
+        for name, value in shown.items()
         if value is not None
     ]
     session.emit(document, lines)
@@ -98,6 +99,7 @@ def _read_status(chosen: Chosen) -> dict[str, Any]:
         "pending": status.pending,
         "in_progress": status.in_progress,
         "parked": status.parked,
+        "failed": status.failed,
         "oldest_seconds": status.oldest_seconds,
     }
 
@@ -124,6 +126,14 @@ def _tell_status(chosen: Chosen, document: dict[str, Any]) -> Sequence[str]:
         f"{document['pending']:,} pending, {document['in_progress']:,} in progress, "
         f"{document['parked']:,} parked",
         *([] if age is None else [f"the oldest was added {format_duration(age)} ago"]),
+        *(
+            [
+                f"tried before, and waiting: {document['failed']:,}; "
+                f"`backlogctl outbox list{option}` says why"
+            ]
+            if document["failed"]
+            else []
+        ),
         *([f"next: backlogctl outbox list{option} --state parked"] if document["parked"] else []),
     ]
 

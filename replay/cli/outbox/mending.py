@@ -35,7 +35,7 @@ def retry_entries(
         raise UsageError("name rows, or --all", subject="outbox retry")
     desk = choose_outbox(session, outbox, url).open_desk()
     count = desk.retry(rows or (), all_parked=every)
-    session.emit({"retried": count}, f"{count:,} are due again")
+    session.emit({"retried": count}, f"{count:,} due again")
 
 
 @verb

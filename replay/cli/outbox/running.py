@@ -65,6 +65,9 @@ def run_sender(
     keep: Annotated[
         str | None, typer.Option(help="Delete what was sent so long ago, in batches; else keep it.")
     ] = None,
+    until_sent: Annotated[
+        bool, typer.Option("--until-sent", help="End when all is sent, or parked: exit code 1.")
+    ] = False,
 ) -> None:
     """Send what is due until Ctrl-C or SIGTERM; any number may run side by side.
 
@@ -91,11 +94,17 @@ def run_sender(
         if address:
             session.say(f"metrics at http://{address}/metrics")
         session.say(f"{desk.label}: sending what is due")
-        _send(desk, sender, terms.keep)
+        _send(desk, sender, terms.keep, until_sent=until_sent)
     session.emit(
         {"delivered": sender.counts.delivered, "parked": sender.counts.parked},
         f"{sender.counts.delivered:,} delivered, {sender.counts.parked:,} parked",
     )
+    left = desk.read_status() if until_sent else None
+    desk.close()
+    if left is not None and left.parked:
+        option = f" --outbox {chosen.name}" if chosen.name else ""
+        session.say(f"next: backlogctl outbox list{option} --state parked")
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,7 @@ def _make_registry(chosen: Chosen, desk: Desk, sender: OutboxSender) -> Collecto
     return registry
 
 
-def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None) -> None:
+def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None, *, until_sent: bool) -> None:
     """Until somebody asks for an end; what is in flight is told before."""
     import signal
     import threading
@@ -197,6 +206,8 @@ def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None) -> None:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     if keep is not None:
         threading.Thread(target=_purge_now_and_then, args=(desk, keep, ended), daemon=True).start()
+    if until_sent:
+        threading.Thread(target=_end_when_sent, args=(desk, sender, ended), daemon=True).start()
     try:
         sender.run()
     finally:
@@ -213,3 +224,13 @@ def _purge_now_and_then(desk: Desk, keep: timedelta, ended: Event) -> None:
         with suppress(BacklogError):
             desk.purge(keep, batch=1_000, most=100_000)
         ended.wait(_PURGE_SECONDS)
+
+
+def _end_when_sent(desk: Desk, sender: OutboxSender, ended: Event) -> None:
+    from contextlib import suppress
+
+    while not ended.wait(0.5):
+        with suppress(BacklogError):
+            if not desk.count_awaited():
+                ended.set()
+                sender.close()

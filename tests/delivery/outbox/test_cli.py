@@ -106,6 +106,27 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
     assert sorted(map(str, pg_shop.read_ids(name))) == sorted(given)
 
 
+def test_it_ends_when_all_is_sent_or_waits_for_a_parked_message(
+    pg_shop: Shop, topic: MakeTopic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = topic(1)
+
+    def run() -> tuple[int, str]:
+        told = ("--bootstrap", pg_shop.bootstrap, "--url", pg_shop.url)
+        code = main(["outbox", "run", "--until-sent", *told])
+        return code, capsys.readouterr().out.strip()
+
+    given = pg_shop.add(name, "a", "b", None)
+    assert run() == (0, "3 delivered, 0 parked")
+    pg_shop.add(name, "a", "b")
+    Desk(pg_shop.database).park([pg_shop.list_rows("id")[3][0]])
+    pg_shop.add(name, "a")
+    # The last one waits for the parked one of its key: that is no reason to go on.
+    assert run() == (1, "1 delivered, 0 parked")
+    assert pg_shop.count("pending") == 1
+    assert set(given) < set(map(str, pg_shop.read_ids(name)))
+
+
 def test_the_age_of_the_oldest_is_unknown_without_one(sqlite_url: str) -> None:
     shop = Shop(sqlite_url, "unused:1")
     desk = Desk(Database(sqlite_url))

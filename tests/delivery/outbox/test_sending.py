@@ -16,7 +16,7 @@ from backlog.clock import Deadline
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
-from delivery.outbox import Settings, claims, outages
+from delivery.outbox import Outbox, Settings, claims, outages
 from delivery.outbox.desk import Desk
 from delivery.outbox.tables import State, messages
 from sandbox.embedded import EmbeddedKafka
@@ -187,9 +187,11 @@ def test_fault_49_kafka_is_away_for_an_hour(
     )
     make_orders(own_kafka.bootstrap)
     with Shop(pg_url, own_kafka.bootstrap) as shop:
-        shop.add("orders", *[f"k{number}" for number in range(20)])
-        own_kafka.kill()
         with caplog.at_level(logging.INFO), shop.sending(settings) as sender:
+            shop.add("orders", "k0")
+            shop.await_sent(1)
+            own_kafka.kill()
+            shop.add("orders", *[f"k{number}" for number in range(20)])
             began = hurry()
             wait_until(lambda: sender.counts.away > 0, what="an attempt found nobody")
             wait_until(lambda: hurry() - began > 3_600, what="an hour has passed")
@@ -199,7 +201,7 @@ def test_fault_49_kafka_is_away_for_an_hour(
             assert shop.count("parked") == 0
             assert sender.counts.away < 400
             own_kafka.restart()
-            shop.await_sent(20)
+            shop.await_sent(21)
         assert sender.counts.refused == 0
         assert set(shop.read_ids("orders")) == {id_ for (id_,) in shop.list_rows("message_id")}
 
@@ -218,6 +220,19 @@ def test_fault_53_what_is_old_is_purged_in_batches_with_a_bound(
     assert [entry.id for entry in desk.list_entries([State.SENT], None, 10)] == [8, 9, 10]
     assert list(desk._purge_batches(0, 2, 100)) == [2, 1]
     assert shop.list_rows("state") == [("pending",)]
+
+
+@pytest.mark.parametrize("by", ["session", "connection"])
+def test_what_was_committed_just_before_the_end_is_sent(
+    pg_shop: Shop, topic: MakeTopic, by: str
+) -> None:
+    name = topic(1)
+    outbox = Outbox(pg_shop.engine, kafka=properties_of(pg_shop.bootstrap))
+    with outbox, Session(pg_shop.engine) as session, session.begin():
+        at = session if by == "session" else session.connection()
+        given = [outbox.add(at, topic=name, key=key, value="v") for key in ("a", "a", "b")]
+    assert pg_shop.count("sent") == 3
+    assert sorted(map(str, pg_shop.read_ids(name))) == sorted(given)
 
 
 def test_a_row_whose_lease_ends_is_sent_by_another(pg_shop: Shop, topic: MakeTopic) -> None:

@@ -1,0 +1,127 @@
+"""What somebody sees who set something up wrong: what it is, that it is true, and the way out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from delivery.outbox import Outbox, OutboxSender
+from tests.conftest import MakeTopic
+from tests.delivery.outbox.shop import Shop
+from tests.kafka_tools import wait_until
+from tests.replay.calling import call_main
+from tests.secured import start_secured
+
+
+def run(tmp_path: Path, *words: str) -> str:
+    """What the command says."""
+    _, out, err = call_main(("outbox", *words), tmp_path, {})
+    return out + err
+
+
+def test_a_broker_that_is_not_there_is_told_at_once_and_nothing_is_claimed(
+    pg_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    pg_shop.add("orders", "a")
+    with pg_shop.sending(kafka={"bootstrap.servers": "127.0.0.1:1"}) as sender:
+        wait_until(lambda: sender.kafka_outage.is_on, 10, "it is told")
+        assert pg_shop.list_rows("state", "attempts") == [("pending", 0)]
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert warned.startswith("Kafka: no broker answers: ")
+    assert "Connection refused" in warned
+    assert "bootstrap.servers 127.0.0.1:1" in warned
+
+
+def test_a_refused_login_is_told_as_that(
+    pg_shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_secured(tmp_path) as secured:
+        kafka = secured.login("admin", "not-the-password")
+        with pg_shop.sending(kafka=kafka) as sender:
+            wait_until(lambda: sender.kafka_outage.is_on, 20, "it is told")
+    warned = caplog.records[0].getMessage()
+    assert "refused the login" in warned
+    assert "sasl.password" in warned
+    assert "not-the-password" not in caplog.text
+
+
+def test_a_topic_that_is_not_there(
+    pg_shop: Shop, topic: MakeTopic, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"nowhere-{unique}"
+    pg_shop.add(name, "a")
+    with caplog.at_level(logging.WARNING), pg_shop.sending():
+        wait_until(lambda: caplog.records, what="the second refusal is told")
+    assert "is tried again: UNKNOWN_TOPIC_OR_PART" in caplog.text
+    assert f"to topic {name}" in caplog.text
+    assert "there is no such topic: create it; see `backlogctl outbox list`" in caplog.text
+
+
+def test_a_refusal_just_before_the_end_is_told(
+    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"nowhere-{unique}"
+    with (
+        Outbox(pg_shop.engine, kafka={"bootstrap.servers": pg_shop.bootstrap}) as outbox,
+        pg_shop.engine.begin() as connection,
+    ):
+        outbox.add(connection, topic=name, value="v")
+    assert "there is no such topic: create it" in caplog.text
+
+
+def test_status_says_that_some_were_tried(pg_shop: Shop, unique: str, tmp_path: Path) -> None:
+    pg_shop.add(f"nowhere-{unique}", "a")
+    with pg_shop.sending():
+        wait_until(lambda: pg_shop.list_rows("last_error") != [(None,)], what="it is refused")
+    said = run(tmp_path, "status", "--url", pg_shop.url)
+    assert "tried before, and waiting: 1; `backlogctl outbox list` says why" in said
+    pg_shop.add("orders", "b")
+    assert '"failed": 1' in run(tmp_path, "status", "--url", pg_shop.url, "--json")
+
+
+def test_a_message_that_is_too_large_for_the_client(
+    pg_shop: Shop, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(1)
+    with pg_shop.engine.begin() as connection:
+        pg_shop.outbox.add(connection, topic=name, value="x" * 2_000_000)
+    with pg_shop.sending():
+        wait_until(lambda: pg_shop.list_rows("last_error") != [(None,)], what="it is refused")
+    said = " ".join(run(tmp_path, "show", "1", "--url", pg_shop.url).split())
+    assert "MSG_SIZE_TOO_LARGE" in said
+    assert "raise message.max.bytes of the sender and max.message.bytes of the topic" in said
+
+
+def test_a_user_of_the_database_without_rights(
+    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = f"reader_{unique}"
+    url = make_url(pg_shop.url).set(username=reader, password="only-looks")
+    with pg_shop.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {reader} LOGIN PASSWORD 'only-looks'")
+        connection.exec_driver_sql(f"GRANT SELECT ON backlog_outbox TO {reader}")
+    try:
+        pg_shop.add("orders", "a")
+        shown = url.render_as_string(hide_password=False)
+        sender = OutboxSender(shown, {"bootstrap.servers": pg_shop.bootstrap})
+        sender.start()
+        wait_until(lambda: sender.database_outage.is_on, what="it is told")
+        sender.close()
+        assert "permission denied for table backlog_outbox" in caplog.text
+        assert "give this right to the user" in caplog.text
+    finally:
+        with pg_shop.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {reader}")
+            connection.exec_driver_sql(f"DROP ROLE {reader}")
+
+
+def test_a_wrong_path_makes_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    told = run(tmp_path, "status", "--url", f"sqlite:///{file}")
+    assert "there is no such file" in told
+    assert not file.exists()
+    assert "the table is there" in run(tmp_path, "create", "--url", f"sqlite:///{file}")
+    assert "0 not sent" in run(tmp_path, "status", "--url", f"sqlite:///{file}")
