@@ -107,7 +107,8 @@ class Config(Section):
             if stream.source is None:
                 continue
             at = ("streams", name, "source")
-            _check_known((*at, "database"), "source", stream.source.database, self.sources)
+            key = "database" if stream.source.outbox is None else "outbox"
+            _check_known((*at, key), "source", stream.source.database, self.sources)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
                 _check_known((*at, "database"), "source", consumed.database, self.sources)

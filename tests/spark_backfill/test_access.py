@@ -86,7 +86,8 @@ def test_client_properties_become_javas(tmp_path: Path) -> None:
 def bounds_of(*times: tuple[Any, Any], **settings: Any) -> tuple[str | None, str | None]:
     gaps = tuple(world.make_gap("t", i, 0, 1, first, last) for i, (first, last) in enumerate(times))
     options: dict[str, Any] = {
-        "since": None, "until": None, "margin": MARGIN, "mutable": False, "has_consumed": False,
+        "since": None, "until": None, "margin": MARGIN, "drift": (MARGIN, timedelta(0)),
+        "mutable": False, "has_consumed": False,
         **settings,
     }  # fmt: skip
     return find_windows(gaps, **options).read.to_text()
