@@ -181,6 +181,8 @@ class OutboxSender:
             "log_level": 2,
         }
         settings.setdefault("linger.ms", 1)
+        # Where Java's clients place keys, and a recovery looks for them by default.
+        settings.setdefault("partitioner", "murmur2_random")
         self._producer = make_producer(settings)
         self._flights = Flights(
             self._producer, lambda: make_producer({**settings, "batch.num.messages": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import FAST, Shop
 from tests.kafka_tools import properties_of, wait_until
+from tests.spark_backfill.world import place_key
 
 
 def end_leases(shop: Shop) -> None:
@@ -50,6 +52,26 @@ def test_keys_keep_their_order(shop: Shop, topic: MakeTopic) -> None:
         assert id_ is not None
         by_key.setdefault(keys[order[id_]], []).append(order[id_])
     assert all(places == sorted(places) for places in by_key.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({}, lambda key: place_key(key, 5)),
+        ({"partitioner": "consistent_random"}, lambda key: zlib.crc32(key) % 5),
+    ],
+    ids=["as-java", "as-the-application-says"],
+)
+def test_a_key_lands_where_java_places_it(
+    pg_shop: Shop, topic: MakeTopic, given: dict[str, Any], place: Callable[[bytes], int]
+) -> None:
+    name = topic(5)
+    keys = ["k", *(f"order-{number}" for number in range(60)), "\N{SNOWMAN}"]
+    pg_shop.add(name, *keys)
+    with pg_shop.sending(kafka=given):
+        pg_shop.await_sent(len(keys))
+    placed = {message.key(): message.partition() for message in pg_shop.read(name, 5)}
+    assert placed == {key.encode(): place(key.encode()) for key in keys}
 
 
 def test_fault_45_a_crash_after_the_acknowledgement_repeats_the_same_id(
