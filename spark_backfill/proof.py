@@ -16,7 +16,6 @@ from backlog.sequence import ALL as SEQUENCE_HEADERS
 from spark_backfill.evidence.survivors import SurvivorEvidence
 from spark_backfill.evidence.zones import suspect_zone
 from spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
-from spark_backfill.messages.filters import filter_wanted, join_conditions
 from spark_backfill.messages.headers import join_headers
 from spark_backfill.messages.rules import MessageRules, build_messages
 from spark_backfill.request import ALLOW_PROOF, Difference, Proof
@@ -356,8 +355,7 @@ def _render_identities(
     literals = [text for text in (render(i) for i in identities) if text is not None]
     if not literals:
         return "1 = 0"
-    named = f"{quote_name(dialect, name)} IN ({', '.join(literals)})"
-    return join_conditions(filter_wanted(access.table, rules.source.where), named)
+    return f"{quote_name(dialect, name)} IN ({', '.join(literals)})"
 
 
 def _render_integer(identity: bytes) -> str | None:

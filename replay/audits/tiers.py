@@ -183,12 +183,12 @@ def _count(counting: Counting, span: Span) -> Counted:
 def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
     """The source table with the rules for its times and identities, and the consumer's table."""
     from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
-    from spark_backfill.opening import open_consumed, open_table
+    from spark_backfill.opening import open_consumed, open_source
 
     spark, source, config = counting.spark, counting.source, counting.workspace.config
     with ExitStack() as stack:
         access = stack.enter_context(
-            open_table(spark, config.sources, source.database, source.table)
+            open_source(spark, config.sources, counting.stream.name, source)
         )
         rules = check_rules(
             spark,
@@ -220,11 +220,11 @@ def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> Dat
     from pyspark.sql import functions as F  # noqa: N812
 
     from spark_backfill.messages.candidates import count_rows, read_rows
-    from spark_backfill.messages.filters import filter_rows
+    from spark_backfill.messages.filters import filter_times
     from spark_backfill.messages.rules import as_bytes, time_text
     from spark_backfill.sources.columns import REASON
 
-    where = filter_rows(access.table, rules.source, bounds, access.timezone)
+    where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=count_rows(access, where))
     is_exact = F.col(REASON).isNull()
     return rows.select(

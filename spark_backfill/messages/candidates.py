@@ -13,7 +13,6 @@ from sqlalchemy.engine import Engine
 
 from spark_backfill.failures import translating
 from spark_backfill.messages.filters import (
-    filter_wanted,
     find_number_time,
     is_indexable,
     join_conditions,
@@ -38,7 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """One table and its two ways in: SQLAlchemy for names and counts, JDBC for rows."""
+    """One table and its two ways in: SQLAlchemy for names and counts, JDBC for rows.
+
+    `wanted`: which of its rows are the stream's, as SQL; empty for all.
+    """
 
     spark: SparkSession
     engine: Engine = field(repr=False)
@@ -46,6 +48,7 @@ class SourceAccess:
     table: SourceTable
     timezone: str
     connections: int
+    wanted: str = ""
 
     @property
     def subject(self) -> str:
@@ -68,7 +71,7 @@ def find_newest(access: SourceAccess, source: StreamSource, rows: int) -> dateti
         at = f"{q} AT TIME ZONE {quote_text(table.dialect, access.timezone)}"
     # What no time can be read of is neither old nor new.
     dated = f"typeof({q}) = 'integer'" if table.dialect == SQLITE else f"{q} IS NOT NULL"
-    where = join_conditions(filter_wanted(table, source.where), dated)
+    where = join_conditions(access.wanted, dated)
     statement = (
         f"SELECT {at} FROM {quote_table(table)} WHERE {where} "
         f"ORDER BY {q} DESC LIMIT 1 OFFSET {rows:d}"
@@ -83,10 +86,10 @@ def find_newest(access: SourceAccess, source: StreamSource, rows: int) -> dateti
 
 
 def count_rows(access: SourceAccess, where: str) -> int:
-    """Rows of the table that `where` takes, counted by the database."""
+    """The stream's rows that `where` takes, counted by the database."""
     projection = Projection(access.table, (), (), access.timezone)
     with translating("count rows", subject=access.subject), access.engine.connect() as connection:
-        statement = projection.count(where)
+        statement = projection.count(join_conditions(access.wanted, where))
         found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
         return int(found.scalar_one())
 
@@ -99,8 +102,9 @@ def read_rows(
     rows: int,
     min_rows: int = MIN_ROWS,
 ) -> DataFrame:
-    """The rows under their own names, read in parallel ranges of the primary key."""
+    """The stream's rows under their own names, read in parallel ranges of the primary key."""
     key = rules.source.primary_key
+    where = join_conditions(access.wanted, where)
     predicates: tuple[str, ...] = (EVERYTHING,)
     if rows >= 2 * min_rows:
         with (

@@ -39,17 +39,6 @@ _WORDS: Mapping[type[Wanted], str] = {str: "text", int: "a whole number", bool: 
 _LARGEST = 2**63
 
 
-def filter_rows(table: SourceTable, source: StreamSource, bounds: Bounds, timezone: str) -> str:
-    """The stream's rows within the bounds; empty for all.
-
-    Rows without a time are kept, where that says nothing of their message: they are candidates
-    until evidence explains them.
-    """
-    return join_conditions(
-        filter_wanted(table, source.where), filter_times(table, source, bounds, timezone)
-    )
-
-
 def join_conditions(*conditions: str) -> str:
     """All of them; empty ones ask for nothing."""
     return " AND ".join(f"({condition})" for condition in conditions if condition)
@@ -97,7 +86,11 @@ def is_indexable(table: SourceTable, time_column: str) -> bool:
 
 
 def filter_times(table: SourceTable, source: StreamSource, bounds: Bounds, timezone: str) -> str:
-    """The bounds as SQL that an index can serve; empty where Spark has to filter."""
+    """The bounds as SQL that an index can serve; empty where Spark has to filter.
+
+    Rows without a time are kept, where that says nothing of their message: they are candidates
+    until evidence explains them.
+    """
     if not is_indexable(table, source.time_column):
         return ""
     column = table.column(source.time_column)

@@ -17,7 +17,6 @@ from backlog.clock import format_time
 from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
 from spark_backfill.messages.expressions import check_expr, column
-from spark_backfill.messages.filters import check_wanted
 from spark_backfill.messages.headers import BROKEN, measure_list, parse_list
 from spark_backfill.messages.partitioners import PLACES
 from spark_backfill.messages.windows import CLOCKS
@@ -110,7 +109,6 @@ def check_rules(
     check_columns(table, [source.time_column], f"{at}.time_column")
     check_columns(table, source.order_by, f"{at}.order_by")
     _check_time_column(table, source, at)
-    check_wanted(table, source.where, f"{at}.where")
     empty = make_empty(
         spark, T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
     )
