@@ -95,7 +95,7 @@ def find_lost(reading: Reading, factor: int) -> Found:
     work = prepare_staging(request.staging_root, request.directory)
     with log.timed("candidates", f"reading candidates from {access.table.label}"):
         candidates = freeze_candidates(access, rules, windows.read, work, log.warnings.append)
-    young_after = format_time(utc_now() - rules.source.margin)
+    young_after = format_time(utc_now() - rules.source.drift[0])
     with log.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
         survivors, offsets = freeze_survivors(
             spark, request, rules, ranges, work, log.warnings.append, reading.archives

@@ -1,0 +1,195 @@
+"""An outbox is the source of a rebuild: what its sender sent and nobody read comes back once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Message
+from sqlalchemy.orm import Session
+
+from backlog.kafka.admin import list_offsets
+from backlog.stamps import MESSAGE_ID, find_header
+from backlog.values import Recovery
+from delivery.once.sql import Marks
+from replay.around.observation import note_stream
+from tests.delivery.outbox.shop import FAST, read_id
+from tests.delivery.outbox.shop import Shop as Application
+from tests.kafka_tools import join, read_all, set_config, wait_until
+from tests.replay.shop import PARTITIONS, Shop
+from tests.spark_backfill.world import place_key
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
+
+MARKS = "payments_handled"
+EFFECTS = sa.table("payments", sa.column("message_id", sa.String))
+ORDERS, STEPS = 100, ("created", "paid", "shipped")
+HANDLED = 30  # of each partition, before the consumer stops
+Sent = tuple[bytes | None, bytes | None, Any, int]
+
+
+@dataclass
+class Story:
+    """An application with an outbox, and a consumer that handles each message once."""
+
+    shop: Shop
+    application: Application
+    marks: Marks
+    sent: dict[str, Sent] = field(default_factory=dict)
+
+    def add_orders(self, numbers: Sequence[int]) -> None:
+        """Of each order several messages; a step of all of them in one transaction."""
+        with Session(self.application.engine) as session:
+            for step in STEPS:
+                with session.begin():
+                    for number in numbers:
+                        self.application.outbox.add(
+                            session,
+                            topic=self.shop.topic,
+                            key=f"order-{number}",
+                            value=f"{step} {number}",
+                            headers=[("step", step), ("step", None), ("raw", b"\xff")],
+                        )
+
+    def send(self) -> None:
+        """By two senders, whose claims are small."""
+        number = len(self.application.list_rows())
+        with self.application.sending(FAST), self.application.sending(FAST):
+            self.application.await_sent(number)
+        for message in self.read():
+            if (id_ := read_id(message)) and not is_put_back(message):
+                self.sent[id_] = describe(message)
+        assert len(self.sent) == number
+
+    def handle(self, most: int | None = None) -> None:
+        """Handles what the group has not committed: all, or so much of each partition."""
+        shop = self.shop
+        ends = {p: min(end, most or end) for p, end in shop.read_ends().items()}
+        consumer = join(shop.properties, shop.group, shop.topic, enable_auto_commit="false")
+        last: dict[int, Message] = {}
+        wait_until(lambda: self._handle_some(consumer, ends, last), what=f"{ends} are read")
+        for message in last.values():
+            consumer.commit(message, asynchronous=False)
+        consumer.close()
+
+    def _handle_some(
+        self, consumer: Any, ends: Mapping[int, int], last: dict[int, Message]
+    ) -> bool:
+        for message in consumer.consume(500, 0.2):
+            assert message.error() is None
+            if message.offset() >= ends[message.partition()]:
+                continue
+            with (
+                self.application.engine.begin() as connection,
+                self.marks.handle_once(connection, message) as turn,
+            ):
+                if turn.is_first:
+                    connection.execute(sa.insert(EFFECTS).values(message_id=turn.message_id))
+            last[message.partition()] = message
+        return all(item.offset >= ends[item.partition] for item in _positions(consumer))
+
+    def expire(self) -> dict[int, int]:
+        """Retention takes what is old, and nothing of what is sent from now on."""
+        shop, starts = self.shop, self.shop.read_ends()
+        set_config(shop.properties, shop.topic, {"segment.ms": "1"})
+        # One message for each partition: it begins the segment that all others are in.
+        keys = {place_key(str(n).encode(), PARTITIONS): str(n) for n in range(20)}
+        self.application.add(shop.topic, *keys.values())
+        self.send()
+        set_config(shop.properties, shop.topic, {"segment.ms": "600000"})
+        self.add_orders(range(ORDERS, 2 * ORDERS))
+        self.send()
+        set_config(shop.properties, shop.topic, {"retention.bytes": "1"})
+        wait_until(lambda: self.read_starts() == starts, what="retention took what is old")
+        set_config(shop.properties, shop.topic, {"retention.bytes": "-1"})
+        return starts
+
+    def read_starts(self) -> dict[int, int]:
+        shop = self.shop
+        return list_offsets(shop.properties, shop.topic, range(PARTITIONS), "earliest")
+
+    def read(self) -> list[Message]:
+        return read_all(self.shop.properties, self.shop.topic, range(PARTITIONS))
+
+    def run(self) -> Recovery:
+        """Plans, approves and runs."""
+        recovery = self.shop.plan()
+        self.shop.call("approve", recovery.id, "--by", "Ada")
+        document = self.shop.call("run", recovery.id, "--json").document
+        assert document["state"] == "verified"
+        return recovery
+
+    def count_effects(self) -> Counter[str]:
+        with self.application.engine.connect() as connection:
+            return Counter(connection.scalars(sa.select(EFFECTS.c.message_id)))
+
+
+def _positions(consumer: Any) -> list[Any]:
+    return list(consumer.position(consumer.assignment()))
+
+
+def describe(message: Message) -> Sent:
+    headers: Any = message.headers()
+    return (message.key(), message.value(), headers, message.partition() or 0)
+
+
+def is_put_back(message: Message) -> bool:
+    return find_header(message.headers(), MESSAGE_ID) is not None  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
+def story(request: pytest.FixtureRequest, empty_shop: Shop) -> Iterator[Story]:
+    shop = empty_shop
+    if request.param == "postgres":
+        shop.url = str(request.getfixturevalue("pg_url"))
+    shop.write_config(source={"outbox": "shop"})
+    with Application(shop.url, shop.bootstrap) as application:
+        made = Story(shop, application, Marks(MARKS))
+        made.marks.create_tables(application.engine)
+        with application.engine.begin() as connection:
+            connection.execute(sa.text("CREATE TABLE payments (message_id VARCHAR(32))"))
+        yield made
+
+
+@pytest.mark.parametrize("evidence", ["bookmarks", "counting", "marks"])
+def test_what_nobody_read_comes_back_once(story: Story, evidence: str) -> None:
+    shop = story.shop
+    if evidence == "marks":
+        consumed = {"database": "shop", "table": MARKS, "column": "message_id"}
+        shop.write_config(source={"outbox": "shop", "consumed": consumed})
+    story.add_orders(range(ORDERS))
+    story.send()
+    story.handle(HANDLED)
+    handled = set(story.count_effects())
+    old = set(story.sent)
+    if evidence == "bookmarks":
+        workspace = shop.open()
+        note_stream(workspace, workspace.config.stream(shop.stream))
+    starts = story.expire()
+    lost = old - handled
+    assert len(lost) == sum(starts.values()) - PARTITIONS * HANDLED
+
+    recovery = story.run()
+    outcome = recovery.plan["outcome"]
+    print(
+        evidence,
+        outcome["verdict"],
+        outcome["reasons"],
+        outcome["evidence"],
+        outcome["displacement"],
+        outcome["warnings"],
+        recovery.plan["warnings"],
+    )
+    put_back = [message for message in story.read() if is_put_back(message)]
+    ids = [read_id(message) for message in put_back]
+    assert Counter(ids) == Counter(lost)
+    for message, id_ in zip(put_back, ids, strict=True):
+        key, value, headers, partition = describe(message)
+        assert (key, value, headers[:4], partition) == story.sent[str(id_)]
+    assert outcome["counts"]["rebuilt"] == len(lost)
+    story.handle()
+    assert story.count_effects() == Counter(dict.fromkeys(story.sent, 1))
