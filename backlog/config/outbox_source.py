@@ -22,7 +22,7 @@ def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, objec
     later as a rule, and indexed. `created_at` may lie days before the message, where it was parked
     or Kafka was away. Rows that are not sent are not lost: their sender sends them.
 
-    Rows that one mark made share their time; in one key the order of ids is the log's.
+    Rows of a partition stand in the order of their offsets, which Kafka told the sender.
 
     Raises:
         PydanticCustomError: `outbox` names nothing, or a key stands beside it that follows from it.
@@ -42,7 +42,7 @@ def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, objec
         "time_column": "sent_at",
         "time_unit": "ms",
         "sent_time": True,
-        "order_by": ["sent_at", "id"],
+        "order_by": ["sent_offset", "id"],
         "mutable": False,
         "message": {
             "key": "message_key",

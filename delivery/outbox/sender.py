@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException, Producer
 from backlog.errors import BacklogError, UsageError
 from backlog.kafka.clients import make_producer
 from backlog.visible import escape_text
-from delivery.outbox.claims import Claims, Failure
+from delivery.outbox.claims import Acknowledged, Claims, Failure
 from delivery.outbox.databases import Database
 from delivery.outbox.flights import Flights
 from delivery.outbox.hints import Hints
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from delivery.outbox.messages import Hint, Message
+    from delivery.outbox.messages import Hint
 
 _log = logging.getLogger("backlog.outbox")
 _POLL_SECONDS = 0.005
@@ -295,7 +295,7 @@ class OutboxSender:
             self._told.put(())
             self._stop.wait(0.2)
 
-    def _note_kafka(self, delivered: list[Message], failed: list[Failure]) -> None:
+    def _note_kafka(self, delivered: list[Acknowledged], failed: list[Failure]) -> None:
         refused = sum(failure.refused for failure in failed)
         self.counts.refused += refused
         self.counts.away += len(failed) - refused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from backlog.config.outbox_source import expand_outbox
 from delivery.outbox.tables import messages as outbox_table
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.delivery.outbox.shop import Shop
+from tests.delivery.outbox.shop import Shop, read_id
 from tests.spark_backfill.reading import read_messages
 from tests.spark_backfill.world import run_sql
 
@@ -95,10 +94,10 @@ def test_a_row_becomes_the_message_that_was_sent(
     shop.add(name, "k", headers={"a": "not sent yet"})
     made = read_rows(spark, shop, name)
     assert [built["reason"] for built in made] == [None] * len(GIVEN)
-    sent = {bytes(dict(m.headers() or ())[stamps.EVENT_ID] or b""): m for m in shop.read(name, 3)}
+    sent = {read_id(message): message for message in shop.read(name, 3)}
     assert len(sent) == len(GIVEN)
     for built in made:
-        message = sent[bytes(built["identity"])]
+        message = sent[bytes(built["identity"]).decode()]
         expected = describe(message)
         if message.key() is None:
             expected = (*expected[:3], None)

@@ -176,6 +176,12 @@ def test_rows_committed_late_may_lie_before_what_samples_say() -> None:
     assert find(part, order, 40) == ("counted", 40, 14, 3)
 
 
+def test_rows_marked_late_may_lie_behind_what_samples_say() -> None:
+    order = OrderProof(compared=100, unsent=20)
+    part = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 38, 43, 38, 90),))
+    assert find(part, order, 40) == ("counted", 40, 2, 14)
+
+
 def test_two_anchors_that_disagree_leave_open_what_lies_between() -> None:
     """A row of the rows between 20 and the log's start was never sent; or two messages lost
     theirs: counting from either side gives another place."""
