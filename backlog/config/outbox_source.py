@@ -46,6 +46,7 @@ def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, objec
         "mutable": False,
         "message": {
             "key": "message_key",
+            "partition": "sent_partition",
             "value": {"column": "value"},
             "tombstones": True,
             "header_list": "headers",

@@ -75,6 +75,11 @@ class Message(Section):
         default=None,
         description='The key: a column, or {sql: "..."}; without it messages have no key.',
     )
+    partition: Text | None = Field(
+        default=None,
+        description="A column that says which partition a message without a key was sent to, where "
+        "the table does. Without it such messages fill what the gaps lack.",
+    )
     value: Value = Field(description="The value: {json: [columns]}, {column: ...} or {sql: ...}.")
     tombstones: bool = Field(
         default=False,

@@ -8,8 +8,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
 HEADERS = "array<struct<name:string,value:binary>>"
-# Spark reads a number as text, and nothing that stands behind the list. No quantifier gives anything
-# back: a long text would exhaust the stack.
+# Spark reads a number as text, and nothing that stands behind the list. No quantifier gives
+# anything back: a long text would exhaust the stack.
 _NAME = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _ONE = "[A-Za-z0-9+/]"
 _VALUE = rf'(?:"(?:{_ONE}{{4}})*+(?:{_ONE}{{2}}==|{_ONE}{{3}}=)?+"|null)'

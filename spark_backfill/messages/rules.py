@@ -30,7 +30,7 @@ RESTATED = "restated"
 # Record and batch headers, with room to spare, and five stamps; the broker counts them too.
 OVERHEAD_BYTES = 512
 DEFAULT_MAX_BYTES = 1_048_588
-_REST = "__rest"
+_REST, _SENT = "__rest", "__sent"
 # 0002-01-01 and 9999-12-30, between which databases and Spark mean the same.
 _FIRST_SECOND, _LAST_SECOND = -62_104_060_800, 253_402_128_000
 
@@ -118,6 +118,9 @@ def check_rules(
     message = source.message
     if message.key is not None:
         used |= check_expr(empty, table, message.key, f"{at}.message.key")
+    if message.partition is not None:
+        check_columns(table, [message.partition], f"{at}.message.partition")
+        used.add(message.partition)
     value = message.value
     if value.json_columns is not None:
         check_columns(table, value.json_columns, f"{at}.message.value.json")
@@ -183,6 +186,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
         identity.alias("identity"),
         hash_message_id(rules.stream.topic, pk, version).alias("message_id"),
         key.alias("key"),
+        _find_sent(rules).alias(_SENT),
         _build_value(rows, rules).alias("value"),
         (F.array(*headers) if headers else F.array().cast("array<binary>")).alias("header_values"),
         *listed,
@@ -208,7 +212,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     placed = built.withColumn("slot", _place(rules)).withColumn("homes", _find_homes(rules))
     only = F.when(F.size("homes") == 1, F.element_at("homes", 1))
     placed = placed.withColumn("home", only)
-    return placed.withColumn("reason", reason).drop(_REST)
+    return placed.withColumn("reason", reason).drop(_REST, _SENT)
 
 
 def as_bytes(rows: DataFrame, expr: Expr) -> Column:
@@ -263,7 +267,8 @@ def _build_value(rows: DataFrame, rules: MessageRules) -> Column:
 
 def _find_homes(rules: MessageRules) -> Column:
     """The partitions that a row's message may have been sent to, by its key: the hash is taken
-    modulo the number of partitions of its time. NULL without a key."""
+    modulo the number of partitions of its time. Without a key the one that the row says; NULL where
+    it says none."""
     if not rules.growth:
         homes = F.array("slot")
     else:
@@ -281,7 +286,17 @@ def _find_homes(rules: MessageRules) -> Column:
             count = rules.partitions if after is None else after.before
             possible.append(F.when(there, _hash_key(rules, count)))
         homes = F.array_distinct(F.array_compact(F.array(*possible)))
-    return F.when(F.col("key").isNotNull(), homes)
+    sent = F.when(F.col(_SENT).isNotNull(), F.array(_SENT))
+    return F.when(F.col("key").isNotNull(), homes).otherwise(sent)
+
+
+def _find_sent(rules: MessageRules) -> Column:
+    """The partition that the row says its message was sent to; NULL where it says none."""
+    name = rules.source.message.partition
+    if name is None:
+        return F.lit(None).cast("int")
+    number = column(name).try_cast("int")
+    return F.when(number.between(0, rules.partitions - 1), number)
 
 
 def _place(rules: MessageRules) -> Column:
@@ -290,6 +305,7 @@ def _place(rules: MessageRules) -> Column:
         targets = F.array(*(F.lit(t) for t in rules.targets))
         number = F.conv(F.substring("message_id", 1, 8), 16, 10).cast("long")
         spread = F.element_at(targets, (number % len(rules.targets) + 1).cast("int"))
+    spread = F.coalesce(F.col(_SENT), spread)
     if rules.source.message.key is None:
         return spread
     return F.when(F.col("key").isNull(), spread).otherwise(_hash_key(rules, rules.partitions))

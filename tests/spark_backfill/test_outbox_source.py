@@ -98,10 +98,7 @@ def test_a_row_becomes_the_message_that_was_sent(
     assert len(sent) == len(GIVEN)
     for built in made:
         message = sent[bytes(built["identity"]).decode()]
-        expected = describe(message)
-        if message.key() is None:
-            expected = (*expected[:3], None)
-        assert describe_built(built) == expected
+        assert describe_built(built) == describe(message)
 
 
 def read_rows(spark: SparkSession, shop: Shop, topic: str) -> list[dict[str, Any]]:
@@ -154,7 +151,7 @@ def test_the_section_names_the_columns_of_the_table() -> None:
     message = section["message"]
     used = {
         *section["primary_key"], *section["where"], *section["order_by"], section["time_column"],
-        message["key"], message["value"]["column"], message["header_list"],
+        message["key"], message["partition"], message["value"]["column"], message["header_list"],
         message["headers"][stamps.EVENT_ID], section["identity"]["row"],
     }  # fmt: skip
     assert section["table"] == outbox_table.name
