@@ -193,8 +193,8 @@ class OutboxSender:
         }
         settings.setdefault("error_cb", self._reports)
         settings.setdefault("linger.ms", 1)
-        # Where Java's clients place keys, and a recovery looks for them by default; of an application
-        # and of `outbox run` the same, or a key has two partitions.
+        # Where Java's clients place keys, and a recovery looks for them by default. Of an
+        # application and of `outbox run` the same, or a key has two partitions.
         settings.setdefault("partitioner", PARTITIONERS["murmur2"])
         self._producer = make_producer(settings)
         self._flights = Flights(
