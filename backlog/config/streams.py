@@ -144,7 +144,7 @@ Wanted = Annotated[bool | int | str, BeforeValidator(_check_wanted)]
 
 
 class StreamSource(Section):
-    """The table that a stream's messages are rebuilt from."""
+    """The table that a stream's messages are rebuilt from, or an outbox."""
 
     outbox: Label | None = Field(
         default=None,
