@@ -84,6 +84,7 @@ def find_lost(reading: Reading, factor: int) -> Found:
         since=request.since,
         until=request.until,
         margin=rules.source.margin,
+        drift=rules.source.drift,
         mutable=rules.source.mutable,
         has_consumed=consumed is not None,
         read_since=request.read_since,
@@ -94,7 +95,7 @@ def find_lost(reading: Reading, factor: int) -> Found:
     work = prepare_staging(request.staging_root, request.directory)
     with log.timed("candidates", f"reading candidates from {access.table.label}"):
         candidates = freeze_candidates(access, rules, windows.read, work, log.warnings.append)
-    young_after = format_time(utc_now() - rules.source.margin)
+    young_after = format_time(utc_now() - rules.source.drift[0])
     with log.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
         survivors, offsets = freeze_survivors(
             spark, request, rules, ranges, work, log.warnings.append, reading.archives
@@ -140,11 +141,11 @@ def _find_undated(reading: Reading, factor: int) -> datetime | None:
     )
     last = min((gap.last_time for gap in gaps if gap.last_time is not None), default=None)
     rows = factor * (rows + _MORE_ROWS)
-    found = find_newest(access, rules.source.time_column, rows)
+    found = find_newest(access, rules.source, rows)
     # At least from before the loss on, else nothing shows how much more is needed.
     while found is not None and last is not None and found > last:
         rows *= MORE_OFTEN
-        found = find_newest(access, rules.source.time_column, rows)
+        found = find_newest(access, rules.source, rows)
     began = "the table's beginning" if found is None else format_time(found)
     reading.log.warnings.append(
         f"no sample tells when the loss of {gaps[0].id} began: rows are read from {began} on"

@@ -19,9 +19,9 @@ from spark_backfill.messages.candidates import (
     build_candidates,
     count_rows,
     drop_duplicates,
-    filter_times,
     read_rows,
 )
+from spark_backfill.messages.filters import filter_times
 from spark_backfill.messages.rules import RESTATED, MessageRules
 from spark_backfill.messages.windows import Bounds
 from spark_backfill.request import RebuildRequest
@@ -35,7 +35,7 @@ def freeze_candidates(
     access: SourceAccess, rules: MessageRules, bounds: Bounds, work: Path, warn: Warn
 ) -> DataFrame:
     """Reads the table once; all that follows comes from this copy (fault 30)."""
-    where = filter_times(access.table, rules.source.time_column, bounds, access.timezone)
+    where = filter_times(access.table, rules.source, bounds, access.timezone)
     before = count_rows(access, where)
     rows = read_rows(access, rules, where, rows=before)
     messages = build_candidates(rows, rules, bounds)

@@ -16,6 +16,7 @@ from backlog.sequence import ALL as SEQUENCE_HEADERS
 from spark_backfill.evidence.survivors import SurvivorEvidence
 from spark_backfill.evidence.zones import suspect_zone
 from spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
+from spark_backfill.messages.headers import join_headers
 from spark_backfill.messages.rules import MessageRules, build_messages
 from spark_backfill.request import ALLOW_PROOF, Difference, Proof
 from spark_backfill.sources.reflection import POSTGRESQL, SQLITE, ColumnKind, quote_name, quote_text
@@ -286,16 +287,20 @@ def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
             offset=row["offset"],
             key=_bytes(row["content"]["key"]),
             value=_bytes(row["content"]["value"]),
-            # A producer's numbering is no part of what a row says.
-            headers=tuple(
-                (item["key"], _bytes(item["value"]))
-                for item in row["content"]["headers"] or ()
-                if item["key"] not in SEQUENCE_HEADERS
-            ),
+            headers=_read_headers(row["content"]["headers"], "key"),
             timestamp=row["timestamp"],
         )
         for row in rows
     ]
+
+
+def _read_headers(headers: Any, name: str) -> tuple[Header, ...]:
+    """A producer's numbering is no part of what a row says."""
+    return tuple(
+        (item[name], _bytes(item["value"]))
+        for item in headers or ()
+        if item[name] not in SEQUENCE_HEADERS
+    )
 
 
 def _bytes(value: Any) -> bytes | None:
@@ -316,7 +321,9 @@ def _rebuild_sample(
     else:
         messages = candidates
     found = messages.where(F.col("identity").isin([F.lit(i) for i in identities]))
-    names = rules.header_names
+    found = found.withColumn(
+        "headers", join_headers(rules.header_names, listed=rules.lists_headers)
+    )
     rebuilt: dict[bytes, RebuiltMessage] = {}
     # Two rows of one identity: the plan refuses that by itself; here the newest is compared.
     for row in found.orderBy("identity", F.asc_nulls_first("time")).collect():
@@ -326,10 +333,7 @@ def _rebuild_sample(
             partition=row["home"],
             key=_bytes(row["key"]),
             value=_bytes(row["value"]),
-            headers=tuple(
-                (name, _bytes(value))
-                for name, value in zip(names, row["header_values"], strict=True)
-            ),
+            headers=_read_headers(row["headers"], "name"),
             reason=row["reason"],
             time=row["time"],
         )

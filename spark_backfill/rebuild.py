@@ -44,7 +44,7 @@ from spark_backfill.guards import (
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
 from spark_backfill.messages.staging import ChunkLimits
-from spark_backfill.opening import open_consumed, open_table
+from spark_backfill.opening import open_consumed, open_source
 from spark_backfill.phases import PlanLog
 from spark_backfill.placing.attribution import fill_needs
 from spark_backfill.placing.placement import (
@@ -312,7 +312,7 @@ def _open_source(
     assert stream.source is not None
     with ExitStack() as stack:
         access = stack.enter_context(
-            open_table(spark, request.sources, stream.source.database, stream.source.table)
+            open_source(spark, request.sources, stream.name, stream.source)
         )
         rules = check_rules(
             spark,

@@ -118,7 +118,8 @@ class Config(Section):
             if stream.source is None:
                 continue
             at = ("streams", name, "source")
-            _check_readable((*at, "database"), stream.source.database, self.sources)
+            key = "database" if stream.source.outbox is None else "outbox"
+            _check_readable((*at, key), stream.source.database, self.sources)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
                 _check_readable((*at, "database"), consumed.database, self.sources)

@@ -24,6 +24,7 @@ from backlog.config.base import (
     Zone,
 )
 from backlog.config.consumers import Consumers, Expand
+from backlog.config.outbox_source import expand_outbox
 from backlog.config.redrive import Redrive
 from backlog.config.sections import Positive
 
@@ -74,7 +75,23 @@ class Message(Section):
         default=None,
         description='The key: a column, or {sql: "..."}; without it messages have no key.',
     )
+    partition: Text | None = Field(
+        default=None,
+        description="A column that says which partition a message without a key was sent to, where "
+        "the table does. Without it such messages fill what the gaps lack.",
+    )
     value: Value = Field(description="The value: {json: [columns]}, {column: ...} or {sql: ...}.")
+    tombstones: bool = Field(
+        default=False,
+        description="Whether a value that is NULL is sent as a tombstone. Without it such a row is "
+        "in quarantine.",
+    )
+    header_list: Expr | None = Field(
+        default=None,
+        description='Headers that each row has of its own: a column, or `{sql: "..."}`, with a '
+        "JSON list of `[name, value in base64 or null]`, in their order. Those of "
+        "`headers` follow.",
+    )
     headers: dict[str, Text] = Field(
         default_factory=dict, description="Header names and the SQL expressions of their values."
     )
@@ -117,13 +134,46 @@ class Consumed(Section):
     column: Text = Field(description="The column that holds the row's identity.")
 
 
+def _check_wanted(value: object) -> object:
+    if not isinstance(value, str | int):
+        raise ValueError("must be text, a whole number, true or false")
+    return value
+
+
+Wanted = Annotated[bool | int | str, BeforeValidator(_check_wanted)]
+
+
 class StreamSource(Section):
     """The table that a stream's messages are rebuilt from."""
 
+    outbox: Label | None = Field(
+        default=None,
+        # What it stands for is dumped: its own keys.
+        exclude=True,
+        description="A name under `sources`: the database of an outbox that sends the stream's "
+        "messages. All else follows from it; only `consumed`, `edge` and `margin` may stand beside "
+        "it. See [outbox](outbox.md#as-the-source-of-a-rebuild).",
+    )
     database: Label = Field(description="A name under `sources`.")
     table: Text = Field(description="The table, `name` or `schema.name`.")
     primary_key: Names = Field(description="The key's column or columns.")
+    where: dict[Text, Wanted] = Field(
+        default_factory=dict,
+        description="Which rows of the table are the stream's: columns and the value that each "
+        "has. The database compares, so that no other row is read. Without it all.",
+    )
     time_column: Text = Field(description="When the row's message was sent, or the row changed.")
+    time_unit: Literal["s", "ms"] | None = Field(
+        default=None,
+        description="What a time column that holds whole numbers counts since 1970: seconds or "
+        "milliseconds.",
+    )
+    sent_time: bool = Field(
+        default=False,
+        description="Whether the time is that of a mark made after the message was sent: NULL "
+        "until then, and later than the message by `margin` at most. Without it "
+        "the time is set before.",
+    )
     order_by: Names = Field(
         default=(),
         validate_default=False,
@@ -135,7 +185,8 @@ class StreamSource(Section):
     )
     margin: Duration = Field(
         default=timedelta(minutes=10),
-        description="By how much the gap's time bounds are widened, for rows committed late.",
+        description="By how much the gap's time bounds are widened, for rows committed late; with "
+        "`sent_time`, for rows marked late.",
     )
     message: Message = Field(description="How a message is built from a row.")
     identity: Identity = Field(description="How a row and its message belong together.")
@@ -178,6 +229,20 @@ class StreamSource(Section):
         if self.identity.message == "key" and self.message.key is None:
             raise ValueError("`identity.message: key` needs `message.key`")
         return self
+
+    @model_validator(mode="after")
+    def _check_sent_time(self) -> StreamSource:
+        if self.sent_time and self.mutable:
+            raise ValueError(
+                "`sent_time` needs `mutable: false`: a row that changes has the time of its change"
+            )
+        return self
+
+    @property
+    def drift(self) -> tuple[timedelta, timedelta]:
+        """How long at most a row's time lies before, and after, its message's; clocks aside."""
+        none = timedelta(0)
+        return (none, self.margin) if self.sent_time else (self.margin, none)
 
 
 def _read_clock_time(value: object) -> object:
@@ -290,6 +355,16 @@ class Stream(Section):
     limits: StreamLimits = Field(
         default_factory=StreamLimits, description="Brakes of the injection."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_source(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        source = value.get("source")
+        if not isinstance(source, Mapping) or "outbox" not in source:
+            return value
+        return {**value, "source": expand_outbox(value.get("topic"), source)}
 
     def fingerprint(self) -> dict[str, Any]:
         """What the plan records of the stream: plain JSON, with the file's keys, no secrets."""

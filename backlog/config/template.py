@@ -82,11 +82,15 @@ OF_A_STREAM = """\
     isolation: read_committed  # how it reads: read_committed | read_uncommitted
     partitioner: murmur2       # how the producers place keys: murmur2 (Java) | crc32 (librdkafka)
     approval: named            # named | second_person | auto
+    # Where an outbox of backlogctl sends the messages, `source: {outbox: shop}` is all that is
+    # needed (docs/outbox.md).
     source:
       database: shop
       table: orders            # or schema.table
       primary_key: order_id    # or [tenant_id, order_id]
       time_column: updated_at
+      # time_unit: ms          # where it holds numbers: s | ms since 1970
+      # where: {kind: order}   # which rows, where the table holds others too
       # order_by: [updated_at, order_id]
       # Whether rows change after their message was sent. `false`: a plan can be exact
       # (docs/accuracy.md); `true`: rows are sent as they are now, also some that were handled.

@@ -10,7 +10,7 @@ import os
 import socket
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
@@ -20,10 +20,14 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Integer,
     Select,
+    Update,
     and_,
     any_,
     bindparam,
+    case,
+    column,
     func,
     literal,
     or_,
@@ -48,8 +52,18 @@ _IS_HEAD = ~(
     .correlate(messages)
     .exists()
 )
+Change = Callable[[Connection, Sequence[int]], Update]
 # As many ids stand in one statement.
 _MOST_IDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message that Kafka has, and where; None where Kafka did not say."""
+
+    message: Message
+    partition: int | None
+    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +136,7 @@ class Claims:
         )
         return self._claim(heads)
 
-    def mark_sent(self, delivered: Sequence[Message]) -> int:
+    def mark_sent(self, delivered: Sequence[Acknowledged]) -> int:
         """Marks what Kafka acknowledged.
 
         Returns:
@@ -138,7 +152,12 @@ class Claims:
             "sent_at": clock_ms(),
         }
         reach("p8.4.mark.before")
-        marked = self._update([message.id for message in delivered], values)
+        places = {item.message.id: item for item in delivered}
+
+        def mark(connection: Connection, ids: Sequence[int]) -> Update:
+            return _place(connection, [places[id_] for id_ in ids]).values(**values)
+
+        marked = self._update(list(places), mark)
         reach("p8.4.mark.after")
         return marked
 
@@ -168,7 +187,11 @@ class Claims:
     def release(self, given_up: Collection[Message]) -> None:
         """Gives rows back that were not tried: their key's head failed, or time is up."""
         values = {"state": str(State.PENDING), "due_at": clock_ms(), "token": None}
-        self._update([message.id for message in given_up], values)
+
+        def give_back(connection: Connection, ids: Sequence[int]) -> Update:
+            return update(messages).where(_is_one_of(connection, _c.id, ids)).values(**values)
+
+        self._update([message.id for message in given_up], give_back)
 
     def _next_interval(self, message: Message) -> int:
         return min(self._longest_ms, message.interval_ms * 2 or self._first_ms)
@@ -248,7 +271,8 @@ class Claims:
             rows += [_read(row) for row in found]
         return rows
 
-    def _update(self, ids: Sequence[int], values: dict[str, Any]) -> int:
+    def _update(self, ids: Sequence[int], change: Change) -> int:
+        """Changes those of the rows that are still held."""
         by_token: dict[str, list[int]] = defaultdict(list)
         for id_ in ids:
             by_token[self._tokens.get(id_, "")].append(id_)
@@ -256,11 +280,7 @@ class Claims:
         with self._database.begin() as connection:
             for token, held in by_token.items():
                 for part in _cut(held):
-                    done = connection.execute(
-                        update(messages)
-                        .where(_is_one_of(connection, _c.id, part), _c.token == token)
-                        .values(**values)
-                    )
+                    done = connection.execute(change(connection, part).where(_c.token == token))
                     changed += done.rowcount
         for id_ in ids:
             self._tokens.pop(id_, None)
@@ -307,6 +327,36 @@ def _failing(due: ColumnElement[int] | int) -> Any:
             interval_ms=bindparam("gap"),
             attempts=_c.attempts + bindparam("more"),
             last_error=bindparam("why"),
+        )
+    )
+
+
+def _place(connection: Connection, told: Sequence[Acknowledged]) -> Update:
+    """These rows, each with its place in Kafka."""
+    ids = [item.message.id for item in told]
+    if connection.dialect.name == "postgresql":
+        arrays = (
+            literal(ids, ARRAY(BigInteger)),
+            literal([item.partition for item in told], ARRAY(Integer)),
+            literal([item.offset for item in told], ARRAY(BigInteger)),
+        )
+        columns = (
+            column("id", BigInteger),
+            column("partition", Integer),
+            column("offset", BigInteger),
+        )
+        place = func.unnest(*arrays).table_valued(*columns, name="place").render_derived()
+        return (
+            update(messages)
+            .where(_c.id == place.c.id)
+            .values(sent_partition=place.c.partition, sent_offset=place.c.offset)
+        )
+    return (
+        update(messages)
+        .where(_c.id.in_(ids))
+        .values(
+            sent_partition=case({item.message.id: item.partition for item in told}, value=_c.id),
+            sent_offset=case({item.message.id: item.offset for item in told}, value=_c.id),
         )
     )
 

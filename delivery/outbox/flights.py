@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backlog.crashpoints import reach
 from backlog.kafka.errors import is_retriable, is_unreachable, unwrap
-from delivery.outbox.claims import Failure
+from delivery.outbox.claims import Acknowledged, Failure
 from delivery.outbox.messages import Message
 from delivery.refusals import explain_kafka
 
@@ -28,7 +28,7 @@ _PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 class Landed:
     """What came of messages since it was last asked."""
 
-    delivered: list[Message] = field(default_factory=list)
+    delivered: list[Acknowledged] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
     # Not tried: one before them failed, or their lease is about to end.
     given_up: list[Message] = field(default_factory=list)
@@ -59,6 +59,8 @@ class Flights:
         self._alone: Producer | None = None
         self._in_flight: dict[int, Message] = {}
         self._waiting = 0
+        # The last offset of each topic and partition.
+        self._reached: dict[tuple[str, int | None], int] = {}
         self.landed = Landed()
         # After a fatal error the client takes no more.
         self.is_broken = False
@@ -125,14 +127,14 @@ class Flights:
         run.clear()
 
     def _produce(self, message: Message, run: deque[Message], lease_end: float) -> None:
-        def report(error: KafkaError | None, _: Any) -> None:
+        def report(error: KafkaError | None, sent: Any) -> None:
             if self._in_flight.pop(message.id, None) is None:
                 return
             if error is not None:
                 self._fail(message, run, error)
                 return
             reach("p8.3.acknowledged")
-            self.landed.delivered.append(message)
+            self.landed.delivered.append(self._find_place(message, sent))
             self._go_on(run, lease_end)
 
         self._in_flight[message.id] = message
@@ -153,6 +155,17 @@ class Flights:
             del self._in_flight[message.id]
             self._fail(message, run, error)
         reach("p8.3.produced")
+
+    def _find_place(self, message: Message, sent: Any) -> Acknowledged:
+        """Where Kafka has it. Of a repeat that it had already it may not say the offset: that is
+        next to the one before."""
+        partition, offset = sent.partition(), sent.offset()
+        place = (message.topic, partition)
+        if offset is None or offset < 0:
+            offset = self._reached.get(place)
+        else:
+            self._reached[place] = offset
+        return Acknowledged(message, partition, offset)
 
     def _fail(
         self, message: Message, run: deque[Message], error: KafkaError | BaseException

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backlog import stamps
 from backlog.errors import UsageError
 from backlog.stamps import EVENT_ID
 from delivery.outbox.tables import LONGEST_TOPIC, State
@@ -107,6 +108,9 @@ def find_lane(topic: str, key: bytes) -> int:
 def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
     """As the table keeps them; None where there are none.
 
+    Stamps of a recovery are left out: copied from the message that is being handled, they would
+    call this one put back as well.
+
     Raises:
         UsageError: one has no text as its name, is ours, or no bytes or text as its value.
     """
@@ -120,6 +124,8 @@ def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
                 hint="give message_id=... to choose the message's id",
             )
         encoded = _encode(topic, f"header {name}", value)
+        if name in stamps.ALL:
+            continue
         found.append([name, None if encoded is None else base64.b64encode(encoded).decode()])
     return json.dumps(found) if found else None
 

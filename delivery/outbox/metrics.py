@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -11,7 +11,7 @@ from backlog.families import Counter, Gauge
 from backlog.metric import Metric
 from backlog.polling import Poll
 from delivery.outbox.desk import Desk, OutboxStatus
-from delivery.outbox.sender import OutboxSender
+from delivery.outbox.sender import Counts, OutboxSender
 
 MESSAGES = Metric(
     "backlog_outbox_messages",
@@ -87,11 +87,14 @@ class OutboxCollector(Collector):
     minute more.
 
     Args:
+        find_sender: the sender; None where it has not begun.
         name: the label `outbox`.
     """
 
-    def __init__(self, desk: Desk, sender: OutboxSender, name: str) -> None:
-        self._sender, self._name = sender, name
+    def __init__(
+        self, desk: Desk, find_sender: Callable[[], OutboxSender | None], name: str
+    ) -> None:
+        self._find_sender, self._name = find_sender, name
         self._poll = Poll(desk.label, desk.read_status)
 
     def describe(self) -> list[Family]:
@@ -100,17 +103,18 @@ class OutboxCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """One family for each entry of the catalogue."""
-        status, sender, name = self._poll.read(), self._sender, self._name
-        away = {
-            (name, "database"): status is None or sender.database_outage.is_on,
-            (name, "kafka"): sender.kafka_outage.is_on,
-        }
+        status, sender, name = self._poll.read(), self._find_sender(), self._name
+        counts = Counts() if sender is None else sender.counts
+        away = {(name, "database"): status is None}
+        if sender is not None:
+            away[name, "database"] |= sender.database_outage.is_on
+            away[name, "kafka"] = sender.kafka_outage.is_on
         yield from collect_outboxes({name: status}, away)
         attempts = Counter(ATTEMPTS)
         for outcome in ("delivered", "refused", "away"):
-            attempts.add_metric((name, outcome), getattr(sender.counts, outcome))
+            attempts.add_metric((name, outcome), getattr(counts, outcome))
         yield attempts
-        for metric, count in ((PARKED, sender.counts.parked), (LATE, sender.counts.late)):
+        for metric, count in ((PARKED, counts.parked), (LATE, counts.late)):
             family = Counter(metric)
             family.add_metric((name,), count)
             yield family

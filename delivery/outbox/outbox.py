@@ -20,11 +20,13 @@ from sqlalchemy.orm import Session, scoped_session
 
 from backlog.errors import UsageError
 from delivery.outbox.databases import Database
+from delivery.outbox.desk import Desk
 from delivery.outbox.messages import HeadersIn, Hint, make_row
 from delivery.outbox.sender import OutboxSender, Settings
 from delivery.outbox.tables import DEFAULT_MAX_ATTEMPTS, OutboxRow, create_tables, messages
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
 
     Transaction = (
@@ -129,6 +131,16 @@ class Outbox:
         if self._kafka is not None:
             self._follow(inner, row)
         return row.message_id
+
+    def export_metrics(self, registry: CollectorRegistry, name: str) -> None:
+        """Adds how the table stands, and what the thread does, to what the application exports.
+
+        Args:
+            name: the label `outbox`.
+        """
+        from delivery.outbox.metrics import OutboxCollector
+
+        registry.register(OutboxCollector(Desk(self._database), lambda: self._sender, name))
 
     def close(self, seconds: float = 30.0) -> None:
         """Ends the thread when what was committed here is sent, or after so many seconds.

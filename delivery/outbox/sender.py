@@ -26,7 +26,7 @@ from backlog.kafka.clients import (
 )
 from backlog.kafka.errors import refuse_login
 from backlog.visible import escape_text
-from delivery.outbox.claims import Claims, Failure
+from delivery.outbox.claims import Acknowledged, Claims, Failure
 from delivery.outbox.databases import Database
 from delivery.outbox.flights import Flights
 from delivery.outbox.hints import Hints
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from delivery.outbox.messages import Hint, Message
+    from delivery.outbox.messages import Hint
 
 _log = logging.getLogger("backlog.outbox")
 _POLL_SECONDS = 0.005
@@ -193,7 +193,8 @@ class OutboxSender:
         }
         settings.setdefault("error_cb", self._reports)
         settings.setdefault("linger.ms", 1)
-        # Of an application and of `outbox run` the same, or a key has two partitions.
+        # Where Java's clients place keys, and a recovery looks for them by default. Of an
+        # application and of `outbox run` the same, or a key has two partitions.
         settings.setdefault("partitioner", PARTITIONERS["murmur2"])
         self._producer = make_producer(settings)
         self._flights = Flights(
@@ -325,7 +326,7 @@ class OutboxSender:
             self._told.put(())
             self._stop.wait(0.2)
 
-    def _note_kafka(self, delivered: list[Message], failed: list[Failure]) -> None:
+    def _note_kafka(self, delivered: list[Acknowledged], failed: list[Failure]) -> None:
         refused = sum(failure.refused for failure in failed)
         self.counts.refused += refused
         self.counts.away += len(failed) - refused

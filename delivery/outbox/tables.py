@@ -74,6 +74,10 @@ messages = Table(
     Column("last_error", String(LONGEST_ERROR)),
     Column("created_at", BigInteger, nullable=False),
     Column("sent_at", BigInteger),
+    # Where Kafka has it. A rebuild sorts a partition's rows by it: one mark takes many rows, and
+    # other senders mark theirs before or after.
+    Column("sent_partition", Integer),
+    Column("sent_offset", BigInteger),
     mysql_engine="InnoDB",
     mysql_charset="utf8mb4",
     mariadb_engine="InnoDB",

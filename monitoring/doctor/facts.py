@@ -134,13 +134,13 @@ def read_brokers(admin: Admin, limit: Deadline) -> Brokers:
     return Brokers(racks, settings)
 
 
-def list_brokers(admin: Admin, limit: Deadline) -> Mapping[int, str]:
+def list_brokers(admin: Admin, limit: Deadline, subject: str = "the cluster") -> Mapping[int, str]:
     """Racks by broker id, "" where a broker names none.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
-    subject, doing = "the cluster", "list the brokers"
+    doing = "list the brokers"
     future = ask(admin, admin.describe_cluster, subject, doing, limit)
     nodes = wait_for(admin, future, subject, doing, limit).nodes
     return {node.id: node.rack or "" for node in nodes}

@@ -29,7 +29,7 @@ def open_outbox(config: Config, name: str) -> OutboxDatabase:
     from delivery.outbox.databases import Database
 
     url = config.sources[name].reveal_url()
-    _require_file(url, f"outbox {name}", f"backlogctl outbox create --outbox {name}")
+    _require_file(url, f"backlogctl outbox create --outbox {name}")
     return Database(url)
 
 
@@ -53,7 +53,7 @@ def open_look_back(config: Config) -> LookBackDatabase:
 
     assert config.look_back is not None
     url = config.look_back.reveal_url()
-    _require_file(url, "look-back", "backlogctl lookback run")
+    _require_file(url, "backlogctl lookback run")
     return Database(url)
 
 
@@ -96,7 +96,7 @@ def within(seconds: float, subject: str, read: Callable[[], Part]) -> Part:
     return found
 
 
-def _require_file(url: str, subject: str, making: str) -> None:
+def _require_file(url: str, making: str) -> None:
     """SQLite makes a file that is not there."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
@@ -106,6 +106,4 @@ def _require_file(url: str, subject: str, making: str) -> None:
     except (ArgumentError, ValueError):
         return  # whoever opens it refuses it
     if parts.get_backend_name() == "sqlite" and not Path(parts.database or "").is_file():
-        raise ConfigurationError(
-            f"there is no file {parts.database}", subject=subject, hint=f"`{making}` makes it"
-        )
+        raise ConfigurationError(f"there is no file {parts.database}", hint=f"`{making}` makes it")

@@ -183,12 +183,12 @@ def _count(counting: Counting, span: Span) -> Counted:
 def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
     """The source table with the rules for its times and identities, and the consumer's table."""
     from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
-    from spark_backfill.opening import open_consumed, open_table
+    from spark_backfill.opening import open_consumed, open_source
 
     spark, source, config = counting.spark, counting.source, counting.workspace.config
     with ExitStack() as stack:
         access = stack.enter_context(
-            open_table(spark, config.sources, source.database, source.table)
+            open_source(spark, config.sources, counting.stream.name, source)
         )
         rules = check_rules(
             spark,
@@ -219,11 +219,12 @@ def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> Dat
     """identity binary, at_ms long; NULL where it cannot be read exactly."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_backfill.messages.candidates import count_rows, filter_times, read_rows
+    from spark_backfill.messages.candidates import count_rows, read_rows
+    from spark_backfill.messages.filters import filter_times
     from spark_backfill.messages.rules import as_bytes, time_text
     from spark_backfill.sources.columns import REASON
 
-    where = filter_times(access.table, rules.source.time_column, bounds, access.timezone)
+    where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=count_rows(access, where))
     is_exact = F.col(REASON).isNull()
     return rows.select(
@@ -260,7 +261,8 @@ def _find_judged(counting: Counting, span: Span, archived: Archived, *, is_date:
     begins = [(min(heads.values()), "the topic has no older messages")] if heads else []
     for number, begin_at in archived.begins.items():
         if begin_at:
-            known = [gone[number]]
+            # A row may be marked later than its message was written.
+            known = [gone[number] + counting.source.drift[1]]
             known += [heads[number] + counting.source.margin] if number in heads else []
             why = (
                 f"retention took older messages of partition {number}"

@@ -72,11 +72,8 @@ def _examine_streams(
     unopened: Examination | None,
     adopting: Sequence[str] | None,
 ) -> list[Examination]:
-    from replay.around.doctor.examining import (
-        examine_deliveries,
-        examine_stream,
-        examine_tool,
-    )
+    from replay.around.doctor.deliveries import examine_deliveries
+    from replay.around.doctor.examining import examine_stream, examine_tool
     from replay.around.observation import choose_streams
 
     config = workspace.config

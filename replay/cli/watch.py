@@ -189,8 +189,8 @@ def watch_streams(
                 )
         watched = [format_plural(count, "stream")]
         if exporter is not None and config.outboxes:
-            number = len(config.outboxes)
-            watched.append(f"{number:,} {'outbox' if number == 1 else 'outboxes'}")
+            outboxes = len(config.outboxes)
+            watched.append(f"{outboxes:,} {'outbox' if outboxes == 1 else 'outboxes'}")
         if exporter is not None and config.look_back is not None:
             watched.append("look-back")
         session.say(

@@ -19,12 +19,8 @@ from monitoring.board import Board, Checkup, MemberLook
 from monitoring.disks import make_readings
 from monitoring.doctor.finding import sort_findings
 from monitoring.verdicts import Verdict
-from replay.around.doctor.examining import (
-    Examination,
-    examine_deliveries,
-    examine_stream,
-    examine_tool,
-)
+from replay.around.doctor.deliveries import examine_deliveries
+from replay.around.doctor.examining import Examination, examine_stream, examine_tool
 from replay.around.members import describe_members
 from replay.recovery.workspace import Workspace
 

@@ -12,8 +12,7 @@ from backlog.values import Chunk
 from spark_backfill.archived.choosing import Chosen
 from spark_backfill.archived.segments import Segments, mark_rows
 from spark_backfill.messages.rules import MessageRules
-from spark_backfill.messages.staging import ChunkLimits, stage_lost, stage_messages
-from spark_backfill.originals.frame import HEADERS
+from spark_backfill.messages.staging import ChunkLimits, describe_rows, stage_lost, stage_messages
 from spark_backfill.originals.placing import place_originals
 from spark_backfill.originals.staging import ORDER
 from spark_backfill.request import RebuildRequest
@@ -60,7 +59,7 @@ def stage_all(
                 limits=limits,
             )
             return chunks, counts
-        ready = _describe_rows(mark_rows(made, segments), rules)
+        ready = describe_rows(mark_rows(made, segments), rules)
         frame = ready.unionByName(chosen.messages, allowMissingColumns=True)
         order, slots = rules.order_names(), Counter(chosen.slots)
         slots.update(counts)
@@ -73,22 +72,6 @@ def stage_all(
         limits=limits,
     )
     return chunks, slots
-
-
-def _describe_rows(rows: DataFrame, rules: MessageRules) -> DataFrame:
-    """Each with its own headers and fidelity, as archived messages have."""
-    headers = [
-        F.struct(F.lit(name).alias("name"), F.element_at("header_values", place + 1).alias("value"))
-        for place, name in enumerate(rules.header_names)
-    ]
-    return rows.withColumns(
-        {
-            "headers": F.array(*headers).cast(HEADERS),
-            "fidelity": F.lit(rules.fidelity),
-            "replays": F.lit(1),
-            "original_time": F.col("time"),
-        }
-    )
 
 
 def _move(made: DataFrame, request: RebuildRequest) -> tuple[DataFrame, Mapping[int, int]]:

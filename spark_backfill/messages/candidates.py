@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 from sqlalchemy.engine import Engine
 
-from backlog.clock import format_time
 from spark_backfill.failures import translating
+from spark_backfill.messages.filters import (
+    find_number_time,
+    is_indexable,
+    join_conditions,
+)
 from spark_backfill.messages.rules import MessageRules, build_messages
 from spark_backfill.messages.windows import Bounds
 from spark_backfill.sources.columns import Projection
 from spark_backfill.sources.jdbc import JdbcAccess
 from spark_backfill.sources.ranges import EVERYTHING, MIN_ROWS, list_ranges
 from spark_backfill.sources.reflection import (
-    POSTGRESQL,
+    SQLITE,
     ColumnKind,
     SourceTable,
     quote_name,
@@ -27,10 +31,16 @@ from spark_backfill.sources.reflection import (
     quote_text,
 )
 
+if TYPE_CHECKING:
+    from backlog.config import StreamSource
+
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """One table and its two ways in: SQLAlchemy for names and counts, JDBC for rows."""
+    """One table and its two ways in: SQLAlchemy for names and counts, JDBC for rows.
+
+    `wanted`: which of its rows are the stream's, as SQL; empty for all.
+    """
 
     spark: SparkSession
     engine: Engine = field(repr=False)
@@ -38,6 +48,7 @@ class SourceAccess:
     table: SourceTable
     timezone: str
     connections: int
+    wanted: str = ""
 
     @property
     def subject(self) -> str:
@@ -45,59 +56,40 @@ class SourceAccess:
         return f"table {self.table.label} of {self.table.database}"
 
 
-def filter_times(table: SourceTable, time_column: str, bounds: Bounds, timezone: str) -> str:
-    """The bounds as SQL that an index can serve; empty where Spark has to filter.
-
-    Rows without a time are kept: they are candidates until evidence explains them.
-    """
-    column = table.column(time_column)
-    if table.dialect != POSTGRESQL or column.kind is not ColumnKind.TIME:
-        return ""
-    q = quote_name(POSTGRESQL, time_column)
-    parts: list[str] = []
-    for at, sign, slack in ((bounds.lower, ">=", -1), (bounds.upper, "<=", 1)):
-        if at is None:
-            continue
-        exact = f"CAST({quote_text(POSTGRESQL, format_time(at))} AS timestamptz)"
-        if column.zoned:
-            parts.append(f"{q} {sign} {exact}")
-            continue
-        # An index serves the first; the second is right in the doubled hour too.
-        wall = (at + timedelta(hours=2 * slack)).astimezone(ZoneInfo(timezone))
-        rough = quote_text(POSTGRESQL, wall.replace(tzinfo=None).isoformat(" "))
-        zone = quote_text(POSTGRESQL, timezone)
-        parts.append(f"{q} {sign} CAST({rough} AS timestamp)")
-        parts.append(f"({q} AT TIME ZONE {zone}) {sign} {exact}")
-    return f"({' AND '.join(parts)}) OR {q} IS NULL" if parts else ""
-
-
-def find_newest(access: SourceAccess, time_column: str, rows: int) -> datetime | None:
-    """The time from which on the table has about so many rows.
+def find_newest(access: SourceAccess, source: StreamSource, rows: int) -> datetime | None:
+    """The time from which on the stream has about so many rows.
 
     None where Spark reads the whole table anyway, or it has fewer.
     """
     table = access.table
-    column = table.column(time_column)
-    if table.dialect != POSTGRESQL or column.kind is not ColumnKind.TIME:
+    column = table.column(source.time_column)
+    if not is_indexable(table, column.name):
         return None
-    q = quote_name(POSTGRESQL, time_column)
-    zoned = q if column.zoned else f"{q} AT TIME ZONE {quote_text(POSTGRESQL, access.timezone)}"
+    q = quote_name(table.dialect, column.name)
+    at = q
+    if column.kind is ColumnKind.TIME and not column.zoned:
+        at = f"{q} AT TIME ZONE {quote_text(table.dialect, access.timezone)}"
+    # What no time can be read of is neither old nor new.
+    dated = f"typeof({q}) = 'integer'" if table.dialect == SQLITE else f"{q} IS NOT NULL"
+    where = join_conditions(access.wanted, dated)
     statement = (
-        f"SELECT {zoned} FROM {quote_table(table)} WHERE {q} IS NOT NULL "
-        f"ORDER BY {q} DESC OFFSET {rows:d} LIMIT 1"
+        f"SELECT {at} FROM {quote_table(table)} WHERE {where} "
+        f"ORDER BY {q} DESC LIMIT 1 OFFSET {rows:d}"
     )
     doing = f"look for the {rows} newest rows"
     with translating(doing, subject=access.subject), access.engine.connect() as connection:
         found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
-        at = found.scalar_one_or_none()
-    return None if at is None else at.astimezone(UTC)
+        newest = found.scalar_one_or_none()
+    if column.kind is ColumnKind.INTEGER:
+        return find_number_time(newest, source)
+    return None if newest is None else newest.astimezone(UTC)
 
 
 def count_rows(access: SourceAccess, where: str) -> int:
-    """Rows of the table that `where` takes, counted by the database."""
+    """The stream's rows that `where` takes, counted by the database."""
     projection = Projection(access.table, (), (), access.timezone)
     with translating("count rows", subject=access.subject), access.engine.connect() as connection:
-        statement = projection.count(where)
+        statement = projection.count(join_conditions(access.wanted, where))
         found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
         return int(found.scalar_one())
 
@@ -110,8 +102,9 @@ def read_rows(
     rows: int,
     min_rows: int = MIN_ROWS,
 ) -> DataFrame:
-    """The rows under their own names, read in parallel ranges of the primary key."""
+    """The stream's rows under their own names, read in parallel ranges of the primary key."""
     key = rules.source.primary_key
+    where = join_conditions(access.wanted, where)
     predicates: tuple[str, ...] = (EVERYTHING,)
     if rows >= 2 * min_rows:
         with (
@@ -153,7 +146,9 @@ def drop_duplicates(messages: DataFrame, rules: MessageRules, *, unique: bool) -
     if unique:
         return messages.withColumn("copies", F.lit(0).cast("long"))
     same = Window.partitionBy(*rules.key_names())
-    newest = same.orderBy(F.desc_nulls_last("time"), "value", "key", "identity", "header_values")
+    listed = ("header_list",) if rules.lists_headers else ()
+    rest = ("value", "key", "identity", "header_values", *listed)
+    newest = same.orderBy(F.desc_nulls_last("time"), *rest)
     has_null = F.lit(False)
     for name in rules.key_names():
         has_null = has_null | F.col(name).isNull()

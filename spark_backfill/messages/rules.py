@@ -5,13 +5,10 @@ All of it is built inside Spark's JVM.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -19,11 +16,12 @@ from pyspark.sql import types as T  # noqa: N812
 from backlog.clock import format_time
 from backlog.config import Expr, Stream, StreamSource
 from backlog.errors import ConfigurationError
-from spark_backfill.failures import find_first_cause
+from spark_backfill.messages.expressions import check_expr, column
+from spark_backfill.messages.headers import BROKEN, measure_list, parse_list
 from spark_backfill.messages.partitioners import PLACES
 from spark_backfill.messages.windows import CLOCKS
 from spark_backfill.request import Growth
-from spark_backfill.sources.columns import REASON, parse_time_text, spark_type
+from spark_backfill.sources.columns import REASON, TIME_FORMAT, parse_time_text, spark_type
 from spark_backfill.sources.reflection import ColumnKind, SourceColumn, SourceTable, check_columns
 from spark_backfill.spark.frames import make_empty
 
@@ -32,9 +30,9 @@ RESTATED = "restated"
 # Record and batch headers, with room to spare, and five stamps; the broker counts them too.
 OVERHEAD_BYTES = 512
 DEFAULT_MAX_BYTES = 1_048_588
-_REST = "__rest"
-_CALLS_CODE = re.compile(r"\b(reflect|java_method|try_reflect)\(", re.IGNORECASE)
-_UNKNOWN = re.compile(r"column, variable, or function parameter with name `(.+?)` cannot")
+_REST, _SENT = "__rest", "__sent"
+# 0002-01-01 and 9999-12-30, between which databases and Spark mean the same.
+_FIRST_SECOND, _LAST_SECOND = -62_104_060_800, 253_402_128_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,11 @@ class MessageRules:
     def fidelity(self) -> str:
         """How faithful the messages are: original, or restated from the row as it is now."""
         return ORIGINAL if self.is_event or not self.source.mutable else RESTATED
+
+    @property
+    def lists_headers(self) -> bool:
+        """Whether rows have headers of their own."""
+        return self.source.message.header_list is not None
 
     @property
     def header_names(self) -> tuple[str, ...]:
@@ -105,7 +108,7 @@ def check_rules(
     check_columns(table, source.primary_key, f"{at}.primary_key")
     check_columns(table, [source.time_column], f"{at}.time_column")
     check_columns(table, source.order_by, f"{at}.order_by")
-    _check_time_column(table, source.time_column, f"{at}.time_column")
+    _check_time_column(table, source, at)
     empty = make_empty(
         spark, T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
     )
@@ -114,19 +117,22 @@ def check_rules(
     used = {source.time_column, *order}
     message = source.message
     if message.key is not None:
-        used |= _check_expr(empty, table, message.key, f"{at}.message.key")
+        used |= check_expr(empty, table, message.key, f"{at}.message.key")
+    if message.partition is not None:
+        check_columns(table, [message.partition], f"{at}.message.partition")
+        used.add(message.partition)
     value = message.value
     if value.json_columns is not None:
         check_columns(table, value.json_columns, f"{at}.message.value.json")
         used |= set(value.json_columns)
     else:
         expr = Expr(column=value.column, sql=value.sql)
-        used |= _check_expr(empty, table, expr, f"{at}.message.value")
+        used |= check_expr(empty, table, expr, f"{at}.message.value")
+    if message.header_list is not None:
+        used |= check_expr(empty, table, message.header_list, f"{at}.message.header_list")
     for name, sql in message.headers.items():
-        used |= _check_expr(
-            empty, table, Expr(column=None, sql=sql), f"{at}.message.headers.{name}"
-        )
-    used |= _check_expr(empty, table, source.identity.row, f"{at}.identity.row")
+        used |= check_expr(empty, table, Expr(column=None, sql=sql), f"{at}.message.headers.{name}")
+    used |= check_expr(empty, table, source.identity.row, f"{at}.identity.row")
     return MessageRules(
         stream=stream,
         source=source,
@@ -145,7 +151,8 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
 
     Returns:
         p0.. the primary key as text, time string, identity binary, message_id string, key binary,
-        value binary, header_values array<binary>, slot int (the partition it is put back into),
+        value binary, header_values array<binary>, header_list (where the stream has one; NULL where
+        it cannot be read), slot int (the partition it is put back into),
         home int (the one it was sent to; NULL where unknown), reason string (why the row cannot be
         built; NULL where it can), o0.. the sort columns.
     """
@@ -165,6 +172,9 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     headers = [
         as_bytes(rows, Expr(column=None, sql=sql)) for sql in source.message.headers.values()
     ]
+    listed = []
+    if (own := source.message.header_list) is not None:
+        listed = [parse_list(as_bytes(rows, own).cast("string")).alias("header_list")]
     order = [
         _sort_column(c).alias(name)
         for c, name in zip(rules.order, rules.order_names(), strict=True)
@@ -176,16 +186,24 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
         identity.alias("identity"),
         hash_message_id(rules.stream.topic, pk, version).alias("message_id"),
         key.alias("key"),
+        _find_sent(rules).alias(_SENT),
         _build_value(rows, rules).alias("value"),
         (F.array(*headers) if headers else F.array().cast("array<binary>")).alias("header_values"),
+        *listed,
         _find_reason(time, identity, rules).alias("reason"),
         _measure_rest(key, headers, rules).alias(_REST),
         *order,
     )
-    too_large = F.octet_length("value") > F.lit(rules.max_bytes) - F.col(_REST)
+    rest, tombstone = F.col(_REST), F.col("value").isNull()
+    if rules.lists_headers:
+        rest = rest + measure_list(F.col("header_list"))
+    if source.message.tombstones:
+        tombstone = F.lit(False)
+    too_large = F.coalesce(F.octet_length("value"), F.lit(0)) > F.lit(rules.max_bytes) - rest
     reason = F.coalesce(
         F.col("reason"),
-        F.when(F.col("value").isNull(), F.lit("its value is NULL: it would be a tombstone")),
+        F.when(F.col("header_list").isNull(), F.lit(BROKEN)) if listed else F.lit(None),
+        F.when(tombstone, F.lit("its value is NULL: it would be a tombstone")),
         F.when(
             too_large,
             F.lit(f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"),
@@ -194,12 +212,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     placed = built.withColumn("slot", _place(rules)).withColumn("homes", _find_homes(rules))
     only = F.when(F.size("homes") == 1, F.element_at("homes", 1))
     placed = placed.withColumn("home", only)
-    return placed.withColumn("reason", reason).drop(_REST)
-
-
-def column(name: str) -> Column:
-    """A column by its exact name, whatever characters it has."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return placed.withColumn("reason", reason).drop(_REST, _SENT)
 
 
 def as_bytes(rows: DataFrame, expr: Expr) -> Column:
@@ -220,9 +233,18 @@ def time_text(rules: MessageRules) -> Column:
     plain = column(item.name)
     if item.kind is ColumnKind.TIME:
         return plain
+    if item.kind is ColumnKind.INTEGER:
+        return _count_time(plain, rules.source.time_unit)
     if item.kind is ColumnKind.DATE:
         plain = F.concat(plain, F.lit(" 00:00:00"))
     return parse_time_text(plain, rules.timezone)
+
+
+def _count_time(number: Column, unit: str | None) -> Column:
+    """Whole seconds or milliseconds since 1970; NULL for what no time in the normal form is."""
+    size, make = (1000, F.timestamp_millis) if unit == "ms" else (1, F.timestamp_seconds)
+    known = F.when(number.between(_FIRST_SECOND * size, _LAST_SECOND * size), number)
+    return F.date_format(make(known), TIME_FORMAT)
 
 
 def hash_message_id(topic: str, primary_key: Sequence[Column], version: Column) -> Column:
@@ -245,23 +267,36 @@ def _build_value(rows: DataFrame, rules: MessageRules) -> Column:
 
 def _find_homes(rules: MessageRules) -> Column:
     """The partitions that a row's message may have been sent to, by its key: the hash is taken
-    modulo the number of partitions of its time. NULL without a key."""
+    modulo the number of partitions of its time. Without a key the one that the row says; NULL where
+    it says none."""
     if not rules.growth:
         homes = F.array("slot")
     else:
-        time, margin = F.col("time"), rules.source.margin
+        time = F.col("time")
+        early, late = (side or CLOCKS for side in rules.source.drift)
         possible = []
         for before, after in pairwise([None, *rules.growth, None]):
             there = F.lit(True)
             if before is not None:
-                there &= F.coalesce(time >= format_time(before.earliest - margin), F.lit(True))
+                there &= F.coalesce(time >= format_time(before.earliest - early), F.lit(True))
             if after is not None:
-                # A row may be older than its message by the margin; no message than its row.
-                there &= F.coalesce(time <= format_time(after.latest + CLOCKS), F.lit(False))
+                # A row may be older than its message by the margin; no message than its row. Where
+                # rows are marked it is the other way round.
+                there &= F.coalesce(time <= format_time(after.latest + late), F.lit(False))
             count = rules.partitions if after is None else after.before
             possible.append(F.when(there, _hash_key(rules, count)))
         homes = F.array_distinct(F.array_compact(F.array(*possible)))
-    return F.when(F.col("key").isNotNull(), homes)
+    sent = F.when(F.col(_SENT).isNotNull(), F.array(_SENT))
+    return F.when(F.col("key").isNotNull(), homes).otherwise(sent)
+
+
+def _find_sent(rules: MessageRules) -> Column:
+    """The partition that the row says its message was sent to; NULL where it says none."""
+    name = rules.source.message.partition
+    if name is None:
+        return F.lit(None).cast("int")
+    number = column(name).try_cast("int")
+    return F.when(number.between(0, rules.partitions - 1), number)
 
 
 def _place(rules: MessageRules) -> Column:
@@ -270,6 +305,7 @@ def _place(rules: MessageRules) -> Column:
         targets = F.array(*(F.lit(t) for t in rules.targets))
         number = F.conv(F.substring("message_id", 1, 8), 16, 10).cast("long")
         spread = F.element_at(targets, (number % len(rules.targets) + 1).cast("int"))
+    spread = F.coalesce(F.col(_SENT), spread)
     if rules.source.message.key is None:
         return spread
     return F.when(F.col("key").isNull(), spread).otherwise(_hash_key(rules, rules.partitions))
@@ -304,52 +340,25 @@ def _sort_column(item: SourceColumn) -> Column:
     return plain
 
 
-def _check_time_column(table: SourceTable, name: str, subject: str) -> None:
+def _check_time_column(table: SourceTable, source: StreamSource, at: str) -> None:
+    name = source.time_column
     kind = table.column(name).kind
-    if kind not in (ColumnKind.TIME, ColumnKind.DATE, ColumnKind.TEXT, ColumnKind.OTHER):
+    if kind is ColumnKind.INTEGER and source.time_unit is None:
         raise ConfigurationError(
             f"the column {name!r} holds no times, it is {kind}",
-            subject=subject,
+            subject=f"{at}.time_column",
+            hint="name a timestamp column, or say what it counts since 1970: `time_unit: ms`",
+        )
+    if kind is not ColumnKind.INTEGER and source.time_unit is not None:
+        raise ConfigurationError(
+            f"the column {name!r} counts nothing, it is {kind}",
+            subject=f"{at}.time_unit",
+            hint="leave it out",
+        )
+    known = (ColumnKind.TIME, ColumnKind.DATE, ColumnKind.TEXT, ColumnKind.OTHER)
+    if kind not in (*known, ColumnKind.INTEGER):
+        raise ConfigurationError(
+            f"the column {name!r} holds no times, it is {kind}",
+            subject=f"{at}.time_column",
             hint="name a timestamp column",
         )
-
-
-def check_expression(analysed: Any) -> str:
-    """Why an expression that Spark has analysed is refused; "" where it is not."""
-    text = analysed.toString()
-    if _CALLS_CODE.search(text):
-        return "calls code by reflection, which is refused"
-    if not analysed.deterministic():
-        return "gives another result each time, so nothing could be proved"
-    if "Generate" in text or "Subquery" in text or "subquery#" in text:
-        return "makes several rows of one, or reads another table"
-    return ""
-
-
-def _check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -> set[str]:
-    """The columns that an expression reads."""
-    if expr.column is not None:
-        check_columns(table, [expr.column], subject)
-        return {expr.column}
-    assert expr.sql is not None
-    known = [c.name for c in table.columns]
-    try:
-        made = F.expr(expr.sql)
-        analysed: Any = empty.select(made)._jdf.queryExecution().analyzed()
-        # An aggregate alone is legal, beside a column of the row it is not.
-        empty.select(column(known[0]), made.cast("string"))
-    except PySparkException as error:
-        cause, _ = find_first_cause(error)
-        unknown = _UNKNOWN.search(cause)
-        if unknown:
-            name = unknown.group(1).replace("`.`", ".")
-            check_columns(table, [name], subject, more=f"; a fixed text is written \"'{name}'\"")
-        raise ConfigurationError(
-            f"is not an SQL expression that Spark takes: {cause.split(' SQLSTATE')[0]}",
-            subject=subject,
-            hint="times and decimals are text here, see docs/messages.md",
-        ) from None
-    if why := check_expression(analysed):
-        raise ConfigurationError(why, subject=subject)
-    names = analysed.references().toSeq()
-    return {names.apply(i).name() for i in range(names.size())}

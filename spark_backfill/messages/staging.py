@@ -25,6 +25,7 @@ from spark_backfill.messages.chunks import (
     stamp_messages,
     write_chunks,
 )
+from spark_backfill.messages.headers import join_headers
 from spark_backfill.messages.rules import MessageRules
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "CANARY_CHUNKS",
     "ChunkLimits",
     "StampValues",
+    "describe_rows",
     "fit_chunks",
     "stage_lost",
     "stage_messages",
@@ -66,15 +68,28 @@ def stage_lost(
     Raises:
         StagingError: what was written is not what was counted.
     """
+    # Where all have headers of the same names, and one fidelity: quicker than by message.
+    same = None if rules.lists_headers else (rules.fidelity, rules.header_names)
     return stage_messages(
-        # All of them have headers of the same names, and one fidelity: quicker than by message.
-        lost.withColumn("original_time", F.col("time")),
+        lost.withColumn("original_time", F.col("time")) if same else describe_rows(lost, rules),
         order=rules.order_names(),
         counts=counts,
         recovery_id=recovery_id,
         directory=directory,
         limits=limits,
-        same=(rules.fidelity, rules.header_names),
+        same=same,
+    )
+
+
+def describe_rows(rows: DataFrame, rules: MessageRules) -> DataFrame:
+    """What `build_messages` makes, each with its own headers and fidelity."""
+    return rows.withColumns(
+        {
+            "headers": join_headers(rules.header_names, listed=rules.lists_headers),
+            "fidelity": F.lit(rules.fidelity),
+            "replays": F.lit(1),
+            "original_time": F.col("time"),
+        }
     )
 
 

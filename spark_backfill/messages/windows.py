@@ -64,6 +64,7 @@ def find_windows(
     since: datetime | None,
     until: datetime | None,
     margin: timedelta,
+    drift: tuple[timedelta, timedelta],
     mutable: bool,
     has_consumed: bool,
     read_since: datetime | None = None,
@@ -74,9 +75,12 @@ def find_windows(
 
     A row is older than its message by as long as its transaction took, so the lower bound is
     widened by `margin`; no message is older than its row, so the samples' upper bound needs no
-    more than what clocks differ by. Rows of a `mutable` table may have changed since: it is open.
+    more than what clocks differ by. Where rows are marked when their message was sent it is the
+    other way round. Rows of a `mutable` table may have changed since: the upper bound is open.
 
     Args:
+        margin: what times that the operator gives are widened by.
+        drift: by how much a row's time may lie before, and after, its message's.
         read_since: rows are read from here on at least.
         countable: offsets can be counted as rows, so that a loss need not be dated.
         undated: rows of a loss that is not dated are read from here on; None reads all.
@@ -95,13 +99,14 @@ def find_windows(
     windows = []
     for gap in gaps:
         lower, upper = since or gap.first_time or undated, until or gap.last_time
-        slack = CLOCKS if until is None else margin
+        before, after = (side or CLOCKS for side in drift)
+        before, after = before if since is None else margin, after if until is None else margin
         windows.append(
             Window(
                 gap.partition,
                 Bounds(
-                    None if lower is None else _clamp(lower, -margin),
-                    None if upper is None or (mutable and until is None) else _clamp(upper, slack),
+                    None if lower is None else _clamp(lower, -before),
+                    None if upper is None or (mutable and until is None) else _clamp(upper, after),
                 ),
             )
         )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog import stamps
+from spark_backfill.messages.headers import HEADERS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-HEADERS = "array<struct<name:string,value:binary>>"
 ORIGINALS_SCHEMA = (
     "source_partition int, source_offset long, timestamp long, timestamp_type tinyint, "
     f"key binary, value binary, headers {HEADERS}"

@@ -176,7 +176,7 @@ def _count(part: PartitionRows, order: OrderProof, offset: int) -> Edge:
         if not differs_in_time:
             # The samples leave no more rows open than these.
             before = min(before, place - (timed.floor - order.early))
-            after = min(after, highest - place)
+            after = min(after, timed.ceiling + order.late - place)
     return Edge(
         offset,
         min(max(place, 0), part.rows),

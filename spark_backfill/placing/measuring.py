@@ -40,8 +40,8 @@ _FIRST, _LAST = "", "~"
 class Measurement:
     """Measures ranked rows; each property is one job at most, made when it is first asked for.
 
-    `clocks`: by how much times of samples and rows may differ; `margin`: rows may be committed that
-    much later than their time says; `latest`: no lost row of a partition is younger.
+    `clocks`: by how much times of samples and rows may differ; `drift`: by how much a row's time
+    may lie before, and after, its message's; `latest`: no lost row of a partition is younger.
     """
 
     ranked: Ranked
@@ -49,7 +49,7 @@ class Measurement:
     bookmarks: tuple[Bookmark, ...]
     times: tuple[EdgeTimes, ...]
     clocks: timedelta
-    margin: timedelta
+    drift: tuple[timedelta, timedelta]
     latest: Mapping[int, str | None]
     ours: tuple[Stretch, ...]
     partitions: tuple[int, ...]
@@ -179,7 +179,7 @@ class Measurement:
         """Places of the log starts and of the samples' times."""
         displaced = self._displacements
         late = max((item.late for item in displaced.values()), default=0)
-        cuts = _find_cuts(self.times, self.clocks, self.margin)
+        cuts = _find_cuts(self.times, self.clocks, self.drift)
         params = []
         for number in self.partitions:
             item, latest = displaced.get(number), self.latest.get(number)
@@ -280,7 +280,7 @@ class _Cut:
 
 
 def _find_cuts(
-    times: Iterable[EdgeTimes], clocks: timedelta, margin: timedelta
+    times: Iterable[EdgeTimes], clocks: timedelta, drift: tuple[timedelta, timedelta]
 ) -> Mapping[int, Sequence[_Cut]]:
     """The times that bound each edge, by partition and in their order."""
     found: dict[int, list[_Cut]] = {}
@@ -289,10 +289,11 @@ def _find_cuts(
             continue
         cuts = found.setdefault(item.partition, [])
         lower, upper = item.lower - clocks, item.upper + clocks
-        cuts.append(_Cut(item.offset, "floor", format_time(lower - margin)))
+        cuts.append(_Cut(item.offset, "floor", format_time(lower - drift[0])))
         cuts.append(_Cut(item.offset, "lower", format_time(lower)))
         # The upper time itself belongs to it; times in the normal form have one length.
         cuts.append(_Cut(item.offset, "upper", format_time(upper) + " "))
+        cuts.append(_Cut(item.offset, "ceiling", format_time(upper + drift[1]) + " "))
     for cuts in found.values():
         cuts.sort(key=lambda cut: cut.before)
     return found

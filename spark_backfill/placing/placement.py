@@ -218,7 +218,7 @@ def _rank(
         bookmarks=bookmarks,
         times=ground.request.edge_times,
         clocks=CLOCKS,
-        margin=rules.source.margin,
+        drift=rules.source.drift,
         latest=_find_latest(ground.windows),
         ours=ground.stretches,
         partitions=ranked_partitions,

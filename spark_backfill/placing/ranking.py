@@ -83,7 +83,7 @@ def rank_rows(
         partitions: those that have a gap; without any nothing is ranked, only frozen.
         order: the sort columns; keys: those of the primary key.
     """
-    rows = labelled.drop("value", "header_values")
+    rows = labelled.drop("value", "header_values", "header_list")
     if partitions:
         rows = _rank(_find_marks(_find_messages(rows, survivors), bookmarks, topic_id),
                      partitions, order)  # fmt: skip

@@ -34,12 +34,14 @@ class Anchor:
 @dataclass(frozen=True, slots=True)
 class TimedPlaces:
     """Where the samples' times put an edge: not before `lower`, not after `upper`; not before
-    `floor` where rows were committed as late as the stream's margin allows."""
+    `floor`, not after `ceiling`, where rows were committed, or marked, as late as the stream's
+    margin allows."""
 
     offset: int
     lower: int
     upper: int
     floor: int
+    ceiling: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.errors import UsageError
 from spark_backfill.failures import find_condition, find_first_cause
-from spark_backfill.messages.rules import check_expression
+from spark_backfill.messages.expressions import check_expression
 from spark_backfill.originals.frame import ORIGINALS_SCHEMA
 from spark_backfill.spark.frames import make_empty, make_rows
 

@@ -174,7 +174,10 @@ def _render(column: SourceColumn, q: str, projection: Projection) -> str:
 
 def _render_sqlite(column: SourceColumn, q: str) -> str:
     match column.kind:
-        case ColumnKind.INTEGER | ColumnKind.BOOLEAN | ColumnKind.DOUBLE | ColumnKind.FLOAT:
+        case ColumnKind.INTEGER:
+            # The driver reads text as 0, which is a time as well.
+            return f"CASE WHEN typeof({q}) = 'integer' THEN {q} END"
+        case ColumnKind.BOOLEAN | ColumnKind.DOUBLE | ColumnKind.FLOAT:
             return q
         case ColumnKind.DECIMAL:
             return f"CASE WHEN typeof({q}) = 'null' THEN NULL ELSE {_sqlite_decimal(column, q)} END"

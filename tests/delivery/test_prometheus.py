@@ -50,7 +50,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         desk = Desk(Database(shop.engine))
         desk.park([1])
         sender = OutboxSender(shop.engine, {"bootstrap.servers": "unused:1"})
-        registry.register(OutboxCollector(desk, sender, "shop"))
+        registry.register(OutboxCollector(desk, lambda: sender, "shop"))
 
         settings = Config.from_text(CONFIG, tmp_path).look_back
         assert settings is not None

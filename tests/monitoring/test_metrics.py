@@ -31,6 +31,7 @@ from scripts.metrics_reference import render_reference
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
 from tests.monitoring.prometheus import run_promtool
+from tests.monitoring.promql import LABELS
 from tests.monitoring.recorded import record_all
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -391,5 +392,5 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == render_reference(), (
         "run: python -m scripts.metrics_reference > docs/metrics.md"
     )
-    for verdict in Verdict:
-        assert f"| `{verdict}` |" in render_reference()
+    for word in (*Verdict, *LABELS):
+        assert f"| `{word}` |" in render_reference()

@@ -12,6 +12,7 @@ from spark_backfill.messages.candidates import (
     drop_duplicates,
     read_rows,
 )
+from spark_backfill.messages.filters import check_wanted, filter_wanted
 from spark_backfill.messages.rules import MessageRules, build_messages, check_rules
 from spark_backfill.sources.jdbc import make_access
 from spark_backfill.sources.reflection import open_engine, reflect_table
@@ -28,7 +29,10 @@ def open_stream(
     source = world.make_source(url, **settings)
     engine = open_engine(source, "shop")
     table = reflect_table(engine, "shop", stream.source.table)
-    access = SourceAccess(spark, engine, make_access(source, "shop"), table, source.timezone, 3)
+    check_wanted(table, stream.source.where, "streams.orders.source.where")
+    wanted = filter_wanted(table, stream.source.where)
+    jdbc = make_access(source, "shop")
+    access = SourceAccess(spark, engine, jdbc, table, source.timezone, 3, wanted)
     rules = check_rules(
         spark,
         stream,

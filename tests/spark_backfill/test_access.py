@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backlog.errors import ConfigurationError, UsageError
-from spark_backfill.messages.windows import find_windows
+from spark_backfill.messages.windows import CLOCKS, find_windows
 from spark_backfill.sources.jdbc import make_access
 from spark_backfill.spark.kafka_options import make_java_options
 from tests.spark_backfill import world
@@ -86,7 +86,8 @@ def test_client_properties_become_javas(tmp_path: Path) -> None:
 def bounds_of(*times: tuple[Any, Any], **settings: Any) -> tuple[str | None, str | None]:
     gaps = tuple(world.make_gap("t", i, 0, 1, first, last) for i, (first, last) in enumerate(times))
     options: dict[str, Any] = {
-        "since": None, "until": None, "margin": MARGIN, "mutable": False, "has_consumed": False,
+        "since": None, "until": None, "margin": MARGIN, "drift": (MARGIN, timedelta(0)),
+        "mutable": False, "has_consumed": False,
         **settings,
     }  # fmt: skip
     return find_windows(gaps, **options).read.to_text()
@@ -109,3 +110,17 @@ def test_bounds_are_the_gaps_own_widened_by_the_margin() -> None:
     with pytest.raises(UsageError, match="no row can lie between"):
         bounds_of((two, three), until=one)
     assert bounds_of((one, two), (two, three), until=one) == (low, "2026-11-20T12:10:00.000000Z")
+
+
+def test_rows_that_are_marked_after_their_message_lie_later() -> None:
+    first, last = world.START, world.START + timedelta(hours=1)
+    gaps = (world.make_gap("t", 0, 0, 1, first, last),)
+    options: dict[str, Any] = {"margin": MARGIN, "mutable": False, "has_consumed": False}
+    before = find_windows(gaps, since=None, until=None, drift=(MARGIN, timedelta(0)), **options)
+    marked = find_windows(gaps, since=None, until=None, drift=(timedelta(0), MARGIN), **options)
+    assert before.anywhere.lower == first - MARGIN
+    assert before.anywhere.upper == last + CLOCKS
+    assert marked.anywhere.lower == first - CLOCKS
+    assert marked.anywhere.upper == last + MARGIN
+    asked = find_windows(gaps, since=first, until=last, drift=(timedelta(0), MARGIN), **options)
+    assert (asked.anywhere.lower, asked.anywhere.upper) == (first - MARGIN, last + MARGIN)

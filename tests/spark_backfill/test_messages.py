@@ -12,9 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlog.stamps import make_message_id
 from spark_backfill.messages.candidates import (
     build_candidates,
-    filter_times,
     read_rows,
 )
+from spark_backfill.messages.filters import filter_times
 from spark_backfill.messages.rules import build_messages, hash_message_id
 from spark_backfill.messages.windows import Bounds
 from spark_backfill.sources.columns import parse_time_text
@@ -256,7 +256,7 @@ def test_times_without_a_zone_are_filtered_in_the_doubled_hour(
         world.START.replace(month=10, day=25, hour=1, minute=30),
     )
     bounds = Bounds(lower, upper)
-    where = filter_times(access.table, "t", bounds, access.timezone)
+    where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=41)
     kept = build_candidates(rows, rules, bounds).collect()
     everything = build_messages(read_rows(access, rules, "", rows=41), rules).collect()

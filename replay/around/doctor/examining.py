@@ -21,8 +21,6 @@ from monitoring.forensics.newest import NewestLog, read_newest_log
 from monitoring.looking import look_at_stream
 from monitoring.status import GroupStatus
 from replay.around.doctor.host import judge_host
-from replay.around.doctor.look_back import judge_look_back
-from replay.around.doctor.outboxes import judge_outbox
 from replay.around.doctor.permissions import judge_rights
 from replay.around.doctor.sources import judge_sources
 from replay.around.members import count_rebalancing
@@ -60,15 +58,6 @@ def describe_examinations(examinations: Sequence[Examination]) -> dict[str, Any]
 def examine_tool(workspace: Workspace, streams: Sequence[Stream]) -> Examination:
     """Ledger, clocks, disk, versions, Java and Spark; each once, whatever the streams."""
     return Examination("tool", "", sort_findings(judge_host(workspace, streams)))
-
-
-def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
-    """Outboxes and look-back, of those that are configured."""
-    config = workspace.config
-    for name in config.outboxes:
-        yield Examination("outbox", name, sort_findings(judge_outbox(config, name)))
-    if config.look_back is not None:
-        yield Examination("look-back", "look-back", sort_findings(judge_look_back(config)))
 
 
 def examine_stream(

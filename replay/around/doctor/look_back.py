@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from backlog.clock import Deadline
-from backlog.config import Config, LookBackService
+from backlog.config import Config, LookBack, LookBackService
 from backlog.errors import Refused
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import find_addresses
@@ -29,35 +29,40 @@ _SECONDS = 30.0
 _RESOLVE_SECONDS = 5.0
 
 
-def judge_look_back(config: Config) -> Iterator[Finding]:
-    """All of it; nothing where it is not configured."""
-    if (settings := config.look_back) is None:
-        return
-    properties = config.clusters[settings.cluster].client_properties()
-    topic = read_part(
-        f"settings of topic {settings.topic}",
-        lambda: read_topic(connect(properties), properties, settings.topic, Deadline(_SECONDS)),
+def judge_look_back(
+    config: Config, settings: LookBack, *, kafka_answers: bool
+) -> Iterator[Finding]:
+    """Its tables, what waits in them, its services, and where Kafka answers its topic."""
+    if kafka_answers:
+        yield from _judge_topic(config, settings)
+    tables = read_part(
+        "the tables of look-back", lambda: within(_SECONDS, SUBJECT, lambda: _read(config))
     )
-    is_missing = isinstance(topic, Unread) and isinstance(topic.error, TopicMissing)
-    if isinstance(topic, Unread) and not is_missing:
-        yield topic.to_finding()
-    else:
-        yield from judge_topic(
-            None if isinstance(topic, Unread) else topic,
-            *(settings.topic, find_addresses(properties), settings.keep),
-            config.watch.horizon,
-        )
-    tables = read_part("its tables", lambda: within(_SECONDS, SUBJECT, lambda: _read(config)))
     if isinstance(tables, Unread):
         yield tables.to_finding()
     else:
         found, stuck = tables
         yield from judge_tables(found)
         if stuck is not None:
-            kafka_answers = is_missing or not isinstance(topic, Unread)
             yield from judge_stuck(stuck, settings.late, kafka_answers=kafka_answers)
     services = (_look_up(name, one) for name, one in sorted(settings.services.items()))
     yield from judge_services(tuple(services))
+
+
+def _judge_topic(config: Config, settings: LookBack) -> Iterator[Finding]:
+    properties = config.clusters[settings.cluster].client_properties()
+    topic = read_part(
+        f"settings of topic {settings.topic}",
+        lambda: read_topic(connect(properties), properties, settings.topic, Deadline(_SECONDS)),
+    )
+    if isinstance(topic, Unread) and not isinstance(topic.error, TopicMissing):
+        yield topic.to_finding()
+        return
+    yield from judge_topic(
+        None if isinstance(topic, Unread) else topic,
+        *(settings.topic, find_addresses(properties), settings.keep),
+        config.watch.horizon,
+    )
 
 
 def _read(config: Config) -> tuple[LookBackTables, Stuck | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from backlog.clock import Deadline
 from backlog.config import Config, Stream
 from backlog.kafka.calls import connect
-from monitoring.doctor.facts import list_brokers, read_topic
+from monitoring.doctor.facts import read_topic
 from monitoring.doctor.finding import Finding, Unread, read_part
 from monitoring.doctor.outboxes import (
     FedStream,
@@ -23,34 +23,28 @@ from replay.around.deliveries import opened_outbox, within
 _SECONDS = 30.0
 
 
-def judge_outbox(config: Config, name: str) -> Iterator[Finding]:
-    """Its table, what waits in it, its cluster, and the streams that are rebuilt from it."""
+def judge_outbox(config: Config, name: str, *, kafka_answers: bool) -> Iterator[Finding]:
+    """Its table, what waits in it, and the streams that are rebuilt from it."""
     settings = config.outboxes[name]
     terms = OutboxTerms(name, settings.cluster, settings.partitioner, settings.late, settings.keep)
-    properties = config.clusters[settings.cluster].client_properties()
-    brokers = read_part(
-        f"whether cluster {settings.cluster} answers",
-        lambda: list_brokers(connect(properties), Deadline(_SECONDS)),
-    )
-    if isinstance(brokers, Unread):
-        yield brokers.to_finding()
     table = read_part(
-        "its table", lambda: within(_SECONDS, terms.subject, lambda: _read_table(config, name))
+        f"the table of {terms.subject}",
+        lambda: within(_SECONDS, terms.subject, lambda: _read_table(config, name)),
     )
     if isinstance(table, Unread):
         yield table.to_finding()
     else:
         yield from judge_table(terms, table)
         if table.is_there and not table.missing_columns:
-            yield from _judge_waiting(config, terms, kafka_answers=not isinstance(brokers, Unread))
+            yield from _judge_waiting(config, terms, kafka_answers=kafka_answers)
     for stream in config.streams.values():
-        if _is_fed(stream, name):
+        if _is_fed(stream, name) and kafka_answers:
             yield from _judge_stream(config, terms, stream)
 
 
 def _judge_waiting(config: Config, terms: OutboxTerms, *, kafka_answers: bool) -> Iterator[Finding]:
     waiting = read_part(
-        "what waits in it",
+        f"what waits in {terms.subject}",
         lambda: within(_SECONDS, terms.subject, lambda: _read_waiting(config, terms.name)),
     )
     if isinstance(waiting, Unread):

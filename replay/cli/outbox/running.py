@@ -188,7 +188,7 @@ def _make_registry(chosen: Chosen, desk: Desk, sender: OutboxSender) -> Collecto
     from delivery.outbox.metrics import OutboxCollector
 
     registry = CollectorRegistry()
-    registry.register(OutboxCollector(desk, sender, chosen.name or desk.name))
+    registry.register(OutboxCollector(desk, lambda: sender, chosen.name or desk.name))
     return registry
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from backlog import stamps
 from backlog.errors import ConfigurationError, UsageError
 from delivery.outbox import Outbox
 from tests.conftest import MakeTopic
@@ -88,6 +89,19 @@ def test_a_connection_and_a_scoped_session_take_messages_too(
     scoped.remove()
     shop.await_sent(2)
     assert shop.read_ids(name) == [first, second]
+
+
+def test_stamps_of_a_recovery_stay_with_the_message_that_was_put_back(
+    pg_shop: Shop, topic: MakeTopic
+) -> None:
+    """A consumer that copies the headers of what it handles would call its own message put back."""
+    name = topic(1)
+    headers = [(stamp, b"r-20261121-0001") for stamp in stamps.ALL]
+    (given,) = pg_shop.add(name, "k", headers=[("a", b"1"), *headers, ("a", None)])
+    with pg_shop.sending():
+        pg_shop.await_sent(1)
+    (message,) = pg_shop.read(name)
+    assert message.headers() == [("a", b"1"), ("a", None), (stamps.EVENT_ID, given.encode())]
 
 
 # No asynchronous driver of MariaDB is among the dependencies.

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
+from delivery.outbox import Outbox
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk, OutboxStatus
 from delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
 from delivery.outbox.sender import OutboxSender
 from delivery.outbox.tables import messages
+from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
-from tests.kafka_tools import wait_until
+from tests.kafka_tools import properties_of, wait_until
 from tests.monitoring.metric_lines import scrape_registry
 
 
@@ -25,7 +28,7 @@ def registry(pg_shop: Shop) -> Iterator[CollectorRegistry]:
     """Of a sender that is not started."""
     made, database = CollectorRegistry(), Database(pg_shop.url)
     sender = OutboxSender(pg_shop.engine, {"bootstrap.servers": pg_shop.bootstrap})
-    made.register(OutboxCollector(Desk(database), sender, "shop"))
+    made.register(OutboxCollector(Desk(database), lambda: sender, "shop"))
     yield made
     database.close()
 
@@ -50,6 +53,25 @@ def test_each_outbox_has_its_figures_and_what_is_unknown_is_absent() -> None:
     assert got.value("backlog_outbox_oldest_seconds") == 9.5, "what is parked waits for nobody"
     assert got.value("backlog_outbox_away", outbox="shop", what="database") == 0
     assert got.value("backlog_outbox_away", outbox="away\\n", what="database") == 1
+
+
+def test_an_application_exports_what_its_own_thread_does(pg_shop: Shop, topic: MakeTopic) -> None:
+    name, registry = topic(), CollectorRegistry()
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap)) as outbox:
+        outbox.export_metrics(registry, "own")
+        attempts = "backlog_outbox_attempts_total"
+        before = scrape_registry(registry)
+        assert before.value(attempts, outbox="own", outcome="delivered") == 0
+        assert not before.labels_of("backlog_outbox_away", "what") - {"database"}, "not begun yet"
+        with Session(pg_shop.engine) as session, session.begin():
+            outbox.add(session, topic=name, key="k", value="v")
+        wait_until(
+            lambda: (
+                scrape_registry(registry).value(attempts, outbox="own", outcome="delivered") == 1
+            ),
+            what="it is counted",
+        )
+        assert scrape_registry(registry).value("backlog_outbox_away", what="kafka") == 0
 
 
 def test_a_sender_serves_all_of_the_catalogue(pg_shop: Shop, registry: CollectorRegistry) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -17,12 +18,15 @@ from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
 from delivery.outbox import Outbox, Settings, claims, outages
+from delivery.outbox.claims import Acknowledged
 from delivery.outbox.desk import Desk
+from delivery.outbox.flights import Flights
 from delivery.outbox.tables import State, messages
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.delivery.outbox.shop import FAST, Shop
+from tests.delivery.outbox.shop import FAST, Shop, read_id
 from tests.kafka_tools import properties_of, wait_until
+from tests.spark_backfill.world import place_key
 
 
 def end_leases(shop: Shop) -> None:
@@ -50,6 +54,48 @@ def test_keys_keep_their_order(shop: Shop, topic: MakeTopic) -> None:
         assert id_ is not None
         by_key.setdefault(keys[order[id_]], []).append(order[id_])
     assert all(places == sorted(places) for places in by_key.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({}, lambda key: place_key(key, 5)),
+        ({"partitioner": "consistent_random"}, lambda key: zlib.crc32(key) % 5),
+    ],
+    ids=["as-java", "as-the-application-says"],
+)
+def test_a_key_lands_where_java_places_it(
+    pg_shop: Shop, topic: MakeTopic, given: dict[str, Any], place: Callable[[bytes], int]
+) -> None:
+    name = topic(5)
+    keys = ["k", *(f"order-{number}" for number in range(60)), "\N{SNOWMAN}"]
+    pg_shop.add(name, *keys)
+    with pg_shop.sending(kafka=given):
+        pg_shop.await_sent(len(keys))
+    placed = {message.key(): message.partition() for message in pg_shop.read(name, 5)}
+    assert placed == {key.encode(): place(key.encode()) for key in keys}
+
+
+def test_a_row_says_where_kafka_has_its_message(shop: Shop, topic: MakeTopic) -> None:
+    name = topic(3)
+    shop.add(name, *(f"k{number % 7}" if number % 5 else None for number in range(60)))
+    with shop.sending(), shop.sending():
+        shop.await_sent(60)
+    rows = shop.list_rows("message_id", "sent_partition", "sent_offset")
+    found = {(read_id(m), m.partition(), m.offset()) for m in shop.read(name, 3)}
+    assert set(rows) == found
+
+
+def test_a_place_that_kafka_does_not_tell_is_next_to_the_one_before() -> None:
+    """Of a repeat that it had already it says no offset."""
+
+    def told(offset: int | None) -> Any:
+        return SimpleNamespace(partition=lambda: 2, offset=lambda: offset)
+
+    message: Any = SimpleNamespace(topic="t")
+    flights = Flights(SimpleNamespace(), lambda: None)  # type: ignore[arg-type,return-value]
+    places = [flights._find_place(message, told(offset)) for offset in (None, 7, -1001, None, 9)]
+    assert [place.offset for place in places] == [None, 7, 7, 7, 9]
 
 
 def test_fault_45_a_crash_after_the_acknowledgement_repeats_the_same_id(
@@ -97,7 +143,7 @@ def test_fault_46_claims_are_disjoint_and_a_late_token_is_refused(
     end_leases(shop)
     again = shop.make_claims().claim_due()
     assert len(again) == 5
-    assert first.mark_sent(held) == 0
+    assert first.mark_sent([Acknowledged(row, 0, 7) for row in held]) == 0
     second.release(others)
     assert shop.count("in_progress") == 5
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from delivery.outbox.databases import Database
+from delivery.outbox.desk import Desk
 from monitoring.doctor.finding import Finding
 from monitoring.watcher import watch_streams
 from replay.console import checkups
@@ -84,3 +86,30 @@ def test_a_look_that_fails_ends_no_others(
         wait_until(lambda: "orders" in exporter.board.seen.checkups, what="the stream is looked at")
         assert "" not in exporter.board.seen.checkups
     assert "a checkup of the tool failed" in caplog.text
+
+
+def test_what_no_stream_is_about_is_with_the_tool(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """Outboxes and look-back: `backlogctl doctor` without a stream says the same."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    database = Database(url)
+    Desk(database).create()
+    database.close()
+    workspace = make_workspace(
+        tmp_path,
+        properties_of(kafka.bootstrap),
+        streams={},
+        sources={"shop": {"url": url}},
+        outboxes={"shop": {"cluster": "main"}},
+        watch=WATCH,
+    )
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+
+        def read() -> Scraped:
+            return Scraped(httpx.get(f"{exporter.url}/metrics", timeout=30).text)
+
+        wait_until(
+            lambda: read().find("backlog_doctor_findings", check="outbox-locks"),
+            what="the doctor looked",
+        )
+        assert read().value("backlog_doctor_findings", check="outbox-locks", stream="") == 1
+        assert "it is in SQLite" in httpx.get(f"{exporter.url}/", timeout=30).text

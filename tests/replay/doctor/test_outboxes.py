@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from backlog.kafka.admin import create_topic
 from monitoring.doctor.finding import Finding, Level
 from monitoring.doctor.outboxes import OutboxTable, OutboxTerms, judge_table
-from replay.around.doctor.examining import examine_deliveries
+from replay.around.doctor.deliveries import examine_deliveries
 from sandbox.embedded import EmbeddedKafka
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import properties_of
@@ -115,7 +115,7 @@ def test_nobody_sends(
     assert "2 messages wait, the oldest for 11 min, and Kafka answers" in found.found
     assert found.commands[1] == "backlogctl outbox run --outbox shop"
     assert look(late="12m") == {}
-    monkeypatch.setattr("replay.around.doctor.outboxes._SECONDS", 3.0)
+    monkeypatch.setattr("replay.around.doctor.deliveries._SECONDS", 3.0)
     away = look(bootstrap="127.0.0.1:1")
     assert list_levels(away) == {"unread": Level.UNKNOWN}, "Kafka is why nothing is sent"
 

@@ -153,9 +153,9 @@ def test_counting_says_how_wrong_it_may_be() -> None:
 
 def test_samples_bound_what_counting_leaves_open() -> None:
     order = OrderProof(compared=100, unsent=20)
-    part = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 38, 43, 38),))
+    part = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 38, 43, 38, 43),))
     assert find(part, order, 40) == ("counted", 40, 2, 3)
-    wrong = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 50, 55, 50),))
+    wrong = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 50, 55, 50, 55),))
     edge = find_edge(wrong, order, 40)
     assert edge is not None
     assert (edge.place, edge.check, edge.differs) == (40, EdgeEvidence.SAMPLES, 10)
@@ -163,15 +163,23 @@ def test_samples_bound_what_counting_leaves_open() -> None:
     holes = OrderProof(compared=100, holes=0.2)
     assert find(wrong, holes, 40)[1] == 52
     assert (
-        find(PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 20, 30, 20),)), holes, 40)[1]
+        find(PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 20, 30, 20, 30),)), holes, 40)[
+            1
+        ]
         == 30
     )
 
 
 def test_rows_committed_late_may_lie_before_what_samples_say() -> None:
     order = OrderProof(compared=100, unsent=20)
-    part = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 38, 43, 5),))
+    part = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 38, 43, 5, 43),))
     assert find(part, order, 40) == ("counted", 40, 14, 3)
+
+
+def test_rows_marked_late_may_lie_behind_what_samples_say() -> None:
+    order = OrderProof(compared=100, unsent=20)
+    part = PartitionRows(0, 100, 100, 100, timed=(TimedPlaces(40, 38, 43, 38, 90),))
+    assert find(part, order, 40) == ("counted", 40, 2, 14)
 
 
 def test_two_anchors_that_disagree_leave_open_what_lies_between() -> None:
