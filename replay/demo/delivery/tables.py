@@ -1,0 +1,87 @@
+"""The tables of the shop's services, in any database that an outbox can be kept in."""
+
+from __future__ import annotations
+
+import json
+
+import sqlalchemy as sa
+
+from delivery.once.sql import Marks
+from replay.demo.delivery.audit import Row
+
+KEYS = 20  # customers
+_BUSY_SECONDS = 15
+
+ORDERS_SERVICE, CONSUMER = sa.MetaData(), sa.MetaData()
+
+# A customer's orders are numbered, so each of them waits for the one before to be committed.
+CUSTOMERS = sa.Table(
+    "customers",
+    ORDERS_SERVICE,
+    sa.Column("customer", sa.String(40), primary_key=True),
+    sa.Column("orders", sa.Integer, nullable=False),
+)
+ORDERS = sa.Table(
+    "orders",
+    ORDERS_SERVICE,
+    sa.Column("order_id", sa.String(40), primary_key=True),
+    sa.Column("customer", sa.String(40), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+)
+# What a consumer did: a row for each time it did it, so that doing it twice shows.
+HANDLED = sa.Table(
+    "handled",
+    CONSUMER,
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(40), nullable=False),
+    sa.Column("key", sa.String(40), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+)
+# Messages that came again, and were dropped.
+DROPPED = sa.Table(
+    "dropped",
+    CONSUMER,
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("message_id", sa.String(40), nullable=False),
+)
+MARKS = Marks("handled_marks", metadata=CONSUMER)
+
+
+def open_engine(url: str) -> sa.Engine:
+    """An engine whose transactions wait for each other; on SQLite readers hold up no writer."""
+    if not url.startswith("sqlite"):
+        return sa.create_engine(url, pool_pre_ping=True)
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    return engine
+
+
+def create_orders(url: str) -> None:
+    """The order service's tables, and its customers."""
+    engine = open_engine(url)
+    ORDERS_SERVICE.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.insert(CUSTOMERS),
+            [{"customer": f"c-{number:03}", "orders": 0} for number in range(KEYS)],
+        )
+    engine.dispose()
+
+
+def create_handled(url: str) -> None:
+    """The consumer's tables."""
+    engine = open_engine(url)
+    CONSUMER.create_all(engine)
+    engine.dispose()
+
+
+def write_value(row: Row) -> str:
+    """A message's value."""
+    return json.dumps({"id": row.id, "number": row.number})
+
+
+def read_value(key: bytes | None, value: bytes | None) -> Row:
+    """The row that a message tells of."""
+    document = json.loads(value or b"")
+    return Row(document["id"], (key or b"").decode(), document["number"])
