@@ -92,8 +92,10 @@ class Asker:
         room = limits.at_once - self._under_way[name]
         if room <= 0:
             return []
+        # Beyond the longest answer there is time to record it.
+        lease = limits.timeout + self._settings.lease / 2
         return await asyncio.to_thread(
-            claim_questions, self._database, name, limits, self._token, room
+            claim_questions, self._database, name, self._token, lease, room
         )
 
     async def _ask(self, name: str, checker: Checker, claim: Claim) -> None:
