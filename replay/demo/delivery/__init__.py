@@ -1,1 +1,1 @@
-"""The story of what never gets lost: an outbox, and a consumer that handles once, killed at random."""
+"""The story of what never gets lost: outbox, look-back and handle_once, killed at random."""

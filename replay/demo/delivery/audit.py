@@ -96,11 +96,13 @@ class Audit:
         ids = {name: list(found[:_MOST_IDS]) for name, found in wrong.items() if found}
         return {**counts, "ids": ids, "passed": self.passed}
 
-    def __str__(self) -> str:
+    def tell(self, rows: str) -> str:
+        """In one line; `rows` is what is counted, such as `orders`."""
+        seen = f"{len(self.not_committed):,} of them" if self.not_committed else "never"
         return (
-            f"{self.handled:,} of {self.committed:,} handled, {len(self.missing):,} missing, "
-            f"{len(self.twice):,} twice, {len(self.not_committed):,} of {self.rolled_back:,} "
-            "rolled back ever seen"
+            f"{self.committed:,} {rows} in the table, {self.handled:,} handled, "
+            f"{len(self.missing):,} missing, {len(self.twice):,} twice, "
+            f"{self.rolled_back:,} rolled back and {seen} seen"
         )
 
 

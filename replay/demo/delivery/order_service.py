@@ -3,7 +3,7 @@
     python -m replay.demo.delivery.order_service --database sqlite:///shop.db \\
         --bootstrap localhost:9092 --topic orders --begun begun.log
 
-It sends by itself, right after each commit. A share of its orders it rolls back, after their message
+It sends by itself, right after each commit. A share of its orders it rolls back after their message
 was added: a card was refused. Until SIGTERM.
 """
 

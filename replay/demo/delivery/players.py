@@ -16,7 +16,7 @@ from pathlib import Path
 from backlog.errors import BacklogError
 from sandbox import watchdog
 
-_STOP_SECONDS = 30.0
+_STOP_SECONDS, _TICK = 30.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +128,4 @@ def kill_at_random(
                 player.start()
                 due[player.name] = time.monotonic() + chance.uniform(*apart)
         yield passed / seconds
-        time.sleep(0.05)
+        time.sleep(_TICK)

@@ -14,7 +14,7 @@ from replay.telling.texts import Text
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The audit of each half, by its name; and what was done to it: kills by process."""
+    """The audit of each half, by what it counts; and what was done to it: kills by process."""
 
     audits: Mapping[str, Audit]
     kills: Mapping[str, int]
@@ -35,7 +35,7 @@ class Result:
         }
 
     def __str__(self) -> str:
-        told = "; ".join(f"{name}: {audit}" for name, audit in self.audits.items())
+        told = "; ".join(audit.tell(rows) for rows, audit in self.audits.items())
         return f"{told}; {sum(self.kills.values())} kills"
 
 
@@ -64,7 +64,7 @@ def draw_audit(audit: Audit, rows: str) -> Table:
     add(
         "rolled back, and seen",
         len(audit.not_committed),
-        f"of {audit.rolled_back:,} that were rolled back, on purpose or by a kill",
+        f"of {audit.rolled_back:,} rolled back, on purpose or by a kill",
         not audit.not_committed,
     )
     add("out of order", len(audit.out_of_order), "keys, by first arrival", not audit.out_of_order)

@@ -12,7 +12,7 @@ from typing import Self
 
 
 class Begun:
-    """A file with the id of each transaction that is about to begin; it outlives a killed process."""
+    """A file with the id of each transaction that is about to begin; it outlives who is killed."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

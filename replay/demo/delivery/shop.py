@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from confluent_kafka import Message
@@ -17,6 +18,29 @@ from replay.demo.delivery.tables import DROPPED, HANDLED, open_engine, read_valu
 from replay.demo.reading import read_topic
 
 PARTITIONS = 3
+LOOK_BACK_TOPIC, LOOK_BACK_GROUP = "look_back_msg", "backlog-look-back"
+
+# What is silent is asked about soon, and what a killed process held waits for seconds.
+_TEXT = """\
+clusters:
+  main:
+    bootstrap.servers: "@BOOTSTRAP@"
+
+look_back:
+  database: sqlite:///look-back.db
+  cluster: main
+  first_check: 1s
+  pause: 200ms
+  longest_pause: 1s
+  max_checks: 1000
+  lease: 3s
+  listen: 127.0.0.1:0
+  services:
+    payments:
+      http: "http://127.0.0.1:@PORT@/look-back"
+      networks: [127.0.0.0/8]
+      timeout: 2s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +60,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where the facts are: a business table and its begun ids, a topic, a consumer's table."""
+    """Where the facts are: a business table and its begun ids, a topic, a consumer's table.
 
-    table: sa.Table
+    Attributes:
+        rows: what is committed: id, key, number.
+    """
+
+    rows: sa.Select[Any]
     database: str
     begun: Path
     topic: str
@@ -47,7 +75,7 @@ class Ledger:
 
     def count(self) -> tuple[int, int]:
         """How many rows are committed, and how many are handled."""
-        return _count(self.database, self.table), _count(self.handled, HANDLED)
+        return _count(self.database, self.rows), _count(self.handled, sa.select(HANDLED))
 
     def read_facts(self, client: Properties) -> Facts:
         """All that the audit compares."""
@@ -55,11 +83,16 @@ class Ledger:
             handled = connection.execute(sa.select(HANDLED).order_by(HANDLED.c.place)).all()
         return Facts(
             begun=frozenset(self.begun.read_text().split()),
-            committed=tuple(_read_rows(self.database, self.table)),
+            committed=tuple(_read_rows(self.database, self.rows)),
             topic=tuple(_read_sent(found) for found in read_topic(client, self.topic, PARTITIONS)),
             handled=tuple(Row(row.id, row.key, row.number) for row in handled),
-            dropped=_count(self.handled, DROPPED),
+            dropped=_count(self.handled, sa.select(DROPPED)),
         )
+
+
+def render_configuration(bootstrap: str, port: int) -> str:
+    """backlog.yaml, for look-back."""
+    return _TEXT.replace("@BOOTSTRAP@", bootstrap).replace("@PORT@", str(port))
 
 
 def make_part(name: str, module: str, **options: object) -> Part:
@@ -68,10 +101,9 @@ def make_part(name: str, module: str, **options: object) -> Part:
     return Part(name, (sys.executable, "-m", f"replay.demo.delivery.{module}", *words))
 
 
-def _read_rows(url: str, table: sa.Table) -> list[Row]:
+def _read_rows(url: str, rows: sa.Select[Any]) -> list[Row]:
     with open_engine(url).connect() as connection:
-        rows = connection.execute(sa.select(*table.c)).all()
-    return [Row(*row) for row in rows]
+        return [Row(*row) for row in connection.execute(rows)]
 
 
 def _read_sent(message: Message) -> Sent:
@@ -80,6 +112,7 @@ def _read_sent(message: Message) -> Sent:
     return Sent(found or "", read_value(message.key(), message.value()))
 
 
-def _count(url: str, table: sa.Table) -> int:
+def _count(url: str, rows: sa.Select[Any]) -> int:
+    counted = sa.select(sa.func.count()).select_from(rows.subquery())
     with open_engine(url).connect() as connection:
-        return int(connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+        return int(connection.execute(counted).scalar_one())

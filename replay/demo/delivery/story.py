@@ -1,5 +1,5 @@
-"""The story of two crashes that lose or double messages elsewhere: between a commit and its message,
-and between a message and its mark. Everything is killed at random, for half a minute.
+"""The story of the crashes that lose or double messages elsewhere: between a commit and its
+message, and between a message and its mark. Everything is killed at random, for half a minute.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from rich.console import Console
@@ -18,14 +19,31 @@ from rich.progress import BarColumn, Progress, TextColumn
 from backlog.clock import Deadline
 from backlog.errors import BacklogError
 from backlog.kafka.admin import create_topic
+from delivery.lookback.database import Database as LookBackDatabase
+from delivery.lookback.operating import count_messages
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk
+from replay.demo.delivery import order_service, payment_service
 from replay.demo.delivery.audit import Audit, audit_facts
-from replay.demo.delivery.order_service import LEASE, REFUSED
 from replay.demo.delivery.players import Part, Player, kill_at_random, playing
 from replay.demo.delivery.result import Result, draw_audit
-from replay.demo.delivery.shop import PARTITIONS, Ledger, Size, make_part
-from replay.demo.delivery.tables import ORDERS, create_handled, create_orders
+from replay.demo.delivery.shop import (
+    LOOK_BACK_GROUP,
+    LOOK_BACK_TOPIC,
+    PARTITIONS,
+    Ledger,
+    Size,
+    make_part,
+    render_configuration,
+)
+from replay.demo.delivery.tables import (
+    COMMITTED_ORDERS,
+    COMMITTED_PAYMENTS,
+    CONSUMER,
+    PAYMENT_SERVICE,
+    create_orders,
+    create_tables,
+)
 from replay.demo.reading import await_handled
 from replay.demo.stage import (
     Stage,
@@ -36,6 +54,7 @@ from replay.demo.stage import (
     tell_progress,
 )
 from sandbox.embedded import EmbeddedKafka
+from sandbox.ports import free_port
 
 _PATIENCE_SECONDS = 60.0
 
@@ -71,9 +90,7 @@ def tell_story(console: Console, size: Size | None = None) -> Result:
 
 
 class _Story:
-    def __init__(
-        self, console: Console, directory: Path, kafka: EmbeddedKafka, size: Size
-    ) -> None:
+    def __init__(self, console: Console, directory: Path, kafka: EmbeddedKafka, size: Size) -> None:
         self._console, self._directory, self._kafka, self._size = console, directory, kafka, size
         self._client = kafka.client_properties
         self._outbox = f"sqlite:///{directory / 'shop.db'}"
@@ -83,68 +100,124 @@ class _Story:
 
     def tell(self) -> Result:
         self._play_outbox()
+        self._play_look_back()
         return Result(self._audits, self._kills, restarts=1)
 
     def _play_outbox(self) -> None:
         stage, size = self._stage, self._size
         stage.open_chapter("An order service with an outbox, and a consumer that handles once")
-        ledger = self._make_ledger(ORDERS, self._outbox)
-        create_orders(self._outbox)
+        ledger = self._make_ledger("orders", COMMITTED_ORDERS, self._outbox)
+        create_orders(ledger.database)
         stage.run("outbox", "create")
-        words = ("outbox", "run", "--bootstrap", self._kafka.bootstrap)
-        words += ("--lease", f"{LEASE.total_seconds():g}s")
-        stage.show_command(*words)
+        sending = ("outbox", "run", "--bootstrap", self._kafka.bootstrap, "--lease", "3s")
+        stage.show_command(*sending)
         stage.tell(
             f"{size.rate:g} orders a second, each in one transaction with its message; "
-            f"{REFUSED:.0%} of them are rolled back after that.\nThe service sends by itself after "
-            "each commit; [bold]outbox run[/] sends what a killed service left."
+            f"{order_service.REFUSED:.0%} are rolled back after that. The service sends by itself "
+            "after each commit; [bold]outbox run[/] sends what a killed service left."
         )
-        service = make_part(
-            "order service",
-            "order_service",
-            database=self._outbox,
-            bootstrap=self._kafka.bootstrap,
-            topic=ledger.topic,
-            begun=ledger.begun,
-            rate=size.rate,
-        )
-        sender = Part("sender", make_command(*words))
+        parts = [
+            self._make_writer("order service", "order_service", ledger, rate=size.rate),
+            Part("sender", make_command(*sending)),
+            self._make_consumer("consumer", ledger),
+        ]
         stage.open_chapter(
-            f"{size.seconds:g} seconds of SIGKILL, at random moments; the broker restarts once"
+            f"{size.seconds:g} seconds of SIGKILL at random moments; the broker restarts once"
         )
-        desk = Desk(Database(self._outbox))
-        self._suffer(ledger, service, sender, lambda: desk.read_status().unsent == 0)
+        desk = Desk(Database(ledger.database))
+
+        def drain() -> None:
+            _await(lambda: desk.read_status().unsent == 0, "all orders are sent")
+
+        self._suffer(ledger, parts, size.seconds, drain, restarts=True)
         stage.run("outbox", "status")
-        self._audit("outbox", "orders", ledger)
+        self._audit("orders", ledger)
 
-    def _make_ledger(self, table: sa.Table, database: str) -> Ledger:
-        handled = f"sqlite:///{self._directory / f'{table.name}-handled.db'}"
-        create_handled(handled)
-        create_topic(self._client, table.name, partitions=PARTITIONS, replication=1)
-        begun = self._directory / f"{table.name}.begun"
-        return Ledger(table, database, begun, table.name, f"{table.name}-group", handled)
+    def _play_look_back(self) -> None:
+        stage, size = self._stage, self._size
+        stage.open_chapter("A payment service without an outbox: look-back asks what became of it")
+        ledger = self._make_ledger(
+            "payments", COMMITTED_PAYMENTS, f"sqlite:///{self._directory / 'payments.db'}"
+        )
+        create_tables(ledger.database, PAYMENT_SERVICE)
+        create_topic(self._client, LOOK_BACK_TOPIC, partitions=PARTITIONS, replication=1)
+        port = free_port()
+        text = render_configuration(self._kafka.bootstrap, port)
+        (self._directory / "backlog.yaml").write_text(text)
+        stage.show_command("lookback", "run")
+        stage.tell(
+            f"{size.rate / 2:g} payments a second: prepared, then paid in a transaction. After "
+            f"{payment_service.SILENT:.0%} of them the service says nothing, and is asked."
+        )
+        answers = {"database": ledger.database, "port": port}
+        parts = [
+            self._make_writer(
+                *("payment service", "payment_service", ledger),
+                rate=size.rate / 2,
+                prepared=LOOK_BACK_TOPIC,
+            ),
+            make_part("payment answers", "payment_answers", **answers),
+            Part("look-back", make_command("lookback", "run")),
+            self._make_consumer("consumer of payments", ledger),
+        ]
+        stage.open_chapter(f"{size.seconds / 2:g} more seconds of SIGKILL")
+        database = LookBackDatabase(f"sqlite:///{self._directory / 'look-back.db'}")
 
-    def _suffer(
-        self, ledger: Ledger, writer: Part, mover: Part, is_sent: Callable[[], bool]
-    ) -> None:
-        """All of them at work and killed; then the writer is stopped, and the rest drained."""
-        consumer = make_part(
-            f"consumer of {ledger.topic}",
+        def drain() -> None:
+            await_handled(self._client, LOOK_BACK_TOPIC, LOOK_BACK_GROUP, PARTITIONS)
+            _await(
+                lambda: not any(state.messages for state in count_messages(database)),
+                "all payments are settled",
+            )
+
+        self._suffer(ledger, parts, size.seconds / 2, drain)
+        stage.run("lookback", "status")
+        self._audit("payments", ledger)
+
+    def _make_ledger(self, name: str, rows: sa.Select[Any], database: str) -> Ledger:
+        """With a topic of that name, and a consumer's own database."""
+        handled = f"sqlite:///{self._directory / f'{name}-handled.db'}"
+        create_tables(handled, CONSUMER)
+        create_topic(self._client, name, partitions=PARTITIONS, replication=1)
+        begun = self._directory / f"{name}.begun"
+        return Ledger(rows, database, begun, name, f"{name}-group", handled)
+
+    def _make_writer(self, name: str, module: str, ledger: Ledger, **options: object) -> Part:
+        common = {"database": ledger.database, "topic": ledger.topic, "begun": ledger.begun}
+        return make_part(name, module, bootstrap=self._kafka.bootstrap, **common, **options)
+
+    def _make_consumer(self, name: str, ledger: Ledger) -> Part:
+        return make_part(
+            name,
             "order_consumer",
             database=ledger.handled,
             bootstrap=self._kafka.bootstrap,
             topic=ledger.topic,
             group=ledger.group,
         )
-        environment = self._stage.environment
-        with playing((writer, mover, consumer), self._directory, environment) as players:
-            self._kill(players, ledger)
-            players[0].stop()
-            _await(is_sent, f"all of {ledger.topic} is sent")
-            await_handled(self._client, ledger.topic, ledger.group, PARTITIONS)
+
+    def _suffer(
+        self,
+        ledger: Ledger,
+        parts: Sequence[Part],
+        seconds: float,
+        drain: Callable[[], None],
+        *,
+        restarts: bool = False,
+    ) -> None:
+        """All of them at work and killed; then the first, which writes, is stopped, and the rest
+        is drained."""
+        with playing(parts, self._directory, self._stage.environment) as players:
+            self._kill(players, ledger, seconds, restarts)
+            with self._console.status("  what is left is sent and handled"):
+                players[0].stop()
+                drain()
+                await_handled(self._client, ledger.topic, ledger.group, PARTITIONS)
         self._kills |= {player.name: player.kills for player in players}
 
-    def _kill(self, players: Sequence[Player], ledger: Ledger) -> None:
+    def _kill(
+        self, players: Sequence[Player], ledger: Ledger, seconds: float, restarts: bool
+    ) -> None:
         columns = (TextColumn("  "), BarColumn(30), TextColumn("{task.description}"))
         with (
             Progress(*columns, console=self._console) as progress,
@@ -152,8 +225,8 @@ class _Story:
         ):
             task = progress.add_task("", total=1.0)
             restarting: Future[None] | None = None
-            for passed in kill_at_random(players, self._size.seconds, self._size.apart):
-                if passed > 0.5 and restarting is None:
+            for passed in kill_at_random(players, seconds, self._size.apart):
+                if restarts and passed > 0.5 and restarting is None:
                     restarting = aside.submit(self._kafka.restart)
                 committed, handled = ledger.count()
                 told = f"{sum(player.kills for player in players)} kills"
@@ -163,9 +236,9 @@ class _Story:
             if restarting is not None:
                 restarting.result()
 
-    def _audit(self, name: str, rows: str, ledger: Ledger) -> None:
+    def _audit(self, rows: str, ledger: Ledger) -> None:
         self._stage.open_chapter(f"Is what the consumer handled what is in the table {rows}?")
-        self._audits[name] = audit = audit_facts(ledger.read_facts(self._client))
+        self._audits[rows] = audit = audit_facts(ledger.read_facts(self._client))
         self._stage.show(Padding(draw_audit(audit, rows), (0, 0, 0, 2)))
 
 

@@ -12,21 +12,33 @@ from replay.demo.delivery.audit import Row
 KEYS = 20  # customers
 _BUSY_SECONDS = 15
 
-ORDERS_SERVICE, CONSUMER = sa.MetaData(), sa.MetaData()
+ORDER_SERVICE, PAYMENT_SERVICE, CONSUMER = sa.MetaData(), sa.MetaData(), sa.MetaData()
 
 # A customer's orders are numbered, so each of them waits for the one before to be committed.
 CUSTOMERS = sa.Table(
     "customers",
-    ORDERS_SERVICE,
+    ORDER_SERVICE,
     sa.Column("customer", sa.String(40), primary_key=True),
     sa.Column("orders", sa.Integer, nullable=False),
 )
 ORDERS = sa.Table(
     "orders",
-    ORDERS_SERVICE,
+    ORDER_SERVICE,
     sa.Column("order_id", sa.String(40), primary_key=True),
     sa.Column("customer", sa.String(40), nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
+)
+# Without an amount: it was asked about, and will never be paid.
+PAYMENTS = sa.Table(
+    "payments",
+    PAYMENT_SERVICE,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("amount", sa.Integer),
+)
+# What is committed, as the audit's rows.
+COMMITTED_ORDERS = sa.select(ORDERS.c.order_id, ORDERS.c.customer, ORDERS.c.number)
+COMMITTED_PAYMENTS = sa.select(PAYMENTS.c.id, PAYMENTS.c.id, PAYMENTS.c.amount).where(
+    PAYMENTS.c.amount.is_not(None)
 )
 # What a consumer did: a row for each time it did it, so that doing it twice shows.
 HANDLED = sa.Table(
@@ -59,8 +71,8 @@ def open_engine(url: str) -> sa.Engine:
 
 def create_orders(url: str) -> None:
     """The order service's tables, and its customers."""
+    create_tables(url, ORDER_SERVICE)
     engine = open_engine(url)
-    ORDERS_SERVICE.create_all(engine)
     with engine.begin() as connection:
         connection.execute(
             sa.insert(CUSTOMERS),
@@ -69,10 +81,11 @@ def create_orders(url: str) -> None:
     engine.dispose()
 
 
-def create_handled(url: str) -> None:
-    """The consumer's tables."""
+def create_tables(url: str, *owners: sa.MetaData) -> None:
+    """The tables of these services."""
     engine = open_engine(url)
-    CONSUMER.create_all(engine)
+    for owner in owners:
+        owner.create_all(engine)
     engine.dispose()
 
 
