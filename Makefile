@@ -78,7 +78,8 @@ imports: $(AIRFLOW) ## Check that imports go one way
 	.venv/bin/lint-imports
 
 .PHONY: crash
-crash: $(SETUP) ## Kill recoveries at N random moments: make crash N=50 SEED=7
+crash: $(SETUP) ## Kill recoveries and deliveries in N random ways: make crash N=50 SEED=7
+	@scripts/need.sh postgres mariadb
 	@seed=$${SEED:-$$RANDOM}; echo "SEED=$$seed"; \
 	$(PYTHON) -m tests.crash.schedule --n $(N) --seed "$$seed" $(ARGS)
 

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 
 from backlog.config import LookBack, LookBackService
+from backlog.crashpoints import reach
 from delivery.lookback.asking.interface import Answer, Checker, Question
 from delivery.lookback.checks import (
     claim_questions,
@@ -100,6 +101,7 @@ class Asker:
 
     async def _ask(self, name: str, checker: Checker, claim: Claim) -> None:
         try:
+            reach("p8.asked.before")
             question = Question(claim.row["biz_type"], claim.row["biz_id"])
             answer = await checker.ask(question)
             await asyncio.to_thread(self._record, name, claim, answer)

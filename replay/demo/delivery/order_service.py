@@ -38,14 +38,18 @@ _PARTING_SECONDS = 15.0
 
 
 class OrderService:
-    """One process of the service; another one may run when this one is killed."""
+    """One process of the service; another one may run when this one is killed.
 
-    def __init__(self, url: str, bootstrap: str, topic: str, begun: Begun) -> None:
+    Args:
+        bootstrap: the brokers that it sends to by itself; None leaves that to `outbox run`.
+    """
+
+    def __init__(self, url: str, bootstrap: str | None, topic: str, begun: Begun) -> None:
         self._engine, self._topic, self._begun = open_engine(url), topic, begun
         self._chance = random.Random()
         self._outbox = Outbox(
             self._engine,
-            kafka={"bootstrap.servers": bootstrap},
+            kafka=None if bootstrap is None else {"bootstrap.servers": bootstrap},
             unsent_for=UNSENT_FOR,
             settings=_SENDER,
         )
@@ -84,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Takes orders until SIGTERM."""
     parser = argparse.ArgumentParser(description="Take orders until SIGTERM.")
     parser.add_argument("--database", required=True)
-    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--bootstrap", help="without it `outbox run` sends")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--begun", required=True, type=Path)
     parser.add_argument("--rate", type=float, default=100.0)

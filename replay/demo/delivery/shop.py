@@ -14,7 +14,7 @@ from backlog.kafka.clients import Properties
 from backlog.stamps import EVENT_ID, find_header
 from replay.demo.delivery.audit import Facts, Row, Sent
 from replay.demo.delivery.players import Part
-from replay.demo.delivery.tables import DROPPED, HANDLED, open_engine, read_value
+from replay.demo.delivery.tables import DROPPED, HANDLED, connect, read_value
 from replay.demo.reading import read_topic
 
 PARTITIONS = 3
@@ -79,7 +79,7 @@ class Ledger:
 
     def read_facts(self, client: Properties) -> Facts:
         """All that the audit compares."""
-        with open_engine(self.handled).connect() as connection:
+        with connect(self.handled) as connection:
             handled = connection.execute(sa.select(HANDLED).order_by(HANDLED.c.place)).all()
         return Facts(
             begun=frozenset(self.begun.read_text().split()),
@@ -102,7 +102,7 @@ def make_part(name: str, module: str, **options: object) -> Part:
 
 
 def _read_rows(url: str, rows: sa.Select[Any]) -> list[Row]:
-    with open_engine(url).connect() as connection:
+    with connect(url) as connection:
         return [Row(*row) for row in connection.execute(rows)]
 
 
@@ -114,5 +114,5 @@ def _read_sent(message: Message) -> Sent:
 
 def _count(url: str, rows: sa.Select[Any]) -> int:
     counted = sa.select(sa.func.count()).select_from(rows.subquery())
-    with open_engine(url).connect() as connection:
+    with connect(url) as connection:
         return int(connection.execute(counted).scalar_one())

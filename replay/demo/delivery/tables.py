@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import sqlalchemy as sa
 
@@ -69,24 +71,32 @@ def open_engine(url: str) -> sa.Engine:
     return engine
 
 
+@contextmanager
+def connect(url: str) -> Iterator[sa.Connection]:
+    """One connection, of which nothing is left."""
+    engine = open_engine(url)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
 def create_orders(url: str) -> None:
     """The order service's tables, and its customers."""
     create_tables(url, ORDER_SERVICE)
-    engine = open_engine(url)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.insert(CUSTOMERS),
-            [{"customer": f"c-{number:03}", "orders": 0} for number in range(KEYS)],
-        )
-    engine.dispose()
+    customers = [{"customer": f"c-{number:03}", "orders": 0} for number in range(KEYS)]
+    with connect(url) as connection:
+        connection.execute(sa.insert(CUSTOMERS), customers)
+        connection.commit()
 
 
 def create_tables(url: str, *owners: sa.MetaData) -> None:
     """The tables of these services."""
-    engine = open_engine(url)
-    for owner in owners:
-        owner.create_all(engine)
-    engine.dispose()
+    with connect(url) as connection:
+        for owner in owners:
+            owner.create_all(connection)
+        connection.commit()
 
 
 def write_value(row: Row) -> str:
