@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -53,4 +54,6 @@ def _run(
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, 1)
         os.dup2(file, 2)
+    # One that comes before the program has its own handler is an end as good as a later one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     target(*arguments)
