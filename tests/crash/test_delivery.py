@@ -60,7 +60,7 @@ def test_fault_45_46_54_killed_at_each_step(
 
 
 @pytest.mark.parametrize(
-    ("chain", "seed"), [("postgresql", 3), ("mariadb", 5), ("sqlite", 8), (LOOK_BACK, 12)]
+    ("chain", "seed"), [("postgresql", 38), ("mariadb", 8), ("sqlite", 39), (LOOK_BACK, 12)]
 )
 def test_fault_45_46_54_random_schedules(
     kafka: EmbeddedKafka, tmp_path: Path, chain: str, seed: int, database: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from abc import ABC, abstractmethod
@@ -25,7 +26,7 @@ from tests.kafka_tools import properties_of
 
 APPLICATION, READER = "application", "consumer"
 RATE = 60.0
-_POINT_SECONDS, _END_SECONDS = 6.0, 45.0
+_POINT_SECONDS, _PAUSE_SECONDS, _END_SECONDS = 6.0, 2.5, 45.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,14 @@ class Chain(ABC):
         self.reached += self._running[name].exitcode == -signal.SIGKILL
         self._kill(name)
         self._start(name)
+
+    def pause(self, name: str) -> None:
+        """For longer than its lease: others take over from one that goes on."""
+        pid = self._running[name].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        self._running[name].join(_PAUSE_SECONDS)
+        os.kill(pid, signal.SIGCONT)
 
     def read_facts(self) -> Facts:
         """When all is sent and handled: the application has ended, and then the others."""

@@ -38,14 +38,18 @@ _BROKER = ("", "", "restarted", "killed")
 
 @dataclass(frozen=True)
 class Blow:
-    """One process is killed at a point; or some, after as many seconds."""
+    """One process is killed at a point; or some, after as many seconds; or one is paused for longer
+    than its lease."""
 
     names: tuple[str, ...]
     point: str = ""
     moment: float = 0.0
+    is_pause: bool = False
 
     def __str__(self) -> str:
         told = self.names[0] if len(self.names) == 1 else "all"
+        if self.is_pause:
+            return f"{told} paused"
         return f"{told} at {self.point or f'{self.moment:.2f} s'}"
 
 
@@ -81,7 +85,9 @@ class DeliverySchedule:
             kind, name = chance.random(), chance.choice(names)
             if kind < 0.15:
                 blows.append(Blow(names, moment=chance.uniform(0.2, _LATEST_MOMENT)))
-            elif kind < 0.4 or not points[name]:
+            elif kind < 0.3:
+                blows.append(Blow((name,), is_pause=True))
+            elif kind < 0.5 or not points[name]:
                 blows.append(Blow((name,), moment=chance.uniform(0.2, _LATEST_MOMENT)))
             else:
                 point = f"{chance.choice(points[name])}:{chance.randint(1, 4)}"
@@ -177,7 +183,9 @@ def _run(
                 broker = aside.submit(strike_broker)
             if isinstance(chain, LookBackChain) and blow.point in KEEPER_POINTS:
                 chain.add_old_day()
-            if blow.point:
+            if blow.is_pause:
+                chain.pause(blow.names[0])
+            elif blow.point:
                 chain.kill_at(blow.names[0], blow.point)
             else:
                 chain.kill(blow.names, blow.moment)
