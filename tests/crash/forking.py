@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,35 @@ from typing import Any
 from backlog.crashpoints import VARIABLE
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.crash.runner", "tests.crash.delivery.cast"])
+# With what the program of `make crash` imports: each child runs its imports once more.
+_CONTEXT.set_forkserver_preload(
+    [
+        "tests.crash.runner",
+        "tests.crash.delivery.servers",
+        "tests.crash.drain.schedule",
+        "tests.crash.expand_schedule",
+    ]
+)
+_BEGUN_SECONDS = 120
 
 
 def start_process(
     target: Callable[..., None], *arguments: Any, crash_at: str = "", log: Path | None = None
 ) -> BaseProcess:
-    """A process in a group of its own.
+    """A process in a group of its own; when it has begun.
 
     Args:
         crash_at: as BACKLOG_CRASH_AT.
         log: takes what it prints.
     """
-    process = _CONTEXT.Process(target=_run, args=(target, arguments, crash_at, log))
-    process.start()
+    begun, tell = _CONTEXT.Pipe(duplex=False)
+    with begun:
+        with tell:
+            process = _CONTEXT.Process(target=_run, args=(tell, target, arguments, crash_at, log))
+            process.start()
+        assert begun.poll(_BEGUN_SECONDS), "a process does not begin"
+        with contextlib.suppress(EOFError):  # somebody killed it already
+            begun.recv()
     return process
 
 
@@ -39,13 +55,15 @@ def kill_process(process: BaseProcess) -> None:
     """SIGKILL for its process group."""
     assert process.pid is not None
     with contextlib.suppress(ProcessLookupError):
-        # Until the child leads a group of its own there is only the child to kill.
-        os.kill(process.pid, signal.SIGKILL)
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _run(
-    target: Callable[..., None], arguments: tuple[Any, ...], crash_at: str, log: Path | None
+    tell: Connection,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+    crash_at: str,
+    log: Path | None,
 ) -> None:
     os.setsid()
     if crash_at:
@@ -56,4 +74,6 @@ def _run(
         os.dup2(file, 2)
     # One that comes before the program has its own handler is an end as good as a later one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with tell:
+        tell.send(None)
     target(*arguments)
