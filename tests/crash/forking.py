@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -73,7 +72,7 @@ def _run(
         os.dup2(file, 1)
         os.dup2(file, 2)
     # One that comes before the program has its own handler is an end as good as a later one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with tell:
         tell.send(None)
     target(*arguments)

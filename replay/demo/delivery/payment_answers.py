@@ -33,9 +33,8 @@ def find_out(engine: sa.Engine, payment_id: str) -> str:
     return "rolled_back" if amount is None else "committed"
 
 
-def make_server(url: str, port: int) -> ThreadingHTTPServer:
+def make_server(engine: sa.Engine, port: int) -> ThreadingHTTPServer:
     """A server that is not serving yet."""
-    engine = open_engine(url)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -64,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--database", required=True)
     parser.add_argument("--port", required=True, type=int)
     options = parser.parse_args(arguments)
-    make_server(options.database, options.port).serve_forever()
+    make_server(open_engine(options.database), options.port).serve_forever()
 
 
 if __name__ == "__main__":

@@ -119,6 +119,12 @@ class Chain(ABC):
             self._stop(name)
         return self.ledger.read_facts(self.client)
 
+    def close(self) -> None:
+        """Nothing of it runs then."""
+        for process in self._running.values():
+            kill_process(process)
+            process.join()
+
     def _start(self, name: str, point: str = "") -> None:
         part, log = self.parts[name], self.directory / f"{name}.log"
         self._running[name] = start_process(part.target, *part.arguments, crash_at=point, log=log)
@@ -155,6 +161,4 @@ class Chain(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._running.values():
-            kill_process(process)
-            process.join()
+        self.close()

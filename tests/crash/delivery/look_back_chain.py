@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date, timedelta
 from threading import Thread
-from types import TracebackType
 
 import pyarrow.parquet as pq
 
@@ -16,7 +15,12 @@ from delivery.lookback.tables import create_tables as create_look_back
 from delivery.lookback.tables import list_partitions
 from replay.demo.delivery.payment_answers import make_server
 from replay.demo.delivery.shop import PARTITIONS
-from replay.demo.delivery.tables import COMMITTED_PAYMENTS, PAYMENT_SERVICE, create_tables
+from replay.demo.delivery.tables import (
+    COMMITTED_PAYMENTS,
+    PAYMENT_SERVICE,
+    create_tables,
+    open_engine,
+)
 from replay.demo.reading import await_handled
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
@@ -56,7 +60,8 @@ class LookBackChain(Chain):
         create_look_back(self._look_back)
         self._days = 0
         self._prepared = self.make_topic("prepared")
-        self._answers = make_server(self.database, 0)
+        self._engine = open_engine(self.database)
+        self._answers = make_server(self._engine, 0)
         Thread(target=self._answers.serve_forever, daemon=True).start()
         config = self.directory / "backlog.yaml"
         names = {"bootstrap": self.bootstrap, "url": self.database, "topic": self._prepared}
@@ -95,13 +100,10 @@ class LookBackChain(Chain):
                 found.append(f"{day}: {kept} of {_OF_A_DAY} archived, dropped: {not is_there}")
         return found
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def close(self) -> None:
+        """With who answers."""
+        super().close()
         self._answers.shutdown()
         self._answers.server_close()
+        self._engine.dispose()
         self._look_back.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from delivery.outbox import Outbox
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk
 from replay.demo.delivery.tables import COMMITTED_ORDERS, create_orders
@@ -34,7 +33,8 @@ class OutboxChain(Chain):
     def make_parts(self) -> Mapping[str, Part]:
         create_orders(self.database)
         self._outbox = Database(self.database)
-        Outbox(self.database).create()
+        self._desk = Desk(self._outbox)
+        self._desk.create()
         ledger, brokers = self.ledger, self.bootstrap if self._sends else None
         ordering = (self.database, brokers, ledger.topic, ledger.begun, RATE)
         sending = Part(cast.send, (self.database, self.bootstrap))
@@ -44,5 +44,9 @@ class OutboxChain(Chain):
         }
 
     def await_sent(self) -> None:
-        desk = Desk(self._outbox)
-        wait_until(lambda: desk.read_status().unsent == 0, 60, "all of it is sent")
+        wait_until(lambda: self._desk.read_status().unsent == 0, 60, "all of it is sent")
+
+    def close(self) -> None:
+        """With the senders' database."""
+        super().close()
+        self._outbox.close()
