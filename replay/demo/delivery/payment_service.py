@@ -41,8 +41,8 @@ class PaymentService:
 
     def pay(self) -> None:
         """One business transaction; without its prepared message it does not begin."""
-        row = Row(uuid.uuid4().hex, "", self._chance.randrange(1_000))
-        row = Row(row.id, row.id, row.number)
+        payment_id = uuid.uuid4().hex
+        row = Row(payment_id, payment_id, self._chance.randrange(1_000))
         self._begun.note(row.id)
         try:
             self._look_back.prepare(

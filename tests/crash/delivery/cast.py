@@ -67,7 +67,7 @@ def serve_payments(
 def send(database: str, bootstrap: str) -> None:
     """`backlogctl outbox run`."""
     # A key has more rows than a claim takes.
-    sender.Settings = functools.partial(sender.Settings, most=12, most_of_key=5)  # type: ignore
+    sender.Settings = functools.partial(sender.Settings, most=12, most_of_key=5)  # type: ignore[assignment, misc]
     words = ["--url", database, "--bootstrap", bootstrap, "--lease", "2s"]
     sys.exit(main(["outbox", "run", *words]))
 

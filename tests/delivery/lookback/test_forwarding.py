@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import update
 
 from delivery.lookback import forwarding
@@ -105,6 +106,11 @@ def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
     # It is committed, whatever came of sending it: a resume sends it, and asks nobody.
     resume_messages(teller.database, teller.settings, [row["id"]], 1)
     assert teller.state("large") == State.FORWARDING
+
+
+def test_a_lease_is_no_shorter_than_two_seconds(pg_url: str) -> None:
+    with pytest.raises(ValidationError, match="`lease` must be 2 s or more"):
+        make_settings(pg_url, lease=timedelta(seconds=1))
 
 
 def test_the_lease_is_what_the_configuration_says(
