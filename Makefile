@@ -41,6 +41,10 @@ demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore t
 demo-drain: $(SETUP) ## Fill a broker's disk, move what is unread into an archive, put it back
 	@.venv/bin/backlogctl demo drain --report build/demo-drain-report.html $(ARGS)
 
+.PHONY: demo-delivery
+demo-delivery: $(SETUP) ## Kill an outbox, look-back and their consumers at random; each order is handled once
+	@.venv/bin/backlogctl demo delivery $(ARGS)
+
 .PHONY: airflow
 airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all
 	@$(PYTHON) -m backlogctl_airflow.local $(ARGS)
@@ -74,7 +78,8 @@ imports: $(AIRFLOW) ## Check that imports go one way
 	.venv/bin/lint-imports
 
 .PHONY: crash
-crash: $(SETUP) ## Kill recoveries at N random moments: make crash N=50 SEED=7
+crash: $(SETUP) ## Kill recoveries and deliveries in N random ways: make crash N=50 SEED=7
+	@scripts/need.sh postgres mariadb
 	@seed=$${SEED:-$$RANDOM}; echo "SEED=$$seed"; \
 	$(PYTHON) -m tests.crash.schedule --n $(N) --seed "$$seed" $(ARGS)
 

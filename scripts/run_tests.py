@@ -27,7 +27,6 @@ MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
     "tests/delivery/once/",
-    "tests/delivery/outbox/test_crashing.py",
     "tests/fanout/relay/",
     "tests/replay/drain/",
     "tests/replay/expand/",
@@ -35,6 +34,7 @@ EXACTLY_ONCE = (
     "tests/replay/redrive/",
     "tests/replay/test_across_drain.py",
     "tests/replay/test_across_kinds.py",
+    "tests/replay/test_demo_delivery.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
     "tests/spark_backfill/injection/",

@@ -22,12 +22,12 @@ _FINAL = (
 # Whole stories of the same, and what must not lose one either.
 _STORIES = (
     "tests/delivery/once/",
-    "tests/delivery/outbox/test_crashing.py",
     "tests/replay/drain/",
     "tests/replay/rebuild_archive/",
     "tests/replay/redrive/",
     "tests/replay/test_across_drain.py",
     "tests/replay/test_across_kinds.py",
+    "tests/replay/test_demo_delivery.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
 )

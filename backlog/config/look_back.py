@@ -141,6 +141,12 @@ class LookBack(Section):
         description="A message that has not ended so long after it was prepared is late, for the "
         "page and the doctor: longer than the longest business transaction.",
     )
+    lease: Duration = Field(
+        default=timedelta(minutes=1),
+        description="So long others wait for what an instance that died was sending; what it was "
+        "asking about waits for `timeout` and half of it. The brokers have half of it to take a "
+        "message.",
+    )
     keep: Duration = Field(
         default=timedelta(days=30),
         description="Messages that are forwarded or rolled back are kept so long, in whole days "
@@ -169,6 +175,8 @@ class LookBack(Section):
     def _check_times(self) -> LookBack:
         if self.longest_pause < self.pause:
             raise ValueError("`longest_pause` must not be shorter than `pause`")
+        if self.lease < timedelta(seconds=2):
+            raise ValueError("`lease` must be 2 s or more")
         if self.keep < timedelta(days=1):
             raise ValueError("`keep` must be a day or more")
         return self

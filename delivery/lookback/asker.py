@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 
 from backlog.config import LookBack, LookBackService
+from backlog.crashpoints import reach
 from delivery.lookback.asking.interface import Answer, Checker, Question
 from delivery.lookback.checks import (
     claim_questions,
@@ -91,12 +92,15 @@ class Asker:
         room = limits.at_once - self._under_way[name]
         if room <= 0:
             return []
+        # Beyond the longest answer there is time to record it.
+        lease = limits.timeout + self._settings.lease / 2
         return await asyncio.to_thread(
-            claim_questions, self._database, name, limits, self._token, room
+            claim_questions, self._database, name, self._token, lease, room
         )
 
     async def _ask(self, name: str, checker: Checker, claim: Claim) -> None:
         try:
+            reach("p8.asked.before")
             question = Question(claim.row["biz_type"], claim.row["biz_id"])
             answer = await checker.ask(question)
             await asyncio.to_thread(self._record, name, claim, answer)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from sqlalchemy import or_, select, update
 
-from backlog.config import LookBack, LookBackService
+from backlog.config import LookBack
 from backlog.crashpoints import reach
 from delivery.lookback.applying import BY_LOOK_BACK, make_change
 from delivery.lookback.asking.interface import Answer
@@ -16,13 +16,11 @@ from delivery.lookback.deciding import settle
 from delivery.lookback.states import State
 from delivery.lookback.tables import MESSAGES
 
-# What a lease has beyond the longest answer.
-_SLACK = timedelta(seconds=30)
 _PARKED_AT_ONCE = 500
 
 
 def claim_questions(
-    database: Database, service: str, limits: LookBackService, token: str, limit: int
+    database: Database, service: str, token: str, lease: timedelta, limit: int
 ) -> list[Claim]:
     """Takes messages of one service that are due: what one service keeps, others do not wait for.
 
@@ -30,14 +28,13 @@ def claim_questions(
         LookBackDatabaseError: nothing is taken.
     """
     own = MESSAGES.c.service == service
-    lease = limits.timeout + _SLACK
     return claim_due(database, token, lease, limit, State.PREPARED, own)
 
 
 def claim_unlisted(database: Database, settings: LookBack, token: str, limit: int) -> list[Claim]:
     """Takes messages that are due and whose service the configuration does not name."""
     unlisted = MESSAGES.c.service.not_in(list(settings.services))
-    return claim_due(database, token, _SLACK, limit, State.PREPARED, unlisted)
+    return claim_due(database, token, settings.lease / 2, limit, State.PREPARED, unlisted)
 
 
 def record_answer(database: Database, settings: LookBack, claim: Claim, answer: Answer) -> State:

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -31,8 +30,6 @@ from delivery.lookback.states import State
 LOG = logging.getLogger("backlog.delivery.lookback")
 
 _AT_ONCE = 500  # messages under way
-_SEND_MS = 30_000
-_LEASE = timedelta(milliseconds=2 * _SEND_MS)
 _IDLE_SECONDS = 0.2
 _PARTING_SECONDS = 10.0
 # What stays so until somebody changes the message, the topic or the rights.
@@ -48,11 +45,6 @@ _REFUSALS = frozenset(
         KafkaError._UNKNOWN_TOPIC,
     }
 )
-_SETTINGS: Mapping[str, Any] = {
-    "delivery.timeout.ms": _SEND_MS,
-    # A topic that is not there is told soon.
-    "topic.metadata.propagation.max.ms": 5_000,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +73,14 @@ class Forwarder:
     ) -> None:
         self._database, self._settings = database, settings
         self._token, self._metrics = token, metrics
-        partitioner = PARTITIONERS[settings.partitioner]
-        self._producer: Producer = make_producer(
-            properties, {**_SETTINGS, "partitioner": partitioner}
-        )
+        own = {
+            # What was given up is long over when the lease ends.
+            "delivery.timeout.ms": int(settings.lease.total_seconds() * 1_000 / 2),
+            # A topic that is not there is told soon.
+            "topic.metadata.propagation.max.ms": 5_000,
+            "partitioner": PARTITIONERS[settings.partitioner],
+        }
+        self._producer: Producer = make_producer(properties, own)
         self._under_way = 0
         self._reports: list[Report] = []
 
@@ -107,7 +103,8 @@ class Forwarder:
         room = _AT_ONCE - self._under_way
         if room <= _AT_ONCE // 2:
             return 0  # a few at a time would cost a transaction each
-        claims = claim_due(self._database, self._token, _LEASE, room, State.FORWARDING)
+        lease = self._settings.lease
+        claims = claim_due(self._database, self._token, lease, room, State.FORWARDING)
         reach("p8.claimed.after")
         for claim in claims:
             self._send(claim)

@@ -19,6 +19,8 @@ from delivery.lookback.metrics import Metrics
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
+# The partitions of an instance that was killed wait for so long.
+_SESSION_MS = 10_000
 
 
 class Intake:
@@ -51,8 +53,8 @@ class Intake:
                 # Read twice nothing changes; skipped, a message would be lost.
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
-                # The partitions of an instance that was killed wait for so long.
-                "session.timeout.ms": 10_000,
+                "session.timeout.ms": _SESSION_MS,
+                "heartbeat.interval.ms": _SESSION_MS // 3,
                 "partition.assignment.strategy": "cooperative-sticky",
             },
         )

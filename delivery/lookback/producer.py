@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure, UsageError
 from delivery.clients import ConfluentClient, adapt
 from delivery.lookback.envelope import Decided, Envelope, make_prepared, write_envelope
@@ -74,6 +75,7 @@ class LookBackProducer:
         except ValueError as error:
             raise _refuse(error) from None
         self._send(envelope, "do not go on with the transaction")
+        reach("p8.prepared.after")
 
     def commit(self, biz_type: str, biz_id: str) -> None:
         """Says that the transaction has committed: the message is forwarded.
@@ -99,7 +101,9 @@ class LookBackProducer:
             )
         except ValueError as error:
             raise _refuse(error) from None
+        reach("p8.decided.before")
         self._send(envelope, "nothing is lost: the service is asked what became of it")
+        reach("p8.decided.after")
 
     def _send(self, envelope: Envelope, hint: str) -> None:
         done = threading.Event()

@@ -48,6 +48,8 @@ class Keeper:
             with self._database.write() as connection:
                 lock_tables(self._database, connection)
                 make_partitions(self._database, connection)
+                reach("p8.kept.before")
+            reach("p8.kept.after")
             try:
                 purge_old(self._database, self._settings, stop)
             except OSError as error:
@@ -114,6 +116,8 @@ def _drop_day(database: Database, settings: LookBack, day: date) -> int:
         if not _is_over(connection, is_of_day) or _count(connection, is_of_day) != count:
             return 0
         connection.execute(text(f"DROP TABLE {name_partition(day)}"))
+        reach("p8.dropped.before")
+    reach("p8.dropped.after")
     LOG.info("%s: %d messages, dropped", name_partition(day), count)
     return count
 

@@ -177,10 +177,12 @@ class Claims:
         ]
         waiting = [row for row in rows if row["next"] != NEVER]
         parked = [row for row in rows if row["next"] == NEVER]
+        reach("p8.4.failed.before")
         with self._database.begin() as connection:
             for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
                 if group:
                     connection.execute(_failing(due), group)
+        reach("p8.4.failed.after")
         for failure in failures:
             self._tokens.pop(failure.message.id, None)
 

@@ -37,12 +37,12 @@ class Stage:
         self._console = console
         self._directory = directory
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-        self._environment = {**os.environ, **environment, "PYTHONPATH": path}
-        self._environment.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
+        self.environment = {**os.environ, **environment, "PYTHONPATH": path}
+        self.environment.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
         # A configuration of the reader's own must not get into the story.
-        self._environment.pop("BACKLOG_CONFIG", None)
+        self.environment.pop("BACKLOG_CONFIG", None)
         if not console.is_terminal:
-            self._environment.setdefault("COLUMNS", "100")
+            self.environment.setdefault("COLUMNS", "100")
         self._chapter = 0
 
     def open_chapter(self, title: str) -> None:
@@ -60,22 +60,26 @@ class Stage:
         """A table, or what else there is to see."""
         self._console.print(part)
 
+    def show_command(self, *words: str) -> str:
+        """Shows a command line, and returns it without its first word."""
+        line = " ".join(word if " " not in word else f'"{word}"' for word in words)
+        self._console.print()
+        shown = Text.assemble(("  $ ", "dim"), (f"backlogctl {line}", "bold green"))
+        self._console.print(shown, soft_wrap=True)
+        self._console.file.flush()
+        return line
+
     def run(self, *words: str, quiet: bool = False) -> None:
         """Shows a command line, and runs it; `quiet` leaves out what it prints on stdout.
 
         Raises:
             BacklogError: it failed; its own output says why.
         """
-        line = " ".join(word if " " not in word else f'"{word}"' for word in words)
-        self._console.print()
-        shown = Text.assemble(("  $ ", "dim"), (f"backlogctl {line}", "bold green"))
-        self._console.print(shown, soft_wrap=True)
-        self._console.file.flush()
-        command = [sys.executable, "-m", "replay.cli", *words]
+        line = self.show_command(*words)
         process = subprocess.Popen(
-            command,
+            make_command(*words),
             cwd=self._directory,
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.DEVNULL if quiet else None,
         )
         try:
@@ -85,6 +89,11 @@ class Stage:
             raise
         if code:
             raise BacklogError(f"it ended with exit code {code}", subject=f"backlogctl {line}")
+
+
+def make_command(*words: str) -> tuple[str, ...]:
+    """How a process runs `backlogctl`."""
+    return (sys.executable, "-m", "replay.cli", *words)
 
 
 def write_report(stage: Stage, recovery_id: str, report: Path | None) -> None:

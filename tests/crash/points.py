@@ -75,12 +75,29 @@ DRAIN_POINTS = (
 )
 # From here on a cancel goes forward.
 POINT_OF_NO_RETURN = "p5.5.forward"
+# Of an application with an outbox, which sends by itself or not.
+ADDING_POINTS = ("p8.1.added",)
+HINT_POINTS = ("p8.1.hint.before", "p8.1.hint.after")
+# Of a sender, in the application's process or in one of its own.
+SENDER_POINTS = (
+    "p8.2.claim.before",
+    "p8.2.claim.after",
+    "p8.3.produced",
+    "p8.3.acknowledged",
+    "p8.4.mark.before",
+    "p8.4.mark.after",
+)
+# Only where the brokers are away, or refuse.
+FAILING_POINTS = ("p8.4.failed.before", "p8.4.failed.after")
+# Of an application with look-back.
+PREPARING_POINTS = ("p8.prepared.after", "p8.decided.before", "p8.decided.after")
 # Of an instance of look-back.
 LOOK_BACK_POINTS = (
     "p8.applied.before",
     "p8.applied.after",
     "p8.offsets.before",
     "p8.offsets.after",
+    "p8.asked.before",
     "p8.answer.before",
     "p8.answer.after",
     "p8.claimed.after",
@@ -88,3 +105,13 @@ LOOK_BACK_POINTS = (
     "p8.marked.before",
     "p8.marked.after",
 )
+# Of the same, when it starts: days ahead are made, old ones archived and dropped.
+KEEPER_POINTS = (
+    "p8.kept.before",
+    "p8.kept.after",
+    "p8.archived.after",
+    "p8.dropped.before",
+    "p8.dropped.after",
+)
+# Of a consumer that handles once (tests/crash/delivery/cast.py).
+CONSUMER_POINTS = ("once.begun", "once.worked", "once.committed", "once.read")

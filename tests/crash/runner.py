@@ -1,16 +1,9 @@
-"""A runner in a process group of its own, that can be killed at any point.
-
-Runners are forked from a server that has the imports done already: a schedule of three kills then
-takes seconds and not a minute.
-"""
+"""A runner of an injection in a process group of its own, that can be killed at any point."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
 import os
-import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from backlog.crashpoints import VARIABLE, reach
+from backlog.crashpoints import reach
 from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.clients import make_producer
 from backlog.values import Chunk
@@ -27,11 +20,9 @@ from spark_backfill.injection.producing import AttemptError, SlotProducer
 from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
 from spark_backfill.injection.waves import inject_with
 from spark_backfill.injection.writer import ChunkResult
+from tests.crash.forking import start_process
 from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import load_job
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.crash.runner"])
 
 
 class BrokenWriter(TransactionalWriter):
@@ -83,18 +74,7 @@ def start_runner(
     directory: Path, *, crash_at: str = "", writer: str = "transactional"
 ) -> BaseProcess:
     """Starts a runner of the scenario in `directory`; `crash_at` as BACKLOG_CRASH_AT."""
-    process = _CONTEXT.Process(target=_run, args=(directory, crash_at, writer))
-    process.start()
-    return process
-
-
-def kill_runner(process: BaseProcess) -> None:
-    """SIGKILL for the runner's process group."""
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError):
-        # Until the child leads a group of its own there is only the child to kill.
-        os.kill(process.pid, signal.SIGKILL)
-        os.killpg(process.pid, signal.SIGKILL)
+    return start_process(_run, directory, writer, crash_at=crash_at)
 
 
 def read_copies(directory: Path) -> list[tuple[int, int, str]]:
@@ -104,10 +84,7 @@ def read_copies(directory: Path) -> list[tuple[int, int, str]]:
     return [tuple(json.loads(line)) for line in lines]
 
 
-def _run(directory: Path, crash_at: str, writer: str) -> None:
-    os.setsid()
-    if crash_at:
-        os.environ[VARIABLE] = crash_at
+def _run(directory: Path, writer: str) -> None:
     job = load_job(directory)
     settings: WriterSettings = job.writer_settings()
 

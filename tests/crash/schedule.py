@@ -3,7 +3,8 @@
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
 named point or a random moment, one to three times, and then it runs to the end. The oracle compares
 what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`; of a
-drain and what is put back after it: `drain.schedule`.
+drain and what is put back after it: `drain.schedule`; of outbox, look-back and idempotent consumer:
+`delivery.schedule`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.embedded import EmbeddedKafka
+from tests.crash.delivery.schedule import DeliverySchedule
+from tests.crash.delivery.servers import run_alone
 from tests.crash.drain.schedule import DrainSchedule, run_drain
 from tests.crash.expand_schedule import ExpandSchedule, run_expansion
+from tests.crash.forking import kill_process
 from tests.crash.points import POINTS
-from tests.crash.runner import kill_runner, start_runner
+from tests.crash.runner import start_runner
 from tests.crash.scenario import Judgement, judge, make_scenario
 
 # A run of this size takes about as long; later moments would kill nothing.
@@ -94,14 +98,14 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
         process = start_runner(directory, crash_at=kill.point, writer=schedule.writer)
         process.join(kill.moment if not kill.point else _RUN_SECONDS)
         if process.is_alive():
-            kill_runner(process)
+            kill_process(process)
         process.join(_RUN_SECONDS)
         killed += process.exitcode is not None and process.exitcode < 0
     last = start_runner(directory, writer=schedule.writer)
     last.join(_RUN_SECONDS)
     ended = last.exitcode == 0
     if last.is_alive():
-        kill_runner(last)
+        kill_process(last)
     return Verdict(judge(scenario.job), killed, ended)
 
 
@@ -110,6 +114,7 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[str, Path, Any], Any]]] =
     "injection": (Schedule.draw, run_schedule),
     "expansion": (ExpandSchedule.draw, run_expansion),
     "drain": (DrainSchedule.draw, run_drain),
+    "delivery": (DeliverySchedule.draw, run_alone),
 }
 
 

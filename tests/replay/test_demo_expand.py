@@ -19,6 +19,7 @@ from replay.demo.expand.audit import read_logs
 from replay.demo.expand.shop import CONFIG, Size, count_expected, render_configuration
 from replay.demo.expand.story import tell_story
 from tests.kafka_tools import wait_until
+from tests.leftovers import find_processes
 
 SMALL = Size(
     orders=36_000,  # a busy machine begins late, and the consumers read meanwhile
@@ -46,21 +47,6 @@ def write_log(directory: Path, name: str, lines: Iterable[tuple[float, int, int]
     """Lines of (second, customer, number)."""
     text = "".join(f"{int(at * SECOND)} c-{who:06} {number}\n" for at, who, number in lines)
     (directory / f"{name}.log").write_text(text)
-
-
-def find_processes(word: str) -> list[str]:
-    """Command lines and directories of the processes that have to do with a directory."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-                place = str((entry / "cwd").readlink())
-            except OSError:
-                continue
-            if word in told.decode(errors="replace") or word in place:
-                found.append(told[:200].decode(errors="replace"))
-    return found
 
 
 @pytest.mark.kafka

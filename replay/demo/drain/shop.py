@@ -14,8 +14,7 @@ from typing import Self
 
 from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
-from backlog.kafka.admin import committed_offsets, create_topic, list_offsets
-from backlog.kafka.clients import make_admin
+from backlog.kafka.admin import create_topic
 from backlog.kafka.log_dirs import BrokerLogDirs, read_log_dirs
 from replay.demo.orders import OrderProducer
 
@@ -24,7 +23,6 @@ GROUP = "order-service"
 HANDLED = "handled"  # the directory of the consumers' logs
 CONFIG = "backlog.yaml"
 _TICK = 0.05
-_PATIENCE_SECONDS = 60.0
 _LOOK_EACH = 1_000  # orders
 
 _TEXT = """\
@@ -173,21 +171,3 @@ def read_disk(bootstrap: str) -> BrokerLogDirs:
             f"the broker does not tell its disk: {found.reason}", subject=f"cluster {bootstrap}"
         )
     return found.brokers[0]
-
-
-def await_handled(bootstrap: str, size: Size) -> None:
-    """Waits until the consumers have committed everything that is in the topic."""
-    admin, limit = make_admin({"bootstrap.servers": bootstrap}), Deadline(_PATIENCE_SECONDS)
-    numbers = range(size.partitions)
-    while True:
-        ends = list_offsets(admin, TOPIC, numbers, "latest", "read_committed")
-        commits = committed_offsets(admin, GROUP, TOPIC, numbers)
-        # The control record of a transaction behind the last message is never committed.
-        if all((commits[number] or 0) >= ends[number] - 1 for number in numbers):
-            return
-        if limit.expired:
-            raise KafkaFailure(
-                f"not all orders are handled after {_PATIENCE_SECONDS:g} s",
-                subject=f"group {GROUP}",
-            )
-        time.sleep(_TICK)

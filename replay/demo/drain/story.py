@@ -18,16 +18,17 @@ from backlog.numbers import format_bytes
 from replay.demo.drain.audit import Audit, count_handled
 from replay.demo.drain.shop import (
     CONFIG,
+    GROUP,
     HANDLED,
     TOPIC,
     Orders,
     Size,
-    await_handled,
     make_topic,
     read_disk,
     render_configuration,
 )
 from replay.demo.expand.shop import ending_consumers
+from replay.demo.reading import await_handled
 from replay.demo.stage import (
     Stage,
     ending_on_sigterm,
@@ -81,7 +82,7 @@ def _play(stage: Stage, directory: Path, bootstrap: str, size: Size, report: Pat
         after = read_disk(bootstrap)
         _show_disk(stage, before, after)
         _put_back(stage, directory, size)
-    await_handled(bootstrap, size)
+    _await_handled(bootstrap, size)
     audit = _audit(directory, orders.published, drained, (before, after))
     stage.open_chapter("Was every order handled, and none twice?")
     stage.tell(
@@ -102,7 +103,7 @@ def _fill(
     make_topic(bootstrap, size)
     # The group's first commit, so that it is known where it stands.
     stage.run("consumers", "start", TOPIC, quiet=True)
-    await_handled(bootstrap, size)
+    _await_handled(bootstrap, size)
     orders.fill_disk()
     disk = read_disk(bootstrap)
     stage.tell(
@@ -141,6 +142,10 @@ def _put_back(stage: Stage, directory: Path, size: Size) -> None:
     recovery_id = find_recovery(directory)
     stage.run("approve", recovery_id, "--by", "demo")
     stage.run("run", recovery_id)
+
+
+def _await_handled(bootstrap: str, size: Size) -> None:
+    await_handled({"bootstrap.servers": bootstrap}, TOPIC, GROUP, size.partitions, slack=1)
 
 
 def _show_disk(stage: Stage, before: BrokerLogDirs, after: BrokerLogDirs) -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Self
 from backlog.clock import Deadline
 from backlog.config import load_config
 from backlog.errors import KafkaFailure
-from backlog.kafka.admin import committed_offsets, create_topic, list_offsets
+from backlog.kafka.admin import committed_offsets, create_topic
 from backlog.kafka.clients import make_admin
 from fanout.launchers import Fleet, ProcessLauncher, Role
 from replay.demo.orders import OrderProducer
@@ -153,30 +153,12 @@ def count_expected(published: int, customers: int) -> Counter[int]:
 
 def await_commits(bootstrap: str, size: Size) -> None:
     """Waits until the usual consumers work on every partition."""
-    _await(bootstrap, size, "a partition has no commit", lambda commits, _: None not in commits)
-
-
-def await_handled(bootstrap: str, size: Size) -> None:
-    """Waits until the usual consumers have committed everything that is in the topic."""
-    _await(bootstrap, size, "not all orders are handled", lambda commits, ends: commits == ends)
-
-
-def _await(
-    bootstrap: str,
-    size: Size,
-    otherwise: str,
-    is_true: Callable[[list[int | None], list[int]], bool],
-) -> None:
     admin, limit = make_admin({"bootstrap.servers": bootstrap}), Deadline(_PATIENCE_SECONDS)
-    numbers = range(size.partitions)
-    while True:
-        ends = list_offsets(admin, size.topic, numbers, "latest")
-        commits = committed_offsets(admin, size.group, size.topic, numbers)
-        if is_true([commits[number] for number in numbers], [ends[number] for number in numbers]):
-            return
+    while None in committed_offsets(admin, size.group, size.topic, range(size.partitions)).values():
         if limit.expired:
             raise KafkaFailure(
-                f"{otherwise} after {_PATIENCE_SECONDS:g} s", subject=f"group {size.group}"
+                f"a partition has no commit after {_PATIENCE_SECONDS:g} s",
+                subject=f"group {size.group}",
             )
         time.sleep(_TICK)
 

@@ -26,7 +26,6 @@ from replay.demo.expand.shop import (
     NewOrders,
     Size,
     await_commits,
-    await_handled,
     ending_consumers,
     list_fleets,
     make_backlog,
@@ -34,6 +33,7 @@ from replay.demo.expand.shop import (
     names_of,
     render_configuration,
 )
+from replay.demo.reading import await_handled
 from replay.demo.stage import (
     Stage,
     ending_on_sigterm,
@@ -109,7 +109,7 @@ def _play(stage: Stage, directory: Path, bootstrap: str, size: Size) -> Result:
         recovery_id = _plan(stage, directory)
         times = _expand(stage, directory, recovery_id)
         time.sleep(1.0)  # some more orders, for the usual consumers alone
-    await_handled(bootstrap, size)
+    await_handled({"bootstrap.servers": bootstrap}, size.topic, size.group, size.partitions)
     stage.run("consumers", "status", TOPIC)
     after = _look(directory, bootstrap)
     handled = read_logs(directory / HANDLED)

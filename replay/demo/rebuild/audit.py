@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-
 from backlog.kafka.clients import Properties
 from backlog.stamps import MESSAGE_ID, find_header
+from replay.demo.reading import read_topic
 from replay.demo.rebuild.shop import PARTITIONS, TOPIC, read_table
 
 
@@ -56,10 +55,11 @@ def audit_shop(client: Properties, source: Path, warehouse: Path) -> Audit:
         )
     seen: Counter[str] = Counter()
     injected = different = 0
-    for key, value, was_injected in read_topic(client):
+    for message in read_topic(client, TOPIC, PARTITIONS):
+        key, headers = (message.key() or b"").decode(), message.headers()
         seen[key] += 1
-        injected += was_injected
-        different += orders.get(key) != value
+        injected += find_header(headers, MESSAGE_ID) is not None  # type: ignore[arg-type]
+        different += orders.get(key) != message.value()
     return Audit(
         total=len(orders),
         handled=sum(1 for order_id in orders if processed[order_id]),
@@ -71,37 +71,3 @@ def audit_shop(client: Properties, source: Path, warehouse: Path) -> Audit:
         topic_twice=sum(1 for count in seen.values() if count > 1),
         different=different,
     )
-
-
-def read_topic(client: Properties) -> list[tuple[str, bytes | None, bool]]:
-    """Key, value and whether we injected it, of every committed message in the topic."""
-    reader = Consumer(
-        {
-            **client,
-            "group.id": "demo-audit",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-    )
-    # Assigned, never committed: the audit does not become a group that reads the topic.
-    reader.assign([TopicPartition(TOPIC, number, 0) for number in range(PARTITIONS)])
-    found: list[tuple[str, bytes | None, bool]] = []
-    open_partitions = set(range(PARTITIONS))
-    try:
-        while open_partitions:
-            for message in reader.consume(2000, timeout=1.0):
-                error = message.error()
-                if error is None:
-                    headers: Any = message.headers()
-                    was_injected = find_header(headers, MESSAGE_ID) is not None
-                    found.append(((message.key() or b"").decode(), message.value(), was_injected))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    open_partitions.discard(message.partition())
-                else:
-                    raise RuntimeError(str(error))
-    finally:
-        reader.close()
-    return found

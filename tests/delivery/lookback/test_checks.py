@@ -41,7 +41,7 @@ def settings(database_url: str) -> LookBack:
 
 
 def _claim(database: Database, token: str = "me", service: str = "payments") -> list[Claim]:
-    return claim_questions(database, service, _SERVICE, token, 10)
+    return claim_questions(database, service, token, timedelta(minutes=1), 10)
 
 
 def test_fault_50_an_answer_that_comes_after_the_commit_changes_nothing(teller: Teller) -> None:

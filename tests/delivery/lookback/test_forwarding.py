@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import update
 
 from delivery.lookback import forwarding
+from delivery.lookback.claims import claim_due
 from delivery.lookback.database import Database, LookBackDatabaseError
 from delivery.lookback.forwarding import Forwarder
 from delivery.lookback.metrics import Metrics
 from delivery.lookback.operating import resume_messages
 from delivery.lookback.states import State
-from delivery.lookback.tables import MESSAGES
+from delivery.lookback.tables import MESSAGES, create_tables
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.lookback.world import Teller, make_settings, read_ids
@@ -105,10 +108,34 @@ def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
     assert teller.state("large") == State.FORWARDING
 
 
-def test_brokers_that_are_away_use_up_no_tries(
-    teller: Teller, monkeypatch: pytest.MonkeyPatch
+def test_a_lease_is_no_shorter_than_two_seconds(pg_url: str) -> None:
+    with pytest.raises(ValidationError, match="`lease` must be 2 s or more"):
+        make_settings(pg_url, lease=timedelta(seconds=1))
+
+
+def test_the_lease_is_what_the_configuration_says(
+    kafka: EmbeddedKafka, topic: MakeTopic, pg_url: str, unique: str
 ) -> None:
-    monkeypatch.setattr(forwarding, "_SETTINGS", {"delivery.timeout.ms": 100, "linger.ms": 0})
+    """What a dead instance held is sent soon; with a short one a topic that is gone is told too."""
+    database, out = Database(pg_url), topic(2)
+    create_tables(database)
+    settings = make_settings(pg_url, max_forwards=2, lease=timedelta(seconds=2))
+    teller = Teller(database, settings)
+    for biz_id, to in (("1", out), ("2", f"nowhere-{unique}")):
+        teller.prepare(biz_id, topic=to)
+        teller.commit(biz_id)
+    # Of an instance that dies right after this.
+    assert len(claim_due(database, "dead", settings.lease, 10, State.FORWARDING)) == 2
+    began = time.monotonic()
+    with _Runner(teller, kafka.bootstrap, "me"):
+        wait_until(lambda: teller.state("1") == State.FORWARDED, 20)
+        assert time.monotonic() - began > 1.5
+        wait_until(lambda: teller.state("2") == State.PARKED, 30)
+    database.close()
+
+
+def test_brokers_that_are_away_use_up_no_tries(teller: Teller) -> None:
+    teller.settings = teller.settings.model_copy(update={"lease": timedelta(seconds=2)})
     teller.prepare("1")
     teller.commit("1")
     with _Runner(teller, "127.0.0.1:1", "me") as runner:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import stat
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
 from backlog.config import LookBack
 from delivery.lookback import retention
@@ -18,43 +18,11 @@ from delivery.lookback.states import State
 from delivery.lookback.tables import (
     MESSAGES,
     create_tables,
-    day_bounds,
     list_partitions,
-    name_partition,
 )
-from tests.delivery.lookback.world import Teller, make_settings
+from tests.delivery.lookback.world import Teller, add_old, make_settings
 
 _OLD = date(2020, 2, 29)
-
-
-def _add_old(database: Database, count: int, state: State) -> None:
-    at = datetime(_OLD.year, _OLD.month, _OLD.day, 12, tzinfo=UTC)
-    with database.write() as connection:
-        if not database.is_sqlite and _OLD not in list_partitions(connection):
-            start, end = day_bounds(_OLD)
-            connection.execute(
-                text(
-                    f"CREATE TABLE {name_partition(_OLD)} PARTITION OF look_back_messages "
-                    f"FOR VALUES FROM ('{start}') TO ('{end}')"
-                )
-            )
-        rows = [
-            {
-                "id": f"{state}-{number}",
-                "created_at": at + timedelta(seconds=number),
-                "biz_type": "payment",
-                "biz_id": str(number),
-                "state": state.value,
-                "topic": "out",
-                "value": b"\x00v",
-                "headers": [["type", None]],
-                "next_at": at,
-                "checks": 0,
-                "forwards": 1,
-            }
-            for number in range(count)
-        ]
-        connection.execute(MESSAGES.insert(), rows)
 
 
 def _count(database: Database) -> int:
@@ -72,7 +40,7 @@ def test_fault_53_old_messages_are_archived_then_removed_in_bounds(
     teller: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 40)
-    _add_old(teller.database, 100, State.FORWARDED)
+    add_old(teller.database, 100, State.FORWARDED)
     teller.prepare("young")
     assert purge_old(teller.database, teller.settings) == 100
     assert _count(teller.database) == 1
@@ -87,7 +55,7 @@ def test_fault_53_old_messages_are_archived_then_removed_in_bounds(
 
 
 def test_what_has_not_ended_is_never_removed(teller: Teller) -> None:
-    _add_old(teller.database, 3, State.PARKED)
+    add_old(teller.database, 3, State.PARKED)
     purge_old(teller.database, teller.settings)
     assert _count(teller.database) == 3
 
@@ -95,7 +63,7 @@ def test_what_has_not_ended_is_never_removed(teller: Teller) -> None:
 def test_an_archive_that_cannot_be_written_deletes_nothing(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
-    _add_old(database, 3, State.ROLLED_BACK)
+    add_old(database, 3, State.ROLLED_BACK)
     (tmp_path / "file").write_text("")
     settings = make_settings(database_url, archive=tmp_path / "file")
     with pytest.raises(OSError, match="file"):

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pydantic import SecretStr
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from backlog.config import LookBack, LookBackService
 from backlog.errors import BacklogError
@@ -22,8 +22,8 @@ from delivery.lookback.applying import Record, apply_records
 from delivery.lookback.database import Database
 from delivery.lookback.envelope import Decided, make_prepared, write_envelope
 from delivery.lookback.service import Service
-from delivery.lookback.states import Event, make_id
-from delivery.lookback.tables import MESSAGES
+from delivery.lookback.states import Event, State, make_id
+from delivery.lookback.tables import MESSAGES, day_bounds, list_partitions, name_partition
 from tests.kafka_tools import read_all
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -220,3 +220,34 @@ def read_ids(bootstrap: str, topic: str, partitions: int = 2) -> dict[str, list[
         headers: Any = message.headers()
         found.setdefault(key, []).append(find_header(headers, EVENT_ID) or "")
     return found
+
+
+def add_old(database: Database, count: int, state: State, day: date = date(2020, 2, 29)) -> None:
+    """Messages in that state since a day long ago, with its partition."""
+    at = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
+    with database.write() as connection:
+        if not database.is_sqlite and day not in list_partitions(connection):
+            start, end = day_bounds(day)
+            connection.execute(
+                text(
+                    f"CREATE TABLE {name_partition(day)} PARTITION OF look_back_messages "
+                    f"FOR VALUES FROM ('{start}') TO ('{end}')"
+                )
+            )
+        rows = [
+            {
+                "id": f"{day:%y%m%d}-{state}-{number}",
+                "created_at": at + timedelta(seconds=number),
+                "biz_type": "payment",
+                "biz_id": str(number),
+                "state": state.value,
+                "topic": "out",
+                "value": b"\x00v",
+                "headers": [["type", None]],
+                "next_at": at,
+                "checks": 0,
+                "forwards": 1,
+            }
+            for number in range(count)
+        ]
+        connection.execute(MESSAGES.insert(), rows)

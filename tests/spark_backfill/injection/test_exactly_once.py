@@ -22,7 +22,8 @@ from spark_backfill.injection.ledger_topic import read_committed_chunks
 from spark_backfill.injection.producing import AttemptError, SlotProducer
 from spark_backfill.injection.transactional import TransactionalWriter, fence_slots
 from spark_backfill.injection.writer import ChunkResult, Outcome
-from tests.crash.runner import kill_runner, read_copies, start_runner
+from tests.crash.forking import kill_process
+from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import make_scenario, make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import assert_same_set, await_condition, inject_here
@@ -104,7 +105,7 @@ def test_fault_02_a_runner_that_was_stopped_writes_nothing_when_it_wakes_up(
         assert sleeper.exitcode in (0, 1)  # everything skipped, or fenced
         assert list_offsets(scenario.properties, topic, [0, 1], "latest") == ends
     finally:
-        kill_runner(sleeper)
+        kill_process(sleeper)
     assert_same_set(scenario.job)
 
 
@@ -278,7 +279,7 @@ def test_fault_11_the_broker_restarts_in_mid_run(tmp_path: Path) -> None:
             runner.join(200)
             assert runner.exitcode == 0
         finally:
-            kill_runner(runner)
+            kill_process(runner)
         assert_same_set(scenario.job)
 
 

@@ -1,0 +1,1 @@
+"""Outbox, look-back and handle_once, killed at random."""

@@ -1,0 +1,195 @@
+"""Random bad days of a chain from a business transaction to its effect, all from one seed.
+
+Its processes are killed at points of their steps and at moments, one or all of them; at times the
+broker is restarted, or killed. Then the application ends, the rest is drained, and the oracle
+compares every id: what is committed was handled once, and nothing else was (the demo's own audit).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from replay.demo.delivery.audit import Audit, audit_facts
+from sandbox.embedded import EmbeddedKafka
+from tests.crash.delivery.chain import APPLICATION, READER, Chain
+from tests.crash.delivery.look_back_chain import INSTANCES, LookBackChain
+from tests.crash.delivery.outbox_chain import SENDERS, OutboxChain
+from tests.crash.points import (
+    ADDING_POINTS,
+    CONSUMER_POINTS,
+    FAILING_POINTS,
+    HINT_POINTS,
+    KEEPER_POINTS,
+    LOOK_BACK_POINTS,
+    PREPARING_POINTS,
+    SENDER_POINTS,
+)
+
+LOOK_BACK = "look-back"
+# By the database of the outbox; look-back is on PostgreSQL.
+CHAINS = ("postgresql", "mariadb", "sqlite", LOOK_BACK)
+_LATEST_MOMENT = 1.5
+_BROKER = ("", "", "restarted", "killed")
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One process is killed at a point; or some, after as many seconds; or one is paused for longer
+    than its lease."""
+
+    names: tuple[str, ...]
+    point: str = ""
+    moment: float = 0.0
+    is_pause: bool = False
+
+    def __str__(self) -> str:
+        told = self.names[0] if len(self.names) == 1 else "all"
+        if self.is_pause:
+            return f"{told} paused"
+        return f"{told} at {self.point or f'{self.moment:.2f} s'}"
+
+
+@dataclass(frozen=True)
+class DeliverySchedule:
+    """Three to six blows.
+
+    Attributes:
+        sends: the application sends its outbox by itself.
+        broker: what becomes of it after half of the blows: "", "restarted", "killed".
+    """
+
+    seed: int
+    chain: str
+    sends: bool
+    blows: tuple[Blow, ...]
+    broker: str
+
+    @classmethod
+    def draw(cls, seed: int) -> DeliverySchedule:
+        """The schedule of a seed, the same on every machine; four of them go through all chains."""
+        return cls.draw_of(CHAINS[seed % len(CHAINS)], seed)
+
+    @classmethod
+    def draw_of(cls, chain: str, seed: int) -> DeliverySchedule:
+        """One of that chain."""
+        chance = random.Random(seed)
+        sends, broker = chance.random() < 0.5, chance.choice(_BROKER)
+        points = list_points(chain, sends, fails=bool(broker))
+        names = tuple(points)
+        blows: list[Blow] = []
+        for _ in range(chance.randint(3, 6)):
+            kind, name = chance.random(), chance.choice(names)
+            if kind < 0.15:
+                blows.append(Blow(names, moment=chance.uniform(0.2, _LATEST_MOMENT)))
+            elif kind < 0.3:
+                blows.append(Blow((name,), is_pause=True))
+            elif kind < 0.5 or not points[name]:
+                blows.append(Blow((name,), moment=chance.uniform(0.2, _LATEST_MOMENT)))
+            else:
+                point = f"{chance.choice(points[name])}:{chance.randint(1, 4)}"
+                # A keeper looks once when it starts.
+                is_once = point.partition(":")[0] in KEEPER_POINTS
+                blows.append(Blow((name,), point.partition(":")[0] if is_once else point))
+        return cls(seed, chain, sends, tuple(blows), broker)
+
+    def __str__(self) -> str:
+        told = f"seed {self.seed}: {self.chain}"
+        told += ", sends by itself" if self.sends and self.chain != LOOK_BACK else ""
+        told += f", {'; '.join(map(str, self.blows))}"
+        return told + (f"; broker {self.broker}" if self.broker else "")
+
+
+@dataclass(frozen=True)
+class DeliveryVerdict:
+    """What became of a schedule; `reached` counts points at which a process died."""
+
+    killed: int
+    reached: int
+    audit: Audit
+    problems: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """All that is committed was handled once, and nothing else."""
+        return self.audit.passed and not self.problems
+
+    def __str__(self) -> str:
+        wrong = {name: ids for name, ids in self.audit.list_wrong().items() if ids}
+        return f"{self.audit.tell('rows')}; {wrong}; {'; '.join(self.problems)}"
+
+
+def list_points(chain: str, sends: bool, *, fails: bool) -> dict[str, tuple[str, ...]]:
+    """By process the points that it comes to.
+
+    Args:
+        fails: the broker is away for a while.
+    """
+    sending = SENDER_POINTS + (FAILING_POINTS if fails else ())
+    if chain == LOOK_BACK:
+        own = dict.fromkeys(INSTANCES, LOOK_BACK_POINTS + KEEPER_POINTS)
+        return {APPLICATION: PREPARING_POINTS, **own, READER: CONSUMER_POINTS}
+    if sends:
+        # The senders have only what a killed application left.
+        adding = ADDING_POINTS + HINT_POINTS + sending
+        return {APPLICATION: adding, **dict.fromkeys(SENDERS, ()), READER: CONSUMER_POINTS}
+    return {
+        APPLICATION: ADDING_POINTS,
+        **dict.fromkeys(SENDERS, sending),
+        READER: CONSUMER_POINTS,
+    }
+
+
+def run_delivery(
+    bootstrap: str, directory: Path, schedule: DeliverySchedule, database: str
+) -> DeliveryVerdict:
+    """Runs one schedule on topics of its own.
+
+    Args:
+        bootstrap: of a broker that nothing is done to; where something is, there is another.
+        database: URL of an empty one.
+    """
+    if not schedule.broker:
+        return _run(bootstrap, directory, schedule, database, lambda: None)
+    with EmbeddedKafka.start(directory / "kafka") as own:
+
+        def strike() -> None:
+            if schedule.broker == "killed":
+                own.kill()
+            own.restart()
+
+        return _run(own.bootstrap, directory, schedule, database, strike)
+
+
+def _run(
+    bootstrap: str,
+    directory: Path,
+    schedule: DeliverySchedule,
+    database: str,
+    strike_broker: Callable[[], None],
+) -> DeliveryVerdict:
+    chain: Chain
+    if schedule.chain == LOOK_BACK:
+        chain = LookBackChain(bootstrap, directory, database)
+    else:
+        chain = OutboxChain(bootstrap, directory, database, sends=schedule.sends)
+    with chain, ThreadPoolExecutor(1) as aside:
+        broker = None
+        for number, blow in enumerate(schedule.blows):
+            if number == len(schedule.blows) // 2:
+                broker = aside.submit(strike_broker)
+            if isinstance(chain, LookBackChain) and blow.point in KEEPER_POINTS:
+                chain.add_old_day()
+            if blow.is_pause:
+                chain.pause(blow.names[0])
+            elif blow.point:
+                chain.kill_at(blow.names[0], blow.point)
+            else:
+                chain.kill(blow.names, blow.moment)
+        if broker is not None:
+            broker.result()
+        audit = audit_facts(chain.read_facts())
+        return DeliveryVerdict(chain.kills, chain.reached, audit, tuple(chain.find_problems()))
