@@ -50,6 +50,7 @@ _IS_HEAD = ~(
 )
 # As many ids stand in one statement.
 _MOST_IDS = 500
+_LOOKS_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,7 @@ class Claims:
         token = uuid.uuid4().hex
         reach("p8.2.claim.before")
         with self._database.begin() as connection:
-            if self._database.can_skip_locked(connection):
-                heads = heads.with_for_update(skip_locked=True)
-            found = connection.execute(heads.limit(self._most)).all()
+            found = self._find_heads(connection, heads)
             keyless = [head.id for head in found if head.lane is None]
             lanes = [head.lane for head in found if head.lane is not None]
             runs = self._list_runs(connection, lanes) if lanes else {}
@@ -202,6 +201,27 @@ class Claims:
         if lost := [row for id_, row in claimed.items() if id_ not in held]:
             self.release(lost)
         return [claimed[id_] for id_ in sorted(kept)]
+
+    def _find_heads(
+        self, connection: Connection, heads: Select[tuple[int, int | None]]
+    ) -> Sequence[Any]:
+        """Locked where the database can, but for what others have locked."""
+        if not self._database.can_skip_locked(connection):
+            return connection.execute(heads.limit(self._most)).all()
+        if connection.dialect.name == "postgresql":
+            locked = heads.limit(self._most).with_for_update(skip_locked=True)
+            return connection.execute(locked).all()
+        # InnoDB would lock all that it looks at to find them, and two claims each other's rows. So
+        # it looks first, further than it claims, as others may have what comes first.
+        seen = [row.id for row in connection.execute(heads.limit(_LOOKS_AHEAD * self._most))]
+        locked = (
+            select(_c.id, _c.lane)
+            .where(_c.id.in_(seen))
+            .order_by(_c.id)
+            .limit(self._most)
+            .with_for_update(skip_locked=True)
+        )
+        return connection.execute(locked).all()
 
     def _list_runs(
         self, connection: Connection, lanes: Sequence[int]

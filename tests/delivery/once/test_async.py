@@ -1,6 +1,6 @@
 """The same with asynchronous drivers."""
 # The order of the blocks is what is tested.
-# ruff: noqa: PT012, SIM117
+# ruff: noqa: SIM117
 
 from __future__ import annotations
 
