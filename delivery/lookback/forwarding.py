@@ -52,6 +52,8 @@ _SETTINGS: Mapping[str, Any] = {
     "delivery.timeout.ms": _SEND_MS,
     # A topic that is not there is told soon.
     "topic.metadata.propagation.max.ms": 5_000,
+    # It tells of each lost connection; the intake says once that no broker answers.
+    "log_level": 2,
 }
 _PARTITIONERS = {"murmur2": "murmur2_random", "crc32": "consistent_random"}
 
@@ -172,9 +174,12 @@ class Forwarder:
         # Brokers that cannot be reached use up no tries.
         forwards = row["forwards"] + is_refused
         pauses = forwards if is_refused else 1
+        outcome = f"refused: {error.name()}"
+        if not is_refused:
+            outcome = f"no acknowledgement: {error.name()}; the brokers may have it"
         change: dict[str, Any] = {
             "forwards": forwards,
-            "last_outcome": shorten(f"not sent: {error.name()}"),
+            "last_outcome": shorten(outcome),
             "next_at": now + find_pause(self._settings, pauses),
         }
         if forwards >= self._settings.max_forwards:

@@ -19,6 +19,7 @@ from delivery.lookback.metrics import Metrics
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
+_PROBE_SECONDS = 2.0
 
 
 class Intake:
@@ -37,6 +38,8 @@ class Intake:
     ) -> None:
         self._database, self._settings, self._metrics = database, settings, metrics
         self._properties = properties
+        # Whether a broker answers at all: asked when the client lost all connections.
+        self._is_doubtful = False
 
     def run(self, stop: threading.Event) -> None:
         """Reads until told to stop.
@@ -54,12 +57,18 @@ class Intake:
                 # The partitions of an instance that was killed wait for so long.
                 "session.timeout.ms": 10_000,
                 "partition.assignment.strategy": "cooperative-sticky",
+                # The client would log each lost connection, and go on as if nothing had come.
+                "log_level": 2,
+                "error_cb": self._note_error,
             },
         )
         try:
             consumer.subscribe([self._settings.topic])
             while not stop.is_set():
                 self._take_batch(consumer)
+                if self._is_doubtful:
+                    self._is_doubtful = False
+                    consumer.list_topics(self._settings.topic, _PROBE_SECONDS)
         except KafkaException as error:
             raise self._translate(error.args[0]) from error
         finally:
@@ -84,6 +93,9 @@ class Intake:
         consumer.commit(asynchronous=False)
         reach("p8.offsets.after")
 
+    def _note_error(self, error: KafkaError) -> None:
+        self._is_doubtful |= error.code() == KafkaError._ALL_BROKERS_DOWN
+
     def _translate(self, error: KafkaError) -> KafkaFailure:
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return KafkaFailure(
@@ -92,7 +104,9 @@ class Intake:
                 hint="create it, with as many partitions as instances will ever read it",
                 retryable=True,
             )
-        told = translate(error, f"topic {self._settings.topic}", "read it")
+        addresses = str(self._properties.get("bootstrap.servers", ""))
+        subject = f"topic {self._settings.topic}"
+        told = translate(error, subject, "read it", addresses=addresses)
         return KafkaFailure(told.message, subject=told.subject, hint=told.hint, retryable=True)
 
 

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
 from pydantic import SecretStr
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from backlog.config import LookBack, LookBackService
 from backlog.errors import BacklogError
@@ -216,6 +216,12 @@ class Teller:
         with self.database.read() as connection:
             row = connection.execute(select(MESSAGES).where(MESSAGES.c.id == made)).mappings().one()
             return dict(row)
+
+    def change(self, biz_id: str, **values: Any) -> None:
+        """As time would, or an operator."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.write() as connection:
+            connection.execute(update(MESSAGES).where(MESSAGES.c.id == made).values(values))
 
     def state(self, biz_id: str) -> str:
         return str(self.find(biz_id)["state"])
