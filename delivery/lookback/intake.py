@@ -18,7 +18,7 @@ from delivery.lookback.database import Database
 from delivery.lookback.metrics import Metrics
 
 _BATCH = 500
-_WAIT_SECONDS = 0.2
+_WAIT_SECONDS, _MORE_SECONDS = 0.2, 0.005
 _PROBE_SECONDS = 2.0
 
 
@@ -75,7 +75,9 @@ class Intake:
             consumer.close()
 
     def _take_batch(self, consumer: Consumer) -> None:
-        messages = consumer.consume(_BATCH, _WAIT_SECONDS)
+        # Waits for the first one only: `consume` alone would wait until its batch is full.
+        first = consumer.poll(_WAIT_SECONDS)
+        messages = [] if first is None else [first, *consumer.consume(_BATCH - 1, _MORE_SECONDS)]
         for message in messages:
             if (error := message.error()) is not None:
                 raise self._translate(error)

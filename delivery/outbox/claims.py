@@ -39,9 +39,10 @@ from delivery.outbox.tables import LONGEST_ERROR, NEVER, State, clock_ms, messag
 
 _c = messages.c
 _earlier = messages.alias("earlier")
+# Looked up once for a statement: then PostgreSQL reads of the index only what is due.
+_DUE = _c.due_at <= select(clock_ms()).scalar_subquery()
 # Rows that may be claimed whenever their turn comes: new ones, or of a lease that has ended.
-_FREE = or_(_c.state == State.PENDING, _c.due_at <= clock_ms())
-_DUE = _c.due_at <= clock_ms()
+_FREE = or_(_c.state == State.PENDING, _DUE)
 _IS_HEAD = ~(
     select(_earlier.c.id)
     .where(_earlier.c.lane == _c.lane, _earlier.c.id < _c.id)
@@ -72,7 +73,7 @@ class Claims:
 
     Args:
         lease: for so long nobody else takes what is claimed.
-        most: rows in one claim.
+        most: rows in one claim, or twice as many where a few keys share them.
         most_of_key: rows of one key in one claim.
         first_interval, longest_interval: between two attempts; each is twice the one before.
     """
@@ -181,7 +182,13 @@ class Claims:
             found = self._find_heads(connection, heads)
             keyless = [head.id for head in found if head.lane is None]
             lanes = [head.lane for head in found if head.lane is not None]
-            runs = self._list_runs(connection, lanes) if lanes else {}
+            # Many keys: one row of each, all at once. Few: some of each, one after the other.
+            depth = min(self._most_of_key, -(-self._most // len(found))) if found else 0
+            runs: dict[int | None, list[int]] = {
+                head.lane: [head.id] for head in found if head.lane is not None
+            }
+            if lanes and depth > 1:
+                runs = self._list_runs(connection, lanes, depth)
             ids = sorted([*keyless, *(id_ for run in runs.values() for id_ in run)])
             rows = [] if self._database.is_sqlite else self._take(connection, ids, token)
         if self._database.is_sqlite and ids:
@@ -224,9 +231,9 @@ class Claims:
         return connection.execute(locked).all()
 
     def _list_runs(
-        self, connection: Connection, lanes: Sequence[int]
+        self, connection: Connection, lanes: Sequence[int], depth: int
     ) -> dict[int | None, list[int]]:
-        """By key the rows from its head on that one sender may send in their order."""
+        """By key as many rows from its head on as one sender may send in their order."""
         place = func.row_number().over(partition_by=_c.lane, order_by=_c.id).label("place")
         numbered = (
             select(_c.id, _c.lane, place, _FREE.label("free"))
@@ -235,7 +242,7 @@ class Claims:
         )
         rows = connection.execute(
             select(numbered)
-            .where(numbered.c.place <= self._most_of_key)
+            .where(numbered.c.place <= depth)
             .order_by(numbered.c.lane, numbered.c.id)
         )
         found: dict[int | None, list[Any]] = defaultdict(list)
