@@ -1,4 +1,4 @@
-"""What an outbox sends and costs on PostgreSQL, beside a bare insert and a loop that polls by id."""
+"""What an outbox sends and costs on PostgreSQL, beside a bare insert and polling by id."""
 
 from __future__ import annotations
 

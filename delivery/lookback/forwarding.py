@@ -72,6 +72,7 @@ class Forwarder:
     Args:
         properties: the cluster's client properties.
         token: of this instance's leases.
+        wake: set when something may be due; without it that is seen a moment later.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Forwarder:
         properties: Mapping[str, Any],
         token: str,
         metrics: Metrics,
+        wake: threading.Event | None = None,
     ) -> None:
         self._database, self._settings = database, settings
         self._token, self._metrics = token, metrics
@@ -88,6 +90,7 @@ class Forwarder:
         self._producer: Producer = make_producer(
             properties, {**_SETTINGS, "partitioner": partitioner}
         )
+        self._wake = threading.Event() if wake is None else wake
         self._under_way = 0
         self._reports: list[Report] = []
 
@@ -100,7 +103,10 @@ class Forwarder:
         """
         while not stop.is_set():
             claimed = self.send_due()
-            self._producer.poll(0 if claimed else _IDLE_SECONDS)
+            if not self._under_way:
+                self._wake.wait(_IDLE_SECONDS)
+                self._wake.clear()  # before the next look, which sees what it was set for
+            self._producer.poll(_IDLE_SECONDS if self._under_way and not claimed else 0)
             self.mark_reported()
         self._producer.flush(_PARTING_SECONDS)
         self.mark_reported()

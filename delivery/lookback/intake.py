@@ -27,6 +27,7 @@ class Intake:
 
     Args:
         properties: the cluster's client properties.
+        wake: is set when messages may be due to be sent.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class Intake:
         settings: LookBack,
         properties: Mapping[str, Any],
         metrics: Metrics,
+        wake: threading.Event,
     ) -> None:
         self._database, self._settings, self._metrics = database, settings, metrics
+        self._wake = wake
         self._properties = properties
         # Whether a broker answers at all: asked when the client lost all connections.
         self._is_doubtful = False
@@ -85,6 +88,7 @@ class Intake:
             return
         records = [_read_record(message) for message in messages]
         applied = apply_records(self._database, self._settings, records)
+        self._wake.set()
         for event, count in applied.events.items():
             self._metrics.events.labels(event).inc(count)
         for kind, count in applied.incidents.items():
