@@ -113,15 +113,10 @@ bench-audit: $(SETUP) ## Measure audits by Spark and by batch headers, and what 
 	$(PYTHON) -m benchmarks.forensics $(ARGS)
 	$(PYTHON) -m benchmarks.sequenced $(ARGS)
 
-.PHONY: bench-once
-bench-once: $(SETUP) ## Measure what an idempotent consumer costs, in PostgreSQL and Redis
-	@scripts/need.sh postgres redis
-	$(PYTHON) -m benchmarks.once $(ARGS)
-
-.PHONY: bench-outbox
-bench-outbox: $(SETUP) ## Measure what an outbox sends and costs on PostgreSQL
-	@scripts/need.sh postgres
-	$(PYTHON) -m benchmarks.outbox $(ARGS)
+.PHONY: bench-delivery
+bench-delivery: $(SETUP) ## Measure outbox, look-back and idempotent consumer
+	@scripts/need.sh postgres mariadb redis
+	$(PYTHON) -m benchmarks.delivery $(ARGS)
 
 .PHONY: bench-watch
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups

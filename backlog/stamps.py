@@ -80,3 +80,17 @@ def find_header(headers: Headers | None, name: str) -> str | None:
 def find_value(headers: Headers | None, name: str) -> bytes | None:
     """The value of the last header of that name; None where there is none, or it is NULL."""
     return next((value for key, value in reversed(headers or ()) if key == name), None)
+
+
+def check_header_name(name: str) -> str:
+    """A header's name as it is, if the client writes it as it is.
+
+    librdkafka ends it at a NUL, and confluent-kafka 2.16.1 dies of half a character (a surrogate).
+
+    Raises:
+        ValueError: it does not.
+    """
+    if "\0" in name:
+        raise ValueError("a header's name has a NUL")
+    name.encode()
+    return name

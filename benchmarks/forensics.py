@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import resource
 import statistics
@@ -21,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin, make_producer
+from benchmarks.machine import describe_machine
 from benchmarks.relay import format_figure
 from benchmarks.relay_run import make_world
 from benchmarks.shop import send
@@ -141,16 +139,6 @@ def render(document: dict[str, Any]) -> Table:
         figures = [document["batches"][str(each)][name] for each in BATCHES]
         table.add_row(label, *(format_figure(one, digits) for one in figures))
     return table
-
-
-def describe_machine() -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "librdkafka": confluent_kafka.libversion()[0],
-        "load_before": round(os.getloadavg()[0], 2),
-    }
 
 
 def _cpu_of_reader() -> float:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 from rich.console import Console
 from rich.table import Table
 
 from backlog.jars import find_java
+from benchmarks import machine
 from benchmarks.relay_run import PARTITIONS, TARGETS, make_world, pipe, publish_orders, relay
 
 RESULTS = Path(__file__).parent / "results" / "relay.json"
@@ -115,11 +113,7 @@ def describe_machine() -> dict[str, Any]:
     ).stderr.splitlines()[0]
     kcat = subprocess.run(["kcat", "-V"], capture_output=True, text=True, check=True).stdout
     return {
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "confluent_kafka": confluent_kafka.version(),
-        "librdkafka": confluent_kafka.libversion()[0],
+        **machine.describe_machine(),
         "java": java,
         "kcat": next(line for line in kcat.splitlines() if line.startswith("Version")),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -18,10 +18,21 @@ from backlog.config.sections import Positive, check_database_url
 _TARGET = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 
 
+def _is_host(text: str) -> bool:
+    """A name or an address; no number such as `127.1` or `2130706433`, which is one in disguise."""
+    if re.fullmatch(r"[0-9.]+|.*:.*", text):
+        try:
+            ip_address(text)
+        except ValueError:
+            return False
+    return bool(text)
+
+
 def _check_url(value: str) -> str:
     try:
         parts = urlsplit(value)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_good = parts.scheme in ("http", "https") and _is_host(parts.hostname or "")
+        is_good &= parts.port != 0
     except ValueError:
         is_good = False
     if not is_good or not re.fullmatch(r"[!-~]+", value):
@@ -34,7 +45,9 @@ def _check_url(value: str) -> str:
 
 
 def _check_target(value: str) -> str:
-    if not _TARGET.fullmatch(value) or not 0 < int(value.rpartition(":")[2]) < 65536:
+    host, _, port = value.rpartition(":")
+    is_good = _TARGET.fullmatch(value) is not None and _is_host(host.strip("[]"))
+    if not is_good or not 0 < int(port) < 65536:
         raise ValueError("must be HOST:PORT")
     return value
 

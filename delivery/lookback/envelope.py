@@ -24,11 +24,16 @@ from pydantic import (
 
 from backlog.config.base import check_group, check_topic
 from backlog.errors import BacklogError
+from backlog.stamps import check_header_name
 from delivery.lookback.states import Event
 
 LONGEST_NAME = 255
 # No database takes a NUL or half a character.
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(check_group)]
+
+
+# The client cuts a header's name at a NUL, and dies of half a character.
+HeaderName = Annotated[str, AfterValidator(check_header_name)]
 
 
 def _decode(value: object) -> object:
@@ -74,7 +79,7 @@ class Prepared(Envelope):
     topic: Annotated[str, AfterValidator(check_topic)]
     key: Bytes | None = None
     value: Bytes | None = None
-    headers: tuple[tuple[str, Bytes | None], ...] = ()
+    headers: tuple[tuple[HeaderName, Bytes | None], ...] = ()
 
 
 def make_prepared(

@@ -61,6 +61,7 @@ class Forwarder:
     Args:
         properties: the cluster's client properties.
         token: of this instance's leases.
+        wake: set when something may be due; without it that is seen a moment later.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Forwarder:
         properties: Mapping[str, Any],
         token: str,
         metrics: Metrics,
+        wake: threading.Event | None = None,
     ) -> None:
         self._database, self._settings = database, settings
         self._token, self._metrics = token, metrics
@@ -78,9 +80,12 @@ class Forwarder:
             "delivery.timeout.ms": int(settings.lease.total_seconds() * 1_000 / 2),
             # A topic that is not there is told soon.
             "topic.metadata.propagation.max.ms": 5_000,
+            # It tells of each lost connection; the intake says once that no broker answers.
+            "log_level": 2,
             "partitioner": PARTITIONERS[settings.partitioner],
         }
         self._producer: Producer = make_producer(properties, own)
+        self._wake = threading.Event() if wake is None else wake
         self._under_way = 0
         self._reports: list[Report] = []
 
@@ -93,7 +98,10 @@ class Forwarder:
         """
         while not stop.is_set():
             claimed = self.send_due()
-            self._producer.poll(0 if claimed else _IDLE_SECONDS)
+            if not self._under_way:
+                self._wake.wait(_IDLE_SECONDS)
+                self._wake.clear()  # before the next look, which sees what it was set for
+            self._producer.poll(_IDLE_SECONDS if self._under_way and not claimed else 0)
             self.mark_reported()
         self._producer.flush(_PARTING_SECONDS)
         self.mark_reported()
@@ -168,9 +176,12 @@ class Forwarder:
         # Brokers that cannot be reached use up no tries.
         forwards = row["forwards"] + is_refused
         pauses = forwards if is_refused else 1
+        outcome = f"refused: {error.name()}"
+        if not is_refused:
+            outcome = f"no acknowledgement: {error.name()}; the brokers may have it"
         change: dict[str, Any] = {
             "forwards": forwards,
-            "last_outcome": shorten(f"not sent: {error.name()}"),
+            "last_outcome": shorten(outcome),
             "next_at": now + find_pause(self._settings, pauses),
         }
         if forwards >= self._settings.max_forwards:

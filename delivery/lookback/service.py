@@ -65,12 +65,13 @@ class Service:
         token = uuid.uuid4().hex
         common = (self._database, self._settings)
         keeper = Keeper(*common)
-        intake = Intake(*common, self._properties, self.metrics)
+        wake = threading.Event()
+        intake = Intake(*common, self._properties, self.metrics, wake)
         asker = Asker(*common, token, self.metrics)
 
         def forward(stop: threading.Event) -> None:
             # A token of its own each time: what an earlier one sent, it has given up.
-            made = Forwarder(*common, self._properties, uuid.uuid4().hex, self.metrics)
+            made = Forwarder(*common, self._properties, uuid.uuid4().hex, self.metrics, wake)
             made.run(stop)
 
         parts = {

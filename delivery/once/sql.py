@@ -33,7 +33,20 @@ from backlog.visible import escape_name
 from delivery.once.counting import Counts
 from delivery.once.errors import NoMessageId
 from delivery.once.identity import HEADERS, Identity, WithoutId, read_message_id
-from delivery.once.table import Insert, create_table, make_insert, make_table, purge_table
+from delivery.once.table import (
+    DEADLOCK,
+    DUPLICATE,
+    LOCK_TIMEOUT,
+    MYSQL,
+    NO_SAVEPOINT,
+    Insert,
+    check_same,
+    create_table,
+    is_error,
+    make_insert,
+    make_table,
+    purge_table,
+)
 from delivery.once.turn import Turn
 
 if TYPE_CHECKING:
@@ -147,11 +160,7 @@ class Marks:
             yield turn
             turn.check_asked()
             return
-        connection = (
-            session
-            if isinstance(session, Connection)
-            else session.connection(bind_arguments={"clause": self.table})
-        )
+        connection = self._find_connection(session)
         turn = Turn(message_id, is_first=self._mark(connection, message_id))
         if not turn._is_first:
             yield turn
@@ -162,16 +171,16 @@ class Marks:
         inner = session.begin_nested()
         try:
             with inner:
+                # A session makes its savepoint where it is asked for the connection, not before.
+                self._find_connection(session)
                 yield turn
                 turn.check_asked()
                 if session.get_nested_transaction() is not inner:
-                    raise UsageError(
-                        "its transaction was ended within the block, or a savepoint left open",
-                        subject=f"message {escape_name(message_id)}",
-                        hint="commit or roll back outside of `with handle_once(...)`; if it was "
-                        "committed, the mark stands with what was done until then",
-                    )
-        except BaseException:
+                    raise _make_ended(message_id)
+        except BaseException as error:
+            if is_error(error, NO_SAVEPOINT):
+                connection.invalidate()
+                raise _explain_lost(error, message_id) from None
             # Else a caller that goes on would commit the mark without the work.
             if outer is not None and outer is session.get_transaction() and outer.is_active:
                 connection.execute(
@@ -199,17 +208,15 @@ class Marks:
             raise
         await session.run_sync(lambda _: blocks[0].__exit__(None, None, None))
 
+    def _find_connection(self, session: Session | Connection) -> Connection:
+        if isinstance(session, Connection):
+            return session
+        return session.connection(bind_arguments={"clause": self.table})
+
     def _mark(self, connection: Connection, message_id: str) -> bool:
         """Whether it is new; waits for another transaction that has just marked the same."""
-        dialect = connection.dialect.name
-        if dialect not in self._inserts:
-            self._inserts[dialect] = make_insert(self.table, dialect)
-        written = connection.execute(
-            self._inserts[dialect],
-            {"message_id": message_id, "handled_at": datetime.now(UTC)},
-            execution_options={"preserve_rowcount": True},
-        ).rowcount
-        if written and _is_committed(connection):
+        is_new = self._insert(connection, message_id)
+        if is_new and _is_committed(connection):
             connection.execute(sa.delete(self.table).where(self.table.c.message_id == message_id))
             raise UsageError(
                 "each statement commits by itself (autocommit): a crash would leave the mark "
@@ -217,7 +224,47 @@ class Marks:
                 subject=f"table {escape_name(self.table.name)}",
                 hint="use a connection with transactions; the mark was removed",
             )
+        return is_new
+
+    def _insert(self, connection: Connection, message_id: str) -> bool:
+        dialect = connection.dialect.name
+        if dialect not in self._inserts:
+            self._inserts[dialect] = make_insert(self.table, dialect)
+        try:
+            written = connection.execute(
+                self._inserts[dialect],
+                {"message_id": message_id, "handled_at": datetime.now(UTC)},
+                execution_options={"preserve_rowcount": True},
+            ).rowcount
+        except sa.exc.DBAPIError as error:
+            if dialect not in MYSQL:
+                raise
+            if is_error(error, DUPLICATE):
+                check_same(self.table, connection, message_id)
+                return False
+            # After a deadlock MySQL goes on as if nothing had been, and a caller that does would
+            # commit without what came before. Elsewhere the database itself refuses.
+            connection.invalidate()
+            raise
         return written > 0
+
+
+def _explain_lost(error: BaseException, message_id: str) -> BaseException:
+    """MySQL has ended the whole transaction within the block: why."""
+    why = error.__context__
+    while why is not None and not is_error(why, DEADLOCK, LOCK_TIMEOUT):
+        why = why.__context__
+    return _make_ended(message_id) if why is None else why
+
+
+def _make_ended(message_id: str) -> UsageError:
+    return UsageError(
+        "its transaction was ended within the block, or a savepoint left open",
+        subject=f"message {escape_name(message_id)}",
+        hint="commit or roll back outside of `with handle_once(...)`, and in MySQL create or alter "
+        "no table in it, and pass a deadlock on; if it was committed, the mark stands with what "
+        "was done until then",
+    )
 
 
 def _is_committed(connection: Connection) -> bool:
@@ -225,9 +272,11 @@ def _is_committed(connection: Connection) -> bool:
     server."""
     driver: Any = connection.connection.driver_connection
     get_autocommit = getattr(driver, "get_autocommit", None)
+    is_in_transaction = getattr(driver, "is_in_transaction", None)
     return (
         connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
         or getattr(driver, "in_transaction", None) is False  # sqlite3, aiosqlite
         or getattr(driver, "autocommit", None) is True  # psycopg
-        or (callable(get_autocommit) and bool(get_autocommit()))  # pymysql
+        or (callable(is_in_transaction) and not is_in_transaction())  # asyncpg
+        or (callable(get_autocommit) and bool(get_autocommit()))  # pymysql, aiomysql
     )

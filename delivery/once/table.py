@@ -13,6 +13,8 @@ from backlog.visible import escape_name
 from delivery.once.identity import LONGEST
 
 Insert = sa.sql.expression.Insert
+MYSQL = ("mysql", "mariadb")
+DUPLICATE, NO_SAVEPOINT, DEADLOCK, LOCK_TIMEOUT = 1062, 1305, 1213, 1205
 
 
 def make_table(name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table:
@@ -27,11 +29,14 @@ def make_table(name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table
         sa.Column("message_id", text, primary_key=True),
         sa.Column("handled_at", sa.DateTime(timezone=True), nullable=False, index=True),
         schema=schema,
+        # Of engines without transactions a mark would stay where its work was rolled back.
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
     )
 
 
 def make_insert(table: sa.Table, dialect: str) -> Insert:
-    """Adds a row where there is none of its id; how many rows it wrote tells which.
+    """Adds a row where there is none of its id: writes no row then, or says `is_duplicate`.
 
     Raises:
         UsageError: no such statement is known of this database.
@@ -40,14 +45,39 @@ def make_insert(table: sa.Table, dialect: str) -> Insert:
         return postgresql.insert(table).on_conflict_do_nothing(index_elements=["message_id"])
     if dialect == "sqlite":
         return sqlite.insert(table).on_conflict_do_nothing(index_elements=["message_id"])
-    if dialect in ("mysql", "mariadb"):
-        # It would also cut what is too long; ids are checked before.
-        return sa.insert(table).prefix_with("IGNORE")
+    if dialect in MYSQL:
+        # IGNORE would also cut or change what does not fit, and two ids could become one.
+        return sa.insert(table)
     raise UsageError(
         f"marks cannot be kept in {escape_name(dialect)}",
         subject=f"table {escape_name(table.name)}",
         hint="PostgreSQL, MySQL, MariaDB and SQLite can",
     )
+
+
+def is_error(error: BaseException | None, *numbers: int) -> bool:
+    """Whether this is one of MySQL's errors."""
+    original = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    return original is not None and original.args[:1] in [(number,) for number in numbers]
+
+
+def check_same(table: sa.Table, connection: Connection, message_id: str) -> None:
+    """Where MySQL refused an id as there already: that it is this one, to the character.
+
+    Raises:
+        UsageError: the table or the connection makes one of two ids.
+    """
+    there = sa.select(table.c.message_id).where(table.c.message_id == message_id)
+    # As it is now, not as it was when the transaction began.
+    found = connection.execute(there.with_for_update(read=True)).scalars().all()
+    if found != [message_id]:
+        raise UsageError(
+            f"the database takes it for {escape_name(str(found[:1])[1:-1] or 'another')}, which "
+            "is another message; it was not marked",
+            subject=f"message {escape_name(message_id)} in table {escape_name(table.name)}",
+            hint="its column needs CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, and the connection "
+            "charset=utf8mb4",
+        )
 
 
 def create_table(table: sa.Table, bind: Engine | Connection) -> None:

@@ -43,9 +43,10 @@ from delivery.outbox.tables import LONGEST_ERROR, NEVER, State, clock_ms, messag
 
 _c = messages.c
 _earlier = messages.alias("earlier")
+# Looked up once for a statement: then PostgreSQL reads of the index only what is due.
+_DUE = _c.due_at <= select(clock_ms()).scalar_subquery()
 # Rows that may be claimed whenever their turn comes: new ones, or of a lease that has ended.
-_FREE = or_(_c.state == State.PENDING, _c.due_at <= clock_ms())
-_DUE = _c.due_at <= clock_ms()
+_FREE = or_(_c.state == State.PENDING, _DUE)
 _IS_HEAD = ~(
     select(_earlier.c.id)
     .where(_earlier.c.lane == _c.lane, _earlier.c.id < _c.id)
@@ -55,6 +56,7 @@ _IS_HEAD = ~(
 Change = Callable[[Connection, Sequence[int]], Update]
 # As many ids stand in one statement.
 _MOST_IDS = 500
+_LOOKS_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Claims:
 
     Args:
         lease: for so long nobody else takes what is claimed.
-        most: rows in one claim.
+        most: rows in one claim, or twice as many where a few keys share them.
         most_of_key: rows of one key in one claim.
         first_interval, longest_interval: between two attempts; each is twice the one before.
     """
@@ -202,12 +204,16 @@ class Claims:
         token = uuid.uuid4().hex
         reach("p8.2.claim.before")
         with self._database.begin() as connection:
-            if self._database.can_skip_locked(connection):
-                heads = heads.with_for_update(skip_locked=True)
-            found = connection.execute(heads.limit(self._most)).all()
+            found = self._find_heads(connection, heads)
             keyless = [head.id for head in found if head.lane is None]
             lanes = [head.lane for head in found if head.lane is not None]
-            runs = self._list_runs(connection, lanes) if lanes else {}
+            # Many keys: one row of each, all at once. Few: some of each, one after the other.
+            depth = min(self._most_of_key, -(-self._most // len(found))) if found else 0
+            runs: dict[int | None, list[int]] = {
+                head.lane: [head.id] for head in found if head.lane is not None
+            }
+            if lanes and depth > 1:
+                runs = self._list_runs(connection, lanes, depth)
             ids = sorted([*keyless, *(id_ for run in runs.values() for id_ in run)])
             rows = [] if self._database.is_sqlite else self._take(connection, ids, token)
         if self._database.is_sqlite and ids:
@@ -228,10 +234,31 @@ class Claims:
             self.release(lost)
         return [claimed[id_] for id_ in sorted(kept)]
 
+    def _find_heads(
+        self, connection: Connection, heads: Select[tuple[int, int | None]]
+    ) -> Sequence[Any]:
+        """Locked where the database can, but for what others have locked."""
+        if not self._database.can_skip_locked(connection):
+            return connection.execute(heads.limit(self._most)).all()
+        if connection.dialect.name == "postgresql":
+            locked = heads.limit(self._most).with_for_update(skip_locked=True)
+            return connection.execute(locked).all()
+        # InnoDB would lock all that it looks at to find them, and two claims each other's rows. So
+        # it looks first, further than it claims, as others may have what comes first.
+        seen = [row.id for row in connection.execute(heads.limit(_LOOKS_AHEAD * self._most))]
+        locked = (
+            select(_c.id, _c.lane)
+            .where(_c.id.in_(seen))
+            .order_by(_c.id)
+            .limit(self._most)
+            .with_for_update(skip_locked=True)
+        )
+        return connection.execute(locked).all()
+
     def _list_runs(
-        self, connection: Connection, lanes: Sequence[int]
+        self, connection: Connection, lanes: Sequence[int], depth: int
     ) -> dict[int | None, list[int]]:
-        """By key the rows from its head on that one sender may send in their order."""
+        """By key as many rows from its head on as one sender may send in their order."""
         place = func.row_number().over(partition_by=_c.lane, order_by=_c.id).label("place")
         numbered = (
             select(_c.id, _c.lane, place, _FREE.label("free"))
@@ -240,7 +267,7 @@ class Claims:
         )
         rows = connection.execute(
             select(numbered)
-            .where(numbered.c.place <= self._most_of_key)
+            .where(numbered.c.place <= depth)
             .order_by(numbered.c.lane, numbered.c.id)
         )
         found: dict[int | None, list[Any]] = defaultdict(list)

@@ -183,7 +183,11 @@ class Desk:
             Refused: a named row is sent, or being sent.
         """
         states = (State.PENDING, State.PARKED)
-        values = {"state": State.PARKED, "due_at": NEVER, "last_error": "parked by an operator"}
+        values = {
+            "state": State.PARKED,
+            "due_at": NEVER,
+            "last_error": func.coalesce(_c.last_error, "parked by an operator"),
+        }
         return self._change(_c.id.in_(ids), states, values, ids)
 
     def purge(self, older_than: timedelta, *, batch: int, most: int) -> int:

@@ -178,5 +178,7 @@ class Flights:
             self.is_broken |= inner.fatal() or inner.code() == KafkaError._FATAL
             is_away = is_unreachable(inner) or is_retriable(inner) or self.is_broken
             refused = not is_away and inner.code() not in _PURGED
+            if not refused:
+                reason += "; Kafka may have it"
         self.landed.failed.append(Failure(message, reason, refused))
         self._drop(run)

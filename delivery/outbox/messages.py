@@ -14,7 +14,7 @@ from typing import Any
 
 from backlog import stamps
 from backlog.errors import UsageError
-from backlog.stamps import EVENT_ID
+from backlog.stamps import EVENT_ID, check_header_name
 from delivery.outbox.tables import LONGEST_TOPIC, State
 
 HeadersIn = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
@@ -41,7 +41,13 @@ class Message:
 
     @property
     def stamped(self) -> Headers:
-        """Its headers, and the id by which a consumer drops a repeat."""
+        """Its headers, and the id by which a consumer drops a repeat.
+
+        Raises:
+            ValueError: a header's name is none that the client takes; somebody else wrote the row.
+        """
+        for name, _ in self.headers:
+            check_header_name(name)
         return [*self.headers, (EVENT_ID, self.message_id.encode())]
 
 
@@ -117,17 +123,26 @@ def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     found: list[list[str | None]] = []
     for name, value in pairs:
-        if not isinstance(name, str) or name == EVENT_ID:
+        if not isinstance(name, str) or name == EVENT_ID or not _is_header_name(name):
             raise UsageError(
                 f"a header may not be named {name!r}",
                 subject=f"Outbox.add to {topic}",
-                hint="give message_id=... to choose the message's id",
+                hint="take any text but a NUL or half a character; give message_id=... to choose "
+                "the message's id",
             )
         encoded = _encode(topic, f"header {name}", value)
         if name in stamps.ALL:
             continue
         found.append([name, None if encoded is None else base64.b64encode(encoded).decode()])
     return json.dumps(found) if found else None
+
+
+def _is_header_name(name: str) -> bool:
+    try:
+        check_header_name(name)
+    except ValueError:
+        return False
+    return True
 
 
 def read_headers(text: str | None) -> Headers:

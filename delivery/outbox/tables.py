@@ -21,10 +21,11 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT
+from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARCHAR
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import registry
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 # `due_at` of a parked row: nobody may claim it.
 NEVER = 2**62
@@ -47,13 +48,20 @@ _id = BigInteger().with_variant(Integer, "sqlite")
 _bytes = LargeBinary().with_variant(LONGBLOB, "mysql", "mariadb")
 _text = Text().with_variant(LONGTEXT, "mysql", "mariadb")
 
+
+# A type of ASCII that MariaDB compares exactly, as the others do.
+def _exact(length: int) -> TypeEngine[str]:
+    exact = VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")
+
+
 # Times are milliseconds since 1970: the same in three databases, whatever their time zone.
 messages = Table(
     "backlog_outbox",
     metadata,
     Column("id", _id, primary_key=True, autoincrement=True),
-    Column("message_id", String(32), nullable=False),
-    Column("topic", String(LONGEST_TOPIC), nullable=False),
+    Column("message_id", _exact(32), nullable=False),
+    Column("topic", _exact(LONGEST_TOPIC), nullable=False),
     Column("message_key", _bytes),
     Column("value", _bytes),
     # A JSON list of [name, value in base64, or null].

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -17,12 +18,14 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
+from typing import Any
 
 from backlog.errors import Refused
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
@@ -31,21 +34,43 @@ def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     return tuple(ip_network(text) for text in texts)
 
 
-async def resolve_host(host: str, port: int, networks: Sequence[Network]) -> list[str]:
-    """The addresses of a host, all of which may be asked.
+class Resolver:
+    """Finds the addresses of one host, all of which may be asked.
 
-    Raises:
-        OSError: there is no such name.
-        Refused: one of its addresses may not be asked.
+    A look-up cannot be given up. So it has threads of its own: with a name server that hangs, the
+    questions to this host wait, and nobody else's.
+
+    Args:
+        threads: as many questions are under way at once.
     """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    for text in addresses:
-        # An address with a zone, `fe80::1%eth0`, is link-local.
-        if "%" in text or not may_ask(ip_address(text), networks):
-            raise Refused(f"its name resolves to {text}, which is not public and not listed")
-    return addresses
+
+    def __init__(self, host: str, port: int, networks: Sequence[str], threads: int) -> None:
+        self._host, self._port = host, port
+        self._networks = read_networks(networks)
+        self._threads = ThreadPoolExecutor(threads, "lookback-names")
+
+    async def resolve(self) -> list[str]:
+        """Looks the name up.
+
+        Raises:
+            OSError: there is no such name.
+            Refused: one of its addresses may not be asked.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, self._look_up)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        for text in addresses:
+            # An address with a zone, `fe80::1%eth0`, is link-local.
+            if "%" in text or not may_ask(ip_address(text), self._networks):
+                raise Refused(f"its name resolves to {text}, which is not public and not listed")
+        return addresses
+
+    def close(self) -> None:
+        """Waits for no look-up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _look_up(self) -> list[tuple[Any, ...]]:
+        return [*socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
 
 
 def may_ask(address: Address, networks: Sequence[Network]) -> bool:
@@ -53,7 +78,14 @@ def may_ask(address: Address, networks: Sequence[Network]) -> bool:
     inner = _unwrap(address)
     if any(address in network or inner in network for network in networks):
         return True
-    return all(one.is_global and not one.is_multicast for one in (address, inner))
+    return all(map(_is_public, (address, inner)))
+
+
+def _is_public(address: Address) -> bool:
+    # Outside of it Python calls global what is reserved, or another way to write IPv4.
+    if isinstance(address, IPv6Address) and address not in _UNICAST and address not in _NAT64:
+        return False
+    return address.is_global and not address.is_multicast
 
 
 def _unwrap(address: Address) -> Address:

@@ -10,7 +10,7 @@ from grpc import aio
 
 from backlog.config import LookBackService
 from backlog.errors import Refused
-from delivery.lookback.asking.addresses import read_networks, resolve_host
+from delivery.lookback.asking.addresses import Resolver
 from delivery.lookback.asking.interface import MOST_BYTES, Answer, Question, read_status
 from delivery.lookback.asking.look_back_pb2 import CheckReply, CheckRequest, Status
 from delivery.lookback.states import Outcome
@@ -30,7 +30,7 @@ class GrpcChecker:
         assert service.grpc is not None
         self._authority = service.grpc
         self._host, self._port = service.address
-        self._networks = read_networks(service.networks)
+        self._resolver = Resolver(self._host, self._port, service.networks, service.at_once)
         self._seconds = service.timeout.total_seconds()
         self._tls = service.tls
         token = service.token
@@ -42,7 +42,7 @@ class GrpcChecker:
         """Asks once."""
         try:
             async with asyncio.timeout(self._seconds):
-                addresses = await resolve_host(self._host, self._port, self._networks)
+                addresses = await self._resolver.resolve()
                 return await self._ask_at(addresses, question)
         except TimeoutError:
             return Answer(Outcome.FAILED, f"no answer in {self._seconds:g} s")
@@ -55,7 +55,8 @@ class GrpcChecker:
             return Answer(Outcome.FAILED, type(error).__name__)
 
     async def close(self) -> None:
-        """Nothing is kept: a channel would outlive the look at its address."""
+        """No connection is kept: a channel would outlive the look at its address."""
+        self._resolver.close()
 
     async def _ask_at(self, addresses: list[str], question: Question) -> Answer:
         async with self._open_channel(addresses) as channel:

@@ -13,7 +13,7 @@ import httpx
 
 from backlog.config import LookBackService
 from backlog.errors import Refused
-from delivery.lookback.asking.addresses import read_networks, resolve_host
+from delivery.lookback.asking.addresses import Resolver
 from delivery.lookback.asking.interface import MOST_BYTES, Answer, Question, read_status
 from delivery.lookback.states import Outcome
 
@@ -25,8 +25,8 @@ class HttpChecker:
         assert service.http is not None
         parts = urlsplit(service.http)
         self._url = httpx.URL(service.http)
-        self._host, self._port = service.address
-        self._networks = read_networks(service.networks)
+        self._host, port = service.address
+        self._resolver = Resolver(self._host, port, service.networks, service.at_once)
         self._seconds = service.timeout.total_seconds()
         headers = {"Host": parts.netloc, "User-Agent": "backlogctl", "Accept-Encoding": "identity"}
         if service.token is not None:
@@ -45,7 +45,7 @@ class HttpChecker:
         try:
             # Over all: an answer that comes drop by drop stays within every single limit.
             async with asyncio.timeout(self._seconds):
-                addresses = await resolve_host(self._host, self._port, self._networks)
+                addresses = await self._resolver.resolve()
                 return await self._ask_first(addresses, question)
         except TimeoutError:
             return Answer(Outcome.FAILED, f"no whole answer in {self._seconds:g} s")
@@ -56,6 +56,7 @@ class HttpChecker:
 
     async def close(self) -> None:
         """Gives connections back."""
+        self._resolver.close()
         await self._client.aclose()
 
     async def _ask_first(self, addresses: list[str], question: Question) -> Answer:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from backlog.config import LookBack
 from delivery.lookback.database import Database
+from delivery.lookback.grpc_server import SERVICE, add_look_back
 from delivery.lookback.tables import create_tables
-from tests.delivery.lookback.world import Answerer, Teller, make_settings, serve_answers
+from tests.delivery.lookback.world import (
+    Answerer,
+    ServeGrpc,
+    Teller,
+    make_settings,
+    serve_answers,
+)
 
 
 @pytest.fixture(params=["postgres", "sqlite"])
@@ -57,3 +67,30 @@ def answerer() -> Iterator[Answerer]:
     """A service on this machine."""
     with serve_answers() as running:
         yield running
+
+
+@pytest.fixture
+def serve_grpc() -> Iterator[ServeGrpc]:
+    """gRPC servers of the test's own."""
+    servers: list[Any] = []
+    pool = ThreadPoolExecutor(4)
+
+    def serve(answer: Callable[[str, str], str], padding: int = 0) -> str:
+        server = grpc.server(pool)
+        add_look_back(server, answer)
+        if padding:
+            # What is registered first answers.
+            server = grpc.server(pool, handlers=[make_padded(padding)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    def make_padded(padding: int) -> Any:
+        handler = grpc.unary_unary_rpc_method_handler(lambda *_: b" " * padding)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Check": handler})
+
+    yield serve
+    for server in servers:
+        server.stop(None).wait(30)
+    pool.shutdown()

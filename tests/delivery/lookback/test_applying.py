@@ -106,6 +106,11 @@ def test_records_that_are_read_again_change_nothing(
         b'{"event":"committed","biz_type":"a"}',
         b'{"event":"committed","biz_type":"a","biz_id":"\\u0000"}',
         b'{"event":"prepared","biz_type":"a","biz_id":"b","service":"s","topic":"t/t"}',
+        b'{"event":"prepared","biz_type":"a","biz_id":"b","service":"s","topic":"t",'
+        b'"headers":[["a\\u0000b",null]]}',
+        b'{"event":"prepared","biz_type":"a","biz_id":"b","service":"s","topic":"t",'
+        b'"headers":[["\\ud800",null]]}',
+        b"[" * 100_000,
         b'{"event":"prepared","biz_type":"a","biz_id":"b","service":"s","topic":"t","value":"%"}',
     ],
 )

@@ -45,6 +45,7 @@ def _claim(database: Database, token: str = "me", service: str = "payments") -> 
 
 
 def test_fault_50_an_answer_that_comes_after_the_commit_changes_nothing(teller: Teller) -> None:
+    """RocketMQ #1517: what was committed was asked about all the same."""
     teller.prepare("1")
     (claim,) = _claim(teller.database)
     teller.commit("1")
@@ -83,6 +84,7 @@ def test_fault_50_two_instances_never_hold_the_same_message(teller: Teller) -> N
 def test_what_settles_nothing_is_no_roll_back_and_parks_in_the_end(
     teller: Teller, outcome: Outcome
 ) -> None:
+    """RocketMQ-dashboard #4435: what was given up could not be taken up again."""
     teller.prepare("1")
     for asked in (1, 2, 3):
         (claim,) = _claim(teller.database)
@@ -100,6 +102,7 @@ def test_what_settles_nothing_is_no_roll_back_and_parks_in_the_end(
 
 
 def test_neither_waiting_nor_a_crash_uses_up_checks(teller: Teller) -> None:
+    """RocketMQ #8311: what was still too young to be asked about was counted as asked."""
     teller.prepare("1")
     with teller.database.write() as connection:
         now = teller.database.now(connection)

@@ -75,6 +75,9 @@ def test_what_cannot_be_sent_says_what_to_do() -> None:
             sender.commit("payment", biz_id)
     with pytest.raises(UsageError):
         sender.prepare("payment", "1", topic="no/topic", value=b"v")
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(UsageError):
+            sender.prepare("payment", "1", topic="out", value=b"v", headers={name: b"v"})
 
 
 def test_an_envelope_may_have_fields_of_later() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -10,15 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import SecretStr
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from backlog.config import LookBack, LookBackService
 from backlog.errors import BacklogError
 from backlog.stamps import EVENT_ID, find_header
 from delivery.lookback.applying import Record, apply_records
+from delivery.lookback.asker import make_checker
+from delivery.lookback.asking.interface import Answer, Question
 from delivery.lookback.database import Database
 from delivery.lookback.envelope import Decided, make_prepared, write_envelope
 from delivery.lookback.service import Service
@@ -87,6 +90,8 @@ def serve_answers() -> Iterator[Answerer]:
                 answerer.released.wait(120)
             elif kind in ("huge", "drip"):
                 self._send_long(kind)
+            elif kind == "headers":
+                self._send_headers()
             elif kind == "raw":
                 self._send(200, answerer.raw)
             else:
@@ -105,6 +110,15 @@ def serve_answers() -> Iterator[Answerer]:
                     self.wfile.write(piece)
                     self.wfile.flush()
                     answerer.written += len(piece)
+            except OSError:
+                pass  # it was hung up on
+
+        def _send_headers(self) -> None:
+            self.send_response(200)
+            try:
+                for number in range(1 << 20):
+                    self.send_header(f"x-{number}", "x" * 1000)
+                    self.flush_headers()
             except OSError:
                 pass  # it was hung up on
 
@@ -128,6 +142,33 @@ def serve_answers() -> Iterator[Answerer]:
         answerer.released.set()
         server.shutdown()
         server.server_close()
+
+
+class ServeGrpc(Protocol):
+    """Starts a gRPC server that answers by a function; gives its address."""
+
+    def __call__(self, answer: Callable[[str, str], str], padding: int = 0) -> str: ...
+
+
+def make_grpc(address: str, **changes: Any) -> LookBackService:
+    """A service on this machine that is asked by gRPC."""
+    document = {"grpc": address, "tls": False, "networks": LOOPBACK, **changes}
+    return LookBackService.model_validate(document)
+
+
+def ask(service: LookBackService, *biz_ids: str) -> Answer:
+    """Asks about each, by one checker; gives the last answer."""
+
+    async def work() -> Answer:
+        checker = make_checker(service)
+        try:
+            for biz_id in biz_ids or ("1",):
+                answer = await checker.ask(Question("payment", biz_id))
+            return answer
+        finally:
+            await checker.close()
+
+    return asyncio.run(work())
 
 
 @dataclass
@@ -175,6 +216,12 @@ class Teller:
         with self.database.read() as connection:
             row = connection.execute(select(MESSAGES).where(MESSAGES.c.id == made)).mappings().one()
             return dict(row)
+
+    def change(self, biz_id: str, **values: Any) -> None:
+        """As time would, or an operator."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.write() as connection:
+            connection.execute(update(MESSAGES).where(MESSAGES.c.id == made).values(values))
 
     def state(self, biz_id: str) -> str:
         return str(self.find(biz_id)["state"])

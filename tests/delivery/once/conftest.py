@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from delivery.once.sql import Marks
+from tests.delivery.once.payments import Base
 from tests.redis_server import EmbeddedRedis
 
 
@@ -18,13 +20,13 @@ def redis_server() -> Iterator[EmbeddedRedis]:
         yield running
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'shop.db'}"
-    found: str = request.getfixturevalue("pg_url")
-    return found
+    name = {"postgres": "pg_url", "mariadb": "mariadb_url"}[request.param]
+    return str(request.getfixturevalue(name))
 
 
 @pytest.fixture
@@ -32,3 +34,11 @@ def engine(url: str) -> Iterator[sa.Engine]:
     made = sa.create_engine(url)
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def marks(engine: sa.Engine) -> Marks:
+    marks = Marks("payments_handled")
+    marks.create_tables(engine)
+    Base.metadata.create_all(engine)
+    return marks

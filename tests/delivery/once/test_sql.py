@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -14,60 +13,21 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import Message
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 from backlog.errors import UsageError
 from backlog.stamps import EVENT_ID, MESSAGE_ID
 from delivery.once.errors import NoMessageId
 from delivery.once.sql import Marks
+from tests.delivery.once.payments import (
+    Payment,
+    WorkFailed,
+    list_marks,
+    list_orders,
+    make_message,
+    pay,
+)
 from tests.kafka_tools import wait_until
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Payment(Base):
-    __tablename__ = "payments"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    order: Mapped[str] = mapped_column(sa.String(40))
-    amount: Mapped[int] = mapped_column(sa.CheckConstraint("amount > 0"))
-
-
-class WorkFailed(Exception):
-    pass
-
-
-@pytest.fixture
-def marks(engine: sa.Engine) -> Marks:
-    marks = Marks("payments_handled")
-    marks.create_tables(engine)
-    Base.metadata.create_all(engine)
-    return marks
-
-
-def make_message(*headers: tuple[str, bytes | None]) -> Message:
-    return Message(topic="orders", partition=2, offset=17, value=b"v", headers=list(headers))
-
-
-def pay(marks: Marks, session: Session, message: Any, amount: int = 1) -> bool:
-    with marks.handle_once(session, message) as turn:
-        if turn.is_first:
-            session.add(Payment(order=turn.message_id, amount=amount))
-            return True
-    return False
-
-
-def list_orders(engine: sa.Engine) -> list[str]:
-    with engine.connect() as connection:
-        return sorted(connection.execute(sa.select(Payment.order)).scalars())
-
-
-def list_marks(engine: sa.Engine, marks: Marks) -> list[str]:
-    with engine.connect() as connection:
-        return sorted(connection.execute(sa.select(marks.table.c.message_id)).scalars())
 
 
 def test_what_was_handled_is_not_handled_again(engine: sa.Engine, marks: Marks) -> None:
@@ -104,12 +64,49 @@ def test_fault_54_work_that_fails_takes_its_mark_along_and_nothing_else(
             session.add(Payment(order="half", amount=1))
             session.flush()
             raise WorkFailed
-        with pytest.raises(sa.exc.IntegrityError):
+        with pytest.raises(sa.exc.DBAPIError):
             pay(marks, session, "m-3", amount=0)  # refused when it is flushed
         assert pay(marks, session, "m-4")
     assert list_orders(engine) == list_marks(engine, marks) == ["m-1", "m-4"]
     with Session(engine) as session, session.begin():
         assert pay(marks, session, "m-2")
+
+
+def test_fault_54_work_on_the_sessions_connection_is_taken_back_too(
+    engine: sa.Engine, marks: Marks
+) -> None:
+    """A session makes a savepoint on a connection only once it is asked for that within it."""
+    with Session(engine) as session, session.begin():
+        connection = session.connection()
+        with pytest.raises(WorkFailed), marks.handle_once(session, "m-1") as turn:
+            assert turn.is_first
+            connection.execute(sa.insert(Payment).values(order="half", amount=1))
+            raise WorkFailed
+        assert pay(marks, session, "m-2")
+    assert list_orders(engine) == list_marks(engine, marks) == ["m-2"]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("Order-1", "order-1", "ORDER-1"),
+        ("strasse", "stra\xdfe", "STRASSE"),
+        ("e", "\xe9", "e\u0301", "\uff45"),
+        ("x" * 254 + "a", "x" * 254 + "b"),
+        ("\U0001f600" * 255, "\U0001f600" * 254, "\U0001f600" * 254 + "\U0001f601"),
+        ("a%", "a_", "a\\", "a'", 'a"'),
+    ],
+    ids=["case", "sharp s", "accents", "long", "four bytes", "signs"],
+)
+def test_ids_that_look_alike_are_two_marks(
+    engine: sa.Engine, marks: Marks, ids: tuple[str, ...]
+) -> None:
+    for is_first in (True, False):
+        with engine.begin() as connection:
+            for message_id in ids:
+                with marks.handle_once(connection, message_id) as turn:
+                    assert turn.is_first is is_first, message_id
+    assert list_marks(engine, marks) == sorted(ids)
 
 
 def test_a_savepoint_around_it_takes_both_back(engine: sa.Engine, marks: Marks) -> None:
@@ -165,32 +162,6 @@ def test_fault_55_many_workers_each_message_once(engine: sa.Engine, marks: Marks
         worker.join(120)
     wanted = sorted(f"m-{number}" for number in range(25))
     assert sorted(firsts) == list_orders(engine) == list_marks(engine, marks) == wanted
-
-
-def test_an_async_session_is_the_same(url: str, engine: sa.Engine, marks: Marks) -> None:
-    async def story() -> list[bool]:
-        asynchronous = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
-        told = []
-        for fails in (True, False, False):
-            async with AsyncSession(asynchronous) as session, session.begin():
-                try:
-                    async with marks.handle_once(session, "m-1") as turn:
-                        told.append(turn.is_first)
-                        if turn.is_first:
-                            session.add(Payment(order="m-1", amount=1))
-                            if fails:
-                                raise WorkFailed
-                except WorkFailed:
-                    pass
-        async with asynchronous.connect() as connection, connection.begin():
-            async with marks.handle_once(connection, "m-2") as turn:
-                told.append(bool(turn))
-        await asynchronous.dispose()
-        return told
-
-    assert asyncio.run(story()) == [True, True, False, True]
-    assert list_orders(engine) == ["m-1"]
-    assert list_marks(engine, marks) == ["m-1", "m-2"]
 
 
 def test_who_does_not_ask_is_told_and_nothing_is_marked(engine: sa.Engine, marks: Marks) -> None:

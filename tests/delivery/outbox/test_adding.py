@@ -133,6 +133,8 @@ def test_an_asynchronous_session(shop: Shop, topic: MakeTopic) -> None:
         ({"topic": "no topic"}, "no name of a topic"),
         ({"value": {"order": 1}}, "value is of type dict"),
         ({"headers": {"backlog-event-id": "1"}}, "may not be named"),
+        ({"headers": {"a\0b": "1"}}, "may not be named"),
+        ({"headers": {"\ud800": "1"}}, "may not be named"),
         ({"message_id": "7"}, "32 hexadecimal digits"),
     ],
 )

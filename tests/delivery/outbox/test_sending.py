@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import signal
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -279,6 +283,57 @@ def test_what_was_committed_just_before_the_end_is_sent(
         given = [outbox.add(at, topic=name, key=key, value="v") for key in ("a", "a", "b")]
     assert pg_shop.count("sent") == 3
     assert sorted(map(str, pg_shop.read_ids(name))) == sorted(given)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_fault_48_a_header_that_the_client_would_cut_or_die_of_is_parked(
+    pg_shop: Shop, topic: MakeTopic, name: str
+) -> None:
+    """Of a row that somebody else wrote."""
+    out = topic(1)
+    pg_shop.add(out, "bad")
+    with pg_shop.engine.begin() as connection:
+        changed = {"headers": json.dumps([[name, None]]), "max_attempts": 2}
+        connection.execute(update(messages).values(**changed))
+    (good,) = pg_shop.add(out, "good")
+    with pg_shop.sending():
+        wait_until(lambda: pg_shop.count("parked") == 1, what="it is parked")
+        pg_shop.await_sent(1)
+    assert pg_shop.read_ids(out) == [good]
+
+
+def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
+    pg_url: str, own_kafka: EmbeddedKafka
+) -> None:
+    """The broker took it and its answer was lost; the row says failed, then parked by a person."""
+    settings = replace(FAST, lease=timedelta(seconds=4), delivery_timeout=timedelta(seconds=1))
+    make_orders(own_kafka.bootstrap)
+    with Shop(pg_url, own_kafka.bootstrap) as shop:
+        desk = Desk(shop.database)
+        (first,) = shop.add("orders", "a")
+        with shop.sending(settings):
+            shop.await_sent(1)
+            os.kill(own_kafka.pid, signal.SIGSTOP)  # what is sent waits in its socket
+            (second,) = shop.add("orders", "a")
+
+            def has_failed() -> bool:
+                return any("Kafka may have it" in (error or "") for (error,) in errors(shop))
+
+            wait_until(has_failed, what="its time is up")
+        assert desk.park([2]) == 1
+        os.kill(own_kafka.pid, signal.SIGCONT)
+        wait_until(lambda: shop.read_ids("orders") == [first, second], what="it is there")
+        entry = desk.get_entry(2)
+        assert (entry.state, entry.attempts) == (State.PARKED, 0)
+        assert "Kafka may have it" in (entry.last_error or "")
+        assert desk.retry([2]) == 1
+        with shop.sending(settings):
+            shop.await_sent(2)
+        assert shop.read_ids("orders") == [first, second, second]
+
+
+def errors(shop: Shop) -> list[Any]:
+    return shop.list_rows("last_error")
 
 
 def test_a_row_whose_lease_ends_is_sent_by_another(pg_shop: Shop, topic: MakeTopic) -> None:

@@ -1,0 +1,110 @@
+"""What the look-back service forwards on PostgreSQL, and how long one message is on its way."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from sqlalchemy import delete
+
+from backlog.config import LookBack
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import make_admin, make_consumer, make_producer
+from delivery.lookback.database import Database
+from delivery.lookback.envelope import Decided, make_prepared, write_envelope
+from delivery.lookback.producer import LookBackProducer
+from delivery.lookback.service import Service
+from delivery.lookback.states import Event
+from delivery.lookback.tables import MESSAGES, create_tables
+from tests.delivery.lookback.world import make_settings, run_instance
+
+VALUE = b'{"status":"PAID","note":"' + b"x" * 300 + b'"}'
+PARTITIONS = 6
+_ONE_BY_ONE = 60
+
+
+def make_ways(url: str, bootstrap: str, count: int) -> dict[str, Callable[[], float]]:
+    """By name what is measured."""
+    database = Database(url)
+    create_tables(database)
+    latencies: list[float] = []
+
+    def measure_median() -> float:
+        latencies[:] = measure_latencies(database, bootstrap)
+        return statistics.median(latencies)
+
+    return {
+        "look_back_per_second": lambda: forward_all(database, bootstrap, count),
+        "look_back_ms": measure_median,
+        "look_back_ms_95": lambda: statistics.quantiles(latencies, n=20)[-1],
+    }
+
+
+@contextmanager
+def start_instance(
+    database: Database, bootstrap: str, own: str
+) -> Iterator[tuple[Service, LookBack]]:
+    settings = make_settings(
+        database.url.render_as_string(hide_password=False), topic=own, group=own
+    )
+    with run_instance(database, settings, bootstrap) as service:
+        yield service, settings
+
+
+def make_topics(database: Database, bootstrap: str) -> tuple[str, str]:
+    """Two that are new, and empty tables."""
+    admin = make_admin({"bootstrap.servers": bootstrap})
+    names = tuple(f"{name}-{uuid.uuid4().hex[:8]}" for name in ("look_back", "payments"))
+    for name in names:
+        create_topic(admin, name, partitions=PARTITIONS, replication=1, config={})
+    with database.write() as connection:
+        connection.execute(delete(MESSAGES))
+    return names[0], names[1]
+
+
+def forward_all(database: Database, bootstrap: str, count: int) -> float:
+    """Messages a second, from the start of one instance: each is two records in the topic."""
+    own, out = make_topics(database, bootstrap)
+    producer: Producer = make_producer({"bootstrap.servers": bootstrap})
+    for number in range(count):
+        biz_id = str(number)
+        made = make_prepared("payment", biz_id, "payments", out, biz_id.encode(), VALUE, ())
+        decided = Decided(event=Event.COMMITTED, biz_type="payment", biz_id=biz_id)
+        for envelope in (made, decided):
+            producer.produce(own, write_envelope(envelope), biz_id)
+            producer.poll(0)
+    producer.flush()
+    began = time.perf_counter()
+    with start_instance(database, bootstrap, own) as (service, _):
+        sent = service.metrics.forwards.labels("sent")._value
+        while sent.get() < count:
+            time.sleep(0.01)
+            if time.perf_counter() - began > 300:
+                sys.exit(f"{sent.get():,.0f} of {count:,} were forwarded in 300 s")
+        return count / (time.perf_counter() - began)
+
+
+def measure_latencies(database: Database, bootstrap: str) -> list[float]:
+    """Milliseconds from the call of `prepare` until a consumer has it, one after the other."""
+    own, out = make_topics(database, bootstrap)
+    settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}
+    sender = LookBackProducer(make_producer(settings), "payments", topic=own)
+    consumer: Consumer = make_consumer({"bootstrap.servers": bootstrap}, {"fetch.wait.max.ms": 10})
+    consumer.assign([TopicPartition(out, number, 0) for number in range(PARTITIONS)])
+    found: list[float] = []
+    with start_instance(database, bootstrap, own):
+        for number in range(_ONE_BY_ONE + 1):
+            began = time.perf_counter()
+            sender.prepare("payment", str(number), topic=out, key=str(number), value=VALUE)
+            sender.commit("payment", str(number))
+            while (message := consumer.poll(1.0)) is None or message.error() is not None:
+                if time.perf_counter() - began > 120:
+                    sys.exit("a message was not forwarded in 120 s")
+            found.append((time.perf_counter() - began) * 1_000)
+    consumer.close()
+    return found[1:]  # the first one waits until the instance has its partitions

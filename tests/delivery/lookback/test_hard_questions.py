@@ -1,0 +1,208 @@
+"""What tears the two halves of a transaction apart, on a real broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from backlog.clock import Deadline
+from backlog.kafka.clients import make_admin
+from backlog.kafka.configs import alter_topic_config
+from delivery.lookback import forwarding
+from delivery.lookback.asking.interface import Answer
+from delivery.lookback.checks import claim_questions, record_answer
+from delivery.lookback.database import Database
+from delivery.lookback.operating import count_messages, list_incidents, resume_messages
+from delivery.lookback.producer import LookBackProducer
+from delivery.lookback.states import Decision, Outcome, State, make_id
+from sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.delivery.logs import make_topic_on
+from tests.delivery.lookback.world import (
+    Answerer,
+    Teller,
+    make_service,
+    make_settings,
+    read_ids,
+    run_instance,
+)
+from tests.kafka_tools import wait_until
+
+
+def reveal(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+def test_commit_before_prepare_is_forwarded_when_the_prepare_comes(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: Database
+) -> None:
+    """The application's commit was faster, or its first prepare was lost and is sent again."""
+    own, out = topic(1), topic(2)
+    settings = make_settings(reveal(database), topic=own, group=group)
+    sender = LookBackProducer(
+        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
+    )
+    teller = Teller(database, settings)
+    sender.commit("payment", "1")
+    with run_instance(database, settings, kafka.bootstrap):
+        wait_until(lambda: count_messages(database)[1].messages == 1, what="the commit is kept")
+        assert read_ids(kafka.bootstrap, out) == {}
+        for _ in range(2):
+            sender.prepare("payment", "1", topic=out, key="1", value=b"{}")
+        wait_until(lambda: teller.state("1") == State.FORWARDED)
+    assert read_ids(kafka.bootstrap, out) == {"1": [make_id(own, "payment", "1")]}
+    assert list_incidents(database, 10) == []
+
+
+def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_for_it(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: Database, answerer: Answerer
+) -> None:
+    """Nobody answers: neither a commit nor a rollback. It is seen, and asked again when resumed."""
+    own, out = topic(1), topic(2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gone = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+    common: dict[str, Any] = {
+        "topic": own,
+        "group": group,
+        "first_check": timedelta(milliseconds=1),
+    }
+    settings = make_settings(
+        reveal(database), **common, max_checks=3, services={"payments": make_service(gone)}
+    )
+    sender = LookBackProducer(
+        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
+    )
+    sender.prepare("payment", "1", topic=out, key="1", value=b"{}")
+    teller = Teller(database, settings)
+    with run_instance(database, settings, kafka.bootstrap) as service:
+        wait_until(lambda: count_messages(database)[-1].messages == 1, what="it is parked")
+        failed = service.metrics.checks.labels("payments", "failed")._value.get()
+    row = teller.find("1")
+    assert (row["state"], row["decision"], row["checks"], failed) == (State.PARKED, None, 3, 3)
+    assert "asked 3 times" in row["parked_because"]
+    assert read_ids(kafka.bootstrap, out) == {}
+    # Years later.
+    answerer.statuses["1"] = "committed"
+    back = {"payments": make_service(f"{answerer.url}/ok")}
+    settings = make_settings(reveal(database), **common, services=back)
+    assert resume_messages(database, settings, None, 10) == [row["id"]]
+    with run_instance(database, settings, kafka.bootstrap):
+        wait_until(lambda: teller.state("1") == State.FORWARDED)
+    assert read_ids(kafka.bootstrap, out) == {"1": [row["id"]]}
+
+
+def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
+    own_kafka: EmbeddedKafka, pg_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker took it and its answer was lost; later attempts are refused: the row says parked."""
+    fast = {"delivery.timeout.ms": 1_000, "linger.ms": 0}
+    monkeypatch.setattr(forwarding, "_SETTINGS", fast)
+    own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
+    pauses = {"pause": timedelta(seconds=3), "longest_pause": timedelta(seconds=3)}
+    settings = make_settings(reveal(pg_database), topic=own, group="g", max_forwards=2, **pauses)
+    teller = Teller(pg_database, settings)
+    for number in ("0", "1"):
+        teller.prepare(number, topic=out, value=os.urandom(1_000))
+    teller.commit("0")
+    with run_instance(pg_database, settings, own_kafka.bootstrap):
+        wait_until(lambda: teller.state("0") == State.FORWARDED)
+        os.kill(own_kafka.pid, signal.SIGSTOP)  # what is sent waits in its socket
+        teller.commit("1")
+        wait_until(lambda: teller.find("1")["last_outcome"], what="its time is up")
+        row = teller.find("1")
+        assert (row["state"], row["forwards"]) == (State.FORWARDING, 0)
+        assert "the brokers may have it" in row["last_outcome"]
+        # Nothing is sent until the topic takes it no more.
+        tomorrow = row["next_at"] + timedelta(days=1)
+        teller.change("1", next_at=tomorrow)
+        os.kill(own_kafka.pid, signal.SIGCONT)
+        wait_until(lambda: "1" in read_ids(own_kafka.bootstrap, out, 1), what="it is there")
+        admin = make_admin({"bootstrap.servers": own_kafka.bootstrap})
+        alter_topic_config(admin, out, {"max.message.bytes": "100"}, deadline=Deadline(60))
+        teller.change("1", next_at=row["next_at"])
+        wait_until(lambda: teller.state("1") == State.PARKED)
+        alter_topic_config(admin, out, {"max.message.bytes": "100000"}, deadline=Deadline(60))
+        resume_messages(pg_database, settings, [row["id"]], 1)
+        wait_until(lambda: teller.state("1") == State.FORWARDED)
+    found = read_ids(own_kafka.bootstrap, out, 1)
+    assert set(found["1"]) == {row["id"]}
+    assert len(found["1"]) >= 2
+
+
+def test_fault_49_look_back_without_brokers_says_so_at_most_once(
+    own_kafka: EmbeddedKafka,
+    pg_database: Database,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
+    settings = make_settings(reveal(pg_database), topic=own, group="g")
+    teller = Teller(pg_database, settings)
+    said: list[Any] = []
+    for number in range(20):
+        teller.prepare(str(number), topic=out)
+    with (
+        caplog.at_level(logging.INFO),
+        run_instance(pg_database, settings, own_kafka.bootstrap, said) as service,
+    ):
+        teller.commit("0")
+        wait_until(lambda: teller.state("0") == State.FORWARDED)
+        own_kafka.kill()
+        for number in range(1, 20):
+            teller.commit(str(number))
+        wait_until(lambda: count_messages(pg_database)[2].messages == 19)
+        threading.Event().wait(8)  # as long as every reconnect and a first pause take
+        assert service.metrics.forwards.labels("refused")._value.get() == 0
+        own_kafka.restart()
+        wait_until(lambda: count_messages(pg_database)[2].messages == 0)
+    begun = [part for part, error in said if error is not None]
+    assert len(begun) == len(set(begun)), said
+    assert len(caplog.records) <= 4, caplog.text
+    assert len(capfd.readouterr().err.splitlines()) <= 4
+    assert {len(ids) for ids in read_ids(own_kafka.bootstrap, out, 1).values()} == {1}
+
+
+@pytest.mark.parametrize("answered", [Outcome.COMMITTED, Outcome.ROLLED_BACK])
+@pytest.mark.parametrize("commits", [True, False])
+def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_decision(
+    pg_database: Database, answered: Outcome, commits: bool
+) -> None:
+    """Whoever is first: its word stands; another word is an incident, and never a second end."""
+    settings = make_settings(reveal(pg_database), first_check=timedelta(microseconds=1))
+    teller = Teller(pg_database, settings)
+    service = make_service("http://127.0.0.1:1")
+    said = Decision.COMMITTED if commits else Decision.ROLLED_BACK
+    by: set[str] = set()
+    for number in range(25):
+        biz_id = str(number)
+        teller.prepare(biz_id)
+        (claim,) = claim_questions(pg_database, "payments", service, "me", 1)
+        gate = threading.Barrier(2)
+
+        def answer(claim: Any = claim, gate: threading.Barrier = gate) -> None:
+            gate.wait(60)
+            record_answer(pg_database, settings, claim, Answer(answered))
+
+        asker = threading.Thread(target=answer)
+        asker.start()
+        gate.wait(60)
+        (teller.commit if commits else teller.roll_back)(biz_id)
+        asker.join(60)
+        row = teller.find(biz_id)
+        first = row["decided_by"]
+        by.add(first)
+        wanted = said if first == "application" else answered.decision
+        assert row["decision"] == wanted
+        ended = State.FORWARDING if wanted is Decision.COMMITTED else State.ROLLED_BACK
+        assert row["state"] == ended
+        is_conflict = first == "look-back" and said is not answered.decision
+        assert len(list_incidents(pg_database, 10, row["id"])) == is_conflict
+    print(f"decided by {by}")
