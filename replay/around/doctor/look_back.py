@@ -89,13 +89,14 @@ def _read(config: Config) -> tuple[LookBackTables, Stuck | None]:
 
 def _look_up(name: str, service: LookBackService) -> AskedService:
     """Its name only: nobody is asked."""
-    from delivery.lookback.asking.addresses import read_networks, resolve_host
+    from delivery.lookback.asking.addresses import Resolver
 
     host, port = service.address
+    resolver = Resolver(host, port, service.networks, threads=1)
 
     async def resolve() -> None:
         async with asyncio.timeout(_RESOLVE_SECONDS):
-            await resolve_host(host, port, read_networks(service.networks))
+            await resolver.resolve()
 
     try:
         asyncio.run(resolve())
@@ -106,4 +107,6 @@ def _look_up(name: str, service: LookBackService) -> AskedService:
         problem = error.message
     except OSError:
         problem = "its name does not resolve here"
+    finally:
+        resolver.close()
     return AskedService(name, host, problem)

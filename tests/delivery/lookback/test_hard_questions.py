@@ -178,13 +178,12 @@ def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_deci
     """Whoever is first: its word stands; another word is an incident, and never a second end."""
     settings = make_settings(reveal(pg_database), first_check=timedelta(microseconds=1))
     teller = Teller(pg_database, settings)
-    service = make_service("http://127.0.0.1:1")
     said = Decision.COMMITTED if commits else Decision.ROLLED_BACK
     by: set[str] = set()
     for number in range(25):
         biz_id = str(number)
         teller.prepare(biz_id)
-        (claim,) = claim_questions(pg_database, "payments", service, "me", 1)
+        (claim,) = claim_questions(pg_database, "payments", "me", timedelta(seconds=60), 1)
         gate = threading.Barrier(2)
 
         def answer(claim: Any = claim, gate: threading.Barrier = gate) -> None:
