@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +20,7 @@ from replay.demo.delivery.audit import Facts, Row, Sent, audit_facts
 from replay.demo.delivery.result import Result
 from replay.demo.delivery.shop import Size, render_configuration
 from replay.demo.delivery.story import tell_story
+from tests.kafka_tools import wait_until
 from tests.leftovers import find_processes
 
 SMALL = Size(seconds=8.0, rate=60.0, apart=(1.5, 3.0))
@@ -53,6 +58,28 @@ def test_each_order_and_payment_is_handled_once_whatever_is_killed(
     assert "rolled back and never seen" in told.replace("\n", " ")
     assert not list(tmp_path.iterdir())
     assert not find_processes(str(tmp_path))
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_story_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    story = subprocess.Popen(
+        [sys.executable, "-m", "replay.cli", "demo", "delivery"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: any(file.stat().st_size for file in tmp_path.glob("*/orders.begun")))
+        assert len(find_processes(str(tmp_path))) >= 5
+        story.send_signal(number)
+        assert story.wait(120) != 0
+    finally:
+        story.kill()
+        story.wait()
+    wait_until(lambda: not find_processes(str(tmp_path)), 30, "its processes are gone")
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
 
 
 def test_the_audit_passes_where_repeats_were_dropped() -> None:
