@@ -16,7 +16,6 @@ from confluent_kafka import Producer
 from backlog.clock import Deadline
 from backlog.kafka.clients import make_admin
 from backlog.kafka.configs import alter_topic_config
-from delivery.lookback import forwarding
 from delivery.lookback.asking.interface import Answer
 from delivery.lookback.checks import claim_questions, record_answer
 from delivery.lookback.database import Database
@@ -100,13 +99,12 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
 
 
 def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
-    own_kafka: EmbeddedKafka, pg_database: Database, monkeypatch: pytest.MonkeyPatch
+    own_kafka: EmbeddedKafka, pg_database: Database
 ) -> None:
     """The broker took it and its answer was lost; later attempts are refused: the row says parked."""
-    fast = {"delivery.timeout.ms": 1_000, "linger.ms": 0}
-    monkeypatch.setattr(forwarding, "_SETTINGS", fast)
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
-    pauses = {"pause": timedelta(seconds=3), "longest_pause": timedelta(seconds=3)}
+    soon = timedelta(seconds=3)
+    pauses = {"pause": soon, "longest_pause": soon, "lease": soon}
     settings = make_settings(reveal(pg_database), topic=own, group="g", max_forwards=2, **pauses)
     teller = Teller(pg_database, settings)
     for number in ("0", "1"):

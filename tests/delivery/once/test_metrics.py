@@ -85,7 +85,9 @@ def test_what_the_work_raises_about_another_message_is_a_failure(
 
 def test_an_async_block_counts_once(url: str, engine: sa.Engine, marks: Marks) -> None:
     async def run() -> None:
-        made = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        made = create_async_engine(
+            url.replace("sqlite:", "sqlite+aiosqlite:").replace("pymysql", "aiomysql")
+        )
         async with made.begin() as connection:
             for _ in range(2):
                 async with marks.handle_once(connection, "m-1") as turn:

@@ -57,7 +57,7 @@ def test_the_only_one_need_not_be_named(tmp_path: Path, run: Run) -> None:
     assert code == 1
     assert "shop: 2 not sent" in said
     assert "next: backlogctl outbox list --outbox shop --state parked" in said
-    assert run("retry", "--all")[1].strip() == "1 are due again"
+    assert run("retry", "--all")[1].strip() == "1 due again"
     shop.close()
 
 
@@ -78,11 +78,11 @@ def test_of_several_one_is_named_or_all_are_shown(tmp_path: Path, run: Run) -> N
     assert code == 1  # the other could not be read, which is not nothing
     assert (first["name"], first["pending"]) == ("shop", 1)
     assert second["name"] == "bills"
-    assert "table is missing" in second["error"]["message"]
+    assert "there is no such file" in second["error"]["message"]
     code, said = run("status")
     assert code == 1
     assert "shop: 1 not sent" in said
-    assert "bills: unknown: its table is missing" in said
+    assert "bills: unknown: there is no such file" in said
     assert run("create", "--outbox", "bills")[0] == 0
     assert run("status")[0] == 0
 
