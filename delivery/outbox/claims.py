@@ -10,35 +10,36 @@ import os
 import socket
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
     Connection,
-    Integer,
     Select,
     Update,
     and_,
-    any_,
     bindparam,
-    case,
-    column,
     func,
-    literal,
     or_,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from backlog.crashpoints import reach
 from delivery.outbox.databases import Database
-from delivery.outbox.messages import Hint, Message, read_headers
+from delivery.outbox.messages import Hint, Message
+from delivery.outbox.statements import (
+    READ,
+    Acknowledged,
+    cut,
+    is_one_of,
+    make_failing,
+    make_sent,
+    read_row,
+)
 from delivery.outbox.tables import LONGEST_ERROR, NEVER, State, clock_ms, messages
 
 _c = messages.c
@@ -54,18 +55,7 @@ _IS_HEAD = ~(
     .exists()
 )
 Change = Callable[[Connection, Sequence[int]], Update]
-# As many ids stand in one statement.
-_MOST_IDS = 500
 _LOOKS_AHEAD = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A message that Kafka has, and where; None where Kafka did not say."""
-
-    message: Message
-    partition: int | None
-    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +147,7 @@ class Claims:
         places = {item.message.id: item for item in delivered}
 
         def mark(connection: Connection, ids: Sequence[int]) -> Update:
-            return _place(connection, [places[id_] for id_ in ids]).values(**values)
+            return make_sent(connection, [places[id_] for id_ in ids]).values(**values)
 
         marked = self._update(list(places), mark)
         reach("p8.4.mark.after")
@@ -183,7 +173,7 @@ class Claims:
         with self._database.begin() as connection:
             for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
                 if group:
-                    connection.execute(_failing(due), group)
+                    connection.execute(make_failing(due), group)
         reach("p8.4.failed.after")
         for failure in failures:
             self._tokens.pop(failure.message.id, None)
@@ -193,7 +183,7 @@ class Claims:
         values = {"state": str(State.PENDING), "due_at": clock_ms(), "token": None}
 
         def give_back(connection: Connection, ids: Sequence[int]) -> Update:
-            return update(messages).where(_is_one_of(connection, _c.id, ids)).values(**values)
+            return update(messages).where(is_one_of(connection, _c.id, ids)).values(**values)
 
         self._update([message.id for message in given_up], give_back)
 
@@ -262,7 +252,7 @@ class Claims:
         place = func.row_number().over(partition_by=_c.lane, order_by=_c.id).label("place")
         numbered = (
             select(_c.id, _c.lane, place, _FREE.label("free"))
-            .where(_is_one_of(connection, _c.lane, lanes))
+            .where(is_one_of(connection, _c.lane, lanes))
             .subquery("numbered")
         )
         rows = connection.execute(
@@ -286,18 +276,18 @@ class Claims:
             "token": token,
             "due_at": clock_ms() + self._lease_ms,
         }
-        for part in _cut(ids):
+        for part in cut(ids):
             connection.execute(
                 update(messages)
-                .where(_is_one_of(connection, _c.id, part), _FREE, _c.due_at < NEVER)
+                .where(is_one_of(connection, _c.id, part), _FREE, _c.due_at < NEVER)
                 .values(**values)
             )
         rows: list[Message] = []
-        for part in _cut(ids):
+        for part in cut(ids):
             found = connection.execute(
-                _READ.where(_is_one_of(connection, _c.id, part), _c.token == token)
+                READ.where(is_one_of(connection, _c.id, part), _c.token == token)
             )
-            rows += [_read(row) for row in found]
+            rows += [read_row(row) for row in found]
         return rows
 
     def _update(self, ids: Sequence[int], change: Change) -> int:
@@ -308,100 +298,12 @@ class Claims:
         changed = 0
         with self._database.begin() as connection:
             for token, held in by_token.items():
-                for part in _cut(held):
+                for part in cut(held):
                     done = connection.execute(change(connection, part).where(_c.token == token))
                     changed += done.rowcount
         for id_ in ids:
             self._tokens.pop(id_, None)
         return changed
-
-
-_READ = select(
-    _c.id,
-    _c.message_id,
-    _c.topic,
-    _c.lane,
-    _c.attempts,
-    _c.max_attempts,
-    _c.interval_ms,
-    _c.message_key,
-    _c.value,
-    _c.headers,
-)
-
-
-def _read(row: Any) -> Message:
-    return Message(
-        id=row.id,
-        message_id=row.message_id,
-        topic=row.topic,
-        lane=row.lane,
-        attempts=row.attempts,
-        max_attempts=row.max_attempts,
-        interval_ms=row.interval_ms,
-        key=row.message_key,
-        value=row.value,
-        headers=read_headers(row.headers),
-    )
-
-
-def _failing(due: ColumnElement[int] | int) -> Any:
-    return (
-        update(messages)
-        .where(_c.id == bindparam("row"), _c.token == bindparam("held"))
-        .values(
-            state=bindparam("new_state"),
-            due_at=due,
-            token=None,
-            interval_ms=bindparam("gap"),
-            attempts=_c.attempts + bindparam("more"),
-            last_error=bindparam("why"),
-        )
-    )
-
-
-def _place(connection: Connection, told: Sequence[Acknowledged]) -> Update:
-    """These rows, each with its place in Kafka."""
-    ids = [item.message.id for item in told]
-    if connection.dialect.name == "postgresql":
-        arrays = (
-            literal(ids, ARRAY(BigInteger)),
-            literal([item.partition for item in told], ARRAY(Integer)),
-            literal([item.offset for item in told], ARRAY(BigInteger)),
-        )
-        columns = (
-            column("id", BigInteger),
-            column("partition", Integer),
-            column("offset", BigInteger),
-        )
-        place = func.unnest(*arrays).table_valued(*columns, name="place").render_derived()
-        return (
-            update(messages)
-            .where(_c.id == place.c.id)
-            .values(sent_partition=place.c.partition, sent_offset=place.c.offset)
-        )
-    return (
-        update(messages)
-        .where(_c.id.in_(ids))
-        .values(
-            sent_partition=case({item.message.id: item.partition for item in told}, value=_c.id),
-            sent_offset=case({item.message.id: item.offset for item in told}, value=_c.id),
-        )
-    )
-
-
-def _is_one_of(
-    connection: Connection, column: ColumnElement[Any], values: Sequence[int]
-) -> ColumnElement[bool]:
-    """`column IN (...)`; in PostgreSQL as one array, since to write 500 parameters takes longer
-    than the database needs for them."""
-    if connection.dialect.name == "postgresql":
-        return column == any_(literal(list(values), ARRAY(BigInteger)))
-    return column.in_(values)
-
-
-def _cut(ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS))
 
 
 def _to_ms(length: timedelta) -> int:

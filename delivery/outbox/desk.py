@@ -48,7 +48,11 @@ class OutboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """One row, as it may be shown; times in UTC, sizes in bytes."""
+    """One row, as it may be shown; times in UTC, sizes in bytes.
+
+    Attributes:
+        partition, offset: where Kafka has it; None until it is sent, or where Kafka did not say.
+    """
 
     id: int
     message_id: str
@@ -58,6 +62,8 @@ class OutboxEntry:
     max_attempts: int
     created_at: datetime
     sent_at: datetime | None
+    partition: int | None
+    offset: int | None
     next_attempt_at: datetime | None
     lease_until: datetime | None
     owner: str | None
@@ -274,6 +280,8 @@ def _shown() -> Select[Any]:
         _c.max_attempts,
         _c.created_at,
         _c.sent_at,
+        _c.sent_partition,
+        _c.sent_offset,
         _c.due_at,
         _c.owner,
         _c.last_error,
@@ -295,6 +303,8 @@ def _read(row: Any) -> OutboxEntry:
         max_attempts=row.max_attempts,
         created_at=datetime.fromtimestamp(row.created_at / 1_000, UTC),
         sent_at=_read_time(row.sent_at),
+        partition=row.sent_partition,
+        offset=row.sent_offset,
         next_attempt_at=due if state is State.PENDING else None,
         lease_until=due if state is State.IN_PROGRESS else None,
         owner=row.owner,

@@ -17,8 +17,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backlog.crashpoints import reach
 from backlog.kafka.errors import is_retriable, is_unreachable, unwrap
-from delivery.outbox.claims import Acknowledged, Failure
+from delivery.outbox.claims import Failure
 from delivery.outbox.messages import Message
+from delivery.outbox.statements import Acknowledged
 from delivery.refusals import explain_kafka
 
 _PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)

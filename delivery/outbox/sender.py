@@ -26,11 +26,12 @@ from backlog.kafka.clients import (
 )
 from backlog.kafka.errors import refuse_login
 from backlog.visible import escape_text
-from delivery.outbox.claims import Acknowledged, Claims, Failure
+from delivery.outbox.claims import Claims, Failure
 from delivery.outbox.databases import Database
 from delivery.outbox.flights import Flights
 from delivery.outbox.hints import Hints
 from delivery.outbox.outages import Outage
+from delivery.outbox.statements import Acknowledged
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine

@@ -15,6 +15,7 @@ import pytest
 
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk
+from delivery.outbox.tables import State
 from replay.cli import main
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
@@ -118,6 +119,8 @@ def test_it_ends_when_all_is_sent_or_waits_for_a_parked_message(
 
     given = pg_shop.add(name, "a", "b", None)
     assert run() == (0, "3 delivered, 0 parked")
+    entries = Desk(pg_shop.database).list_entries([State.SENT], None, 10)
+    assert {(entry.partition, entry.offset) for entry in entries} == {(0, 0), (0, 1), (0, 2)}
     pg_shop.add(name, "a", "b")
     Desk(pg_shop.database).park([pg_shop.list_rows("id")[3][0]])
     pg_shop.add(name, "a")

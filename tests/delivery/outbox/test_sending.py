@@ -22,9 +22,9 @@ from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
 from delivery.outbox import Outbox, Settings, claims, outages
-from delivery.outbox.claims import Acknowledged
 from delivery.outbox.desk import Desk
 from delivery.outbox.flights import Flights
+from delivery.outbox.statements import Acknowledged
 from delivery.outbox.tables import State, messages
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
