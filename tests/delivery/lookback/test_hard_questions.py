@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,12 @@ from backlog.kafka.configs import alter_topic_config
 from delivery.lookback.asking.interface import Answer
 from delivery.lookback.checks import claim_questions, record_answer
 from delivery.lookback.database import Database
-from delivery.lookback.operating import count_messages, list_incidents, resume_messages
+from delivery.lookback.operating import (
+    count_messages,
+    list_incidents,
+    list_messages,
+    resume_messages,
+)
 from delivery.lookback.producer import LookBackProducer
 from delivery.lookback.states import Decision, Outcome, State, make_id
 from sandbox.embedded import EmbeddedKafka
@@ -203,3 +209,37 @@ def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_deci
         is_conflict = first == "look-back" and said is not answered.decision
         assert len(list_incidents(pg_database, 10, row["id"])) == is_conflict
     print(f"decided by {by}")
+
+
+def test_what_commits_is_forwarded_before_the_forwarder_looks_by_itself(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    group: str,
+    pg_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = forwarding._IDLE_SECONDS
+    monkeypatch.setattr(forwarding, "_IDLE_SECONDS", 3_600)
+    own, out = topic(1), topic(2)
+    settings = make_settings(reveal(pg_database), topic=own, group=group)
+    sender = LookBackProducer(
+        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
+    )
+    teller = Teller(pg_database, settings)
+
+    def is_forwarded(biz_id: str) -> bool:
+        rows = list_messages(pg_database, [State.FORWARDED], 10)
+        return biz_id in {row["biz_id"] for row in rows}
+
+    with run_instance(pg_database, settings, kafka.bootstrap):
+        try:
+            for biz_id in ("1", "2"):
+                sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+                sender.commit("payment", biz_id)
+                wait_until(partial(is_forwarded, biz_id), what=f"{biz_id} is forwarded")
+        finally:
+            # So that it ends soon.
+            monkeypatch.setattr(forwarding, "_IDLE_SECONDS", usual)
+            sender.commit("payment", "3")
+            wait_until(lambda: count_messages(pg_database)[1].messages == 1)
+    assert teller.state("2") == State.FORWARDED

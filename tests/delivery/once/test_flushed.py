@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from datetime import timedelta
 
 from confluent_kafka import Consumer, Producer
 
+from backlog.errors import BacklogError
 from backlog.stamps import EVENT_ID
 from delivery.once.redis import RedisMarks
 from sandbox.embedded import EmbeddedKafka
@@ -31,6 +33,7 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
     assert producer.flush(60) == 0
     before, after = Counter[str](), Counter[str]()
     done = Counter[str]()
+    failed: list[BacklogError] = []
     lock, halfway = threading.Lock(), threading.Event()
 
     with EmbeddedRedis() as server, server.connect() as client:
@@ -41,6 +44,8 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
             keep=timedelta(hours=1),
             when_away="closed",
         )
+
+        end = time.monotonic() + 100
 
         def work() -> None:
             consumer = Consumer(
@@ -53,7 +58,15 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
                 }
             )
             consumer.subscribe([name])
-            while done.total() < 3 * len(_IDS):
+            try:
+                read(consumer)
+            except BacklogError as error:
+                failed.append(error)
+            finally:
+                consumer.close()
+
+        def read(consumer: Consumer) -> None:
+            while done.total() < 3 * len(_IDS) and time.monotonic() < end:
                 message = consumer.poll(0.2)
                 if message is None or message.error() is not None:
                     continue
@@ -68,13 +81,14 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
                 consumer.commit(message=message, asynchronous=False)
                 with lock:
                     done[turn.message_id or ""] += 1
-            consumer.close()
 
         workers = [threading.Thread(target=work) for _ in range(2)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join(120)
+    assert failed == []
+    assert done == Counter(dict.fromkeys(_IDS, 3))
     assert set(before + after) == set(_IDS)
     assert set(before.values()) == set(after.values()) == {1}
     repeated = set(before) & set(after)

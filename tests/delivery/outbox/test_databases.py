@@ -94,3 +94,32 @@ def test_fault_46_busy_senders_and_writers_never_end_each_other(
         shop.await_sent(3 * 12 * 21)
     assert caplog.messages == []
     assert len(shop.read_ids(name, 3)) == 3 * 12 * 21
+
+
+def test_a_claim_holds_what_was_asked_for_and_leaves_the_rest_to_others(shop: Shop) -> None:
+    shop.add("t", *[f"k{number % 30}" for number in range(150)])
+    first = shop.make_claims(most=10, most_of_key=100).claim_due()
+    assert len({message.lane for message in first}) == len(first) == 10
+    # Few keys: some of each, about as many in all.
+    shop.add("few", *[f"k{number % 2}" for number in range(100)])
+    with shop.engine.begin() as connection:
+        connection.execute(messages.delete().where(messages.c.topic == "t"))
+    second = shop.make_claims(most=9, most_of_key=100).claim_due()
+    assert len(second) == 10
+    assert [message.id for message in second] == sorted(message.id for message in second)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_look_reads_of_the_index_only_what_is_due(shop: Shop) -> None:
+    """However much is parked or waits for its next attempt."""
+    found: list[str] = []
+
+    @event.listens_for(shop.database._engine, "before_cursor_execute")
+    def explain(connection: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        if "SKIP LOCKED" in statement:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute(f"EXPLAIN {statement}", given)
+            found.extend(line for (line,) in cursor.fetchall())
+
+    shop.make_claims().claim_due()
+    assert any("Index Cond: (due_at <= " in line for line in found), found
