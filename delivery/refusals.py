@@ -1,8 +1,10 @@
-"""What a refusal by Kafka says to people: the client's own words, and the way out."""
+"""What counts as a refusal by Kafka, and what it says: the client's own words, and the way out."""
 
 from __future__ import annotations
 
 from confluent_kafka import KafkaError
+
+from backlog.kafka.errors import is_retriable, is_unreachable
 
 _WAYS_OUT = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: "there is no such topic: create it",
@@ -13,6 +15,17 @@ _WAYS_OUT = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the sender's user IdempotentWrite on the "
     "cluster",
 }
+
+
+_PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether Kafka will not take a message, however often it is sent. Else Kafka was away, or the
+    client has ended: it may have the message."""
+    has_ended = error.fatal() or error.code() == KafkaError._FATAL
+    is_away = is_unreachable(error) or is_retriable(error) or error.code() in _PURGED
+    return not (has_ended or is_away)
 
 
 def explain_kafka(error: KafkaError) -> str:

@@ -50,18 +50,18 @@ _INTRO = """\
 _DELIVERY = """\
 ## Delivery
 
-What applications take in. `outbox run` serves with `--metrics-port`, `lookback run` on
+What applications take in. `outbox run` serves with `--listen`, `lookback run` on
 `look_back.listen`, `watch` for the outboxes and the look-back of its configuration.
 
 - `outbox` is the name that the configuration gives, else host and database, or the file's name.
 - Several processes serve the figures of one table, the same from each: take the `max`. Counters are
   of one process: take the `sum`, by rates.
-- A database that hangs holds up no scrape for more than a second: what it said last is shown for a
-  minute more, and is absent after that.
+- A database that hangs holds up no scrape for more than a second. Senders and instances show what
+  it said last for a minute more; to `watch` it is unknown after 30 s.
 """
 _SERVED: tuple[tuple[str, tuple[Metric, ...]], ...] = (
-    ("`watch`, `outbox run`", outbox.OF_TABLE),
-    ("`outbox run`", outbox.OF_SENDER),
+    ("`watch`, `outbox run`, [the application](outbox.md#metrics)", outbox.OF_TABLE),
+    ("`outbox run`, [the application](outbox.md#metrics)", outbox.OF_SENDER),
     ("`watch`, `lookback run`", look_back.OF_TABLES),
     ("`lookback run`", look_back.OF_INSTANCE),
     ("[the application](idempotent-consumer.md#metrics)", once.CATALOGUE),

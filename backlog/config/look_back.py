@@ -173,7 +173,7 @@ class LookBack(Section):
     )
     listen: Text = Field(
         default="127.0.0.1:9322",
-        description="Address and port of /metrics and /healthz; port 0 takes a free one.",
+        description="Address and port of /metrics; port 0 takes a free one.",
     )
     services: dict[Label, LookBackService] = Field(
         default_factory=dict, description="Who may be asked, by the name that messages give."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from backlog.config.base import Duration, Label, Section, Text
 
@@ -36,3 +36,10 @@ class Outbox(Section):
         default=timedelta(seconds=60),
         description="How long the messages of a sender that died wait for another one.",
     )
+
+    @field_validator("lease")
+    @classmethod
+    def _check_lease(cls, value: timedelta) -> timedelta:
+        if value < timedelta(seconds=2):
+            raise ValueError("must be 2 s or more")
+        return value

@@ -26,25 +26,13 @@ from delivery.lookback.claims import Claim, claim_due, find_held, give_back, giv
 from delivery.lookback.database import Database
 from delivery.lookback.metrics import Metrics
 from delivery.lookback.states import State
+from delivery.refusals import explain_kafka, is_refusal
 
 LOG = logging.getLogger("backlog.delivery.lookback")
 
 _AT_ONCE = 500  # messages under way
 _IDLE_SECONDS = 0.2
 _PARTING_SECONDS = 10.0
-# What stays so until somebody changes the message, the topic or the rights.
-_REFUSALS = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +160,11 @@ class Forwarder:
         row = find_held(connection, claim, State.FORWARDING)
         if row is None:
             return
-        is_refused = error.code() in _REFUSALS
+        is_refused = is_refusal(error)
         # Brokers that cannot be reached use up no tries.
         forwards = row["forwards"] + is_refused
         pauses = forwards if is_refused else 1
-        outcome = f"refused: {error.name()}"
+        outcome = f"refused: {explain_kafka(error)}"
         if not is_refused:
             outcome = f"no acknowledgement: {error.name()}; the brokers may have it"
         change: dict[str, Any] = {

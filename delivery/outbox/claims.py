@@ -77,7 +77,7 @@ class Claims:
 
     Args:
         lease: for so long nobody else takes what is claimed.
-        most: rows in one claim, or twice as many where a few keys share them.
+        most: keys in one claim, and messages without a key; fewer than twice as many rows.
         most_of_key: rows of one key in one claim.
         first_interval, longest_interval: between two attempts; each is twice the one before.
     """

@@ -16,13 +16,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from backlog.crashpoints import reach
-from backlog.kafka.errors import is_retriable, is_unreachable, unwrap
+from backlog.kafka.errors import unwrap
 from delivery.outbox.claims import Failure
 from delivery.outbox.messages import Message
 from delivery.outbox.statements import Acknowledged
-from delivery.refusals import explain_kafka
-
-_PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+from delivery.refusals import explain_kafka, is_refusal
 
 
 @dataclass(slots=True)
@@ -177,8 +175,7 @@ class Flights:
         else:
             reason = explain_kafka(inner)
             self.is_broken |= inner.fatal() or inner.code() == KafkaError._FATAL
-            is_away = is_unreachable(inner) or is_retriable(inner) or self.is_broken
-            refused = not is_away and inner.code() not in _PURGED
+            refused = is_refusal(inner) and not self.is_broken
             if not refused:
                 reason += "; Kafka may have it"
         self.landed.failed.append(Failure(message, reason, refused))

@@ -60,7 +60,7 @@ class Settings:
         scan_every: between two looks for what is due.
         lease: for so long nobody else sends what was claimed; a crashed sender's rows wait it out.
         delivery_timeout: for so long Kafka has to take a message; shorter than the lease.
-        most: rows in one claim.
+        most: keys in one claim, and messages without a key; fewer than twice as many rows.
         most_of_key: rows of one key in one claim.
         most_in_flight: rows that are claimed and not told.
         first_interval: before the second attempt; each later one is twice as long.
@@ -77,6 +77,13 @@ class Settings:
     longest_interval: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
+        # 0 is librdkafka's word for "no limit".
+        if self.delivery_timeout < timedelta(milliseconds=1):
+            raise UsageError(
+                f"a delivery timeout of {self.delivery_timeout.total_seconds():g} s is too short",
+                subject="outbox",
+                hint="give it, and the lease, some seconds",
+            )
         if self.lease < 2 * self.delivery_timeout:
             raise UsageError(
                 f"a lease of {self.lease.total_seconds():g} s is too short for a delivery timeout "

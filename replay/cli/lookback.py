@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 lookback = typer.Typer(help="Forward prepared messages once their transactions have committed.")
 
-MessageId = Annotated[str, typer.Argument(help="The message's id: its `backlog-message-id`.")]
+MessageId = Annotated[str, typer.Argument(help="The message's id: its `backlog-event-id`.")]
 _ALL_AT_ONCE = 500
 
 

@@ -52,14 +52,14 @@ def list_entries(
         list[str] | None, typer.Option(help="pending, in_progress, sent, parked; else all unsent.")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only to this topic.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, max=10_000, help="How many.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="How many.")] = 50,
 ) -> None:
     """List messages, oldest first: sizes and ids, no payload."""
     from delivery.outbox.tables import State
     from replay.cli.shared import print_text, read_states
 
     states = read_states(State, state) or ()
-    found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, count)
+    found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, limit)
 
     def show(console: Console) -> None:
         if found:

@@ -11,7 +11,7 @@ from replay.cli.outbox.choosing import OutboxOption, UrlOption, choose_outbox, r
 from replay.cli.shared import Session, verb
 
 RowIds = Annotated[list[int], typer.Argument(help="Rows, by the id that `outbox list` shows.")]
-DEFAULT_KEEP = "7d"
+DEFAULT_KEEP = "30d"
 
 
 @verb

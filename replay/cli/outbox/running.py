@@ -52,15 +52,21 @@ def run_sender(
     ] = None,
     partitioner: Annotated[
         str | None,
-        typer.Option(help="How keys choose a partition, murmur2 or crc32; else murmur2."),
+        typer.Option(
+            help="How keys choose a partition, murmur2 or crc32; else as the configuration "
+            "says, else murmur2."
+        ),
     ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Serve /metrics there.", min=0, max=65535)
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Serve /metrics there; port 0 takes a free one.", metavar="HOST:PORT"),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     lease: Annotated[
         str | None,
-        typer.Option(help="How long a crashed sender's messages wait for another one; else 60s."),
+        typer.Option(
+            help="How long a crashed sender's messages wait for another one; else as the "
+            "configuration says, else 60s."
+        ),
     ] = None,
     keep: Annotated[
         str | None, typer.Option(help="Delete what was sent so long ago, in batches; else keep it.")
@@ -78,8 +84,7 @@ def run_sender(
     chosen = choose_outbox(session, outbox, url)
     terms = _choose_terms(chosen, partitioner, lease, keep)
     kafka = _choose_cluster(session, chosen, bootstrap, client_config, cluster)
-    listen = None if metrics_port is None else f"{metrics_host}:{metrics_port}"
-    subject = "--metrics-port"
+    subject = "--listen"
     if listen is None and chosen.settings is not None:
         listen, subject = chosen.settings.listen, f"outboxes.{chosen.name}.listen"
     desk = chosen.open_desk()

@@ -81,7 +81,7 @@ def tell_story(console: Console, size: Size | None = None) -> Result:
     ):
         result = _Story(console, Path(name), kafka, size).tell()
     told = (
-        "Now yours: docs/outbox.md takes an outbox in with ten lines, "
+        "Now yours: docs/outbox.md takes an outbox in with five lines, "
         "[bold green]backlogctl outbox create[/] makes its table;\n"
         "docs/idempotent-consumer.md does the other half."
     )

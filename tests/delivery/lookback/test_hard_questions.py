@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from backlog.clock import Deadline
 from backlog.kafka.clients import make_admin
 from backlog.kafka.configs import alter_topic_config
+from delivery.lookback import forwarding
 from delivery.lookback.asking.interface import Answer
 from delivery.lookback.checks import claim_questions, record_answer
 from delivery.lookback.database import Database

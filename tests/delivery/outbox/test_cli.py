@@ -72,7 +72,7 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
     running = subprocess.Popen(
         [
             *(sys.executable, "-m", "replay.cli", "outbox", "run", "--json"),
-            *("--bootstrap", pg_shop.bootstrap, "--metrics-port", "0"),
+            *("--bootstrap", pg_shop.bootstrap, "--listen", "127.0.0.1:0"),
         ],
         env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
         stdout=subprocess.PIPE,
