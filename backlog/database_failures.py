@@ -7,15 +7,25 @@ from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,  # noqa: A004 - of the pool
+)
 
 from backlog.errors import BacklogError
 from backlog.postgres_refusals import explain_refusal
 
+# PostgreSQL's SQLSTATEs (its manual, appendix A): read-only as after a failover, not in the state
+# for it, a session that was ended, a full disk, no memory, a time limit, I/O.
+_PASSING = ("25006", "25P03", "25P04", "53100", "53200", "55000", "57014", "58030")
 # MariaDB's and MySQL's numbers (their manuals, "Error reference").
 _MISSING, _LOCKED, _LOGINS = (1146, 1054), (1205, 1213), (1044, 1045, 1049)
 _DENIED = (1142, 1143)  # of a table, a column
-_AWAY = (1040, 1053, 2002, 2003, 2005, 2006, 2013, 2055)
+_AWAY = (0, 1040, 1047, 1053, 1203, 1226, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2055, 4031)
+_PASSING_NUMBERS = (1021, 1114, 1290, 1836, 3024)  # a full disk or table, read-only, a time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,7 @@ class Trouble(Enum):
     NO_DATABASE = auto()  # a file that is none
     NO_RIGHTS = auto()  # of a file
     AWAY = auto()
+    PASSING = auto()  # it answers, and cannot: read-only, a full disk, a time limit
     LOGIN = auto()
     DENIED = auto()  # of a user
     OTHER = auto()
@@ -68,7 +79,7 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
     if state == "23505" or name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
         return Trouble.UNIQUE
     is_busy = name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    if is_busy or state[:2] in ("40", "55") or number in _LOCKED:
+    if is_busy or state[:2] == "40" or state == "55P03" or number in _LOCKED:
         return Trouble.LOCKED
     is_missing = "no such table" in reason or "no such column" in reason
     if is_missing or state in ("42P01", "42703") or number in _MISSING:
@@ -81,9 +92,13 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
         return Trouble.LOGIN
     if state == "42501" or number in _DENIED:
         return Trouble.DENIED
-    # Lost connections, no room for another one, a server that starts or stops.
-    is_postgres = url.get_backend_name() == "postgresql"
-    if (is_postgres and (not state or state[:2] in ("08", "53", "57"))) or number in _AWAY:
+    is_full = name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
+    if is_full or state in _PASSING or number in _PASSING_NUMBERS:
+        return Trouble.PASSING
+    # Lost connections, which have no state; no room for another one; a server that starts or stops.
+    is_lost = isinstance(error, OperationalError | InterfaceError) and not state
+    is_lost &= url.get_backend_name() == "postgresql"
+    if is_lost or state[:2] in ("08", "53", "57") or number in _AWAY:
         return Trouble.AWAY
     return Trouble.OTHER
 
@@ -91,7 +106,9 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
 def explain_failure(error: SQLAlchemyError, place: Place, make: type[BacklogError]) -> BacklogError:
     """The error as it is told, with what to do next."""
     if not isinstance(error, DBAPIError):
-        return make(clean_reason(error, place.url), subject=place.label)
+        # Of the pool: all connections are in use, by statements that hang.
+        is_passing = isinstance(error, TimeoutError)
+        return make(clean_reason(error, place.url), subject=place.label, retryable=is_passing)
     reason = clean_reason(error.orig or error, place.url)
     has_state = bool(getattr(error.orig, "sqlstate", None))
     refusal = None if has_state else explain_refusal(str(error.orig), place.url, place.key)
@@ -103,7 +120,7 @@ def explain_failure(error: SQLAlchemyError, place: Place, make: type[BacklogErro
             hint=refusal.hint,
             retryable=not refusal.is_wrong_url,
         )
-    is_passing = trouble in (Trouble.LOCKED, Trouble.AWAY)
+    is_passing = trouble in (Trouble.LOCKED, Trouble.AWAY, Trouble.PASSING)
     message, hint = _word(trouble, reason, place)
     return make(message, subject=place.label, hint=hint, retryable=is_passing)
 
@@ -125,6 +142,11 @@ def _word(trouble: Trouble, reason: str, place: Place) -> tuple[str, str]:
             return (
                 f"the database cannot be reached: {reason}",
                 f"check that it runs, and host and port in `{place.key}`",
+            )
+        case Trouble.PASSING:
+            return (
+                f"the database does not do it now: {reason}",
+                "try again; look at the server's log and its disk",
             )
         case Trouble.LOGIN:
             return (

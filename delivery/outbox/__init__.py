@@ -2,7 +2,8 @@
 
 from delivery.outbox.databases import OutboxDatabaseError
 from delivery.outbox.outbox import Outbox
-from delivery.outbox.sender import OutboxSender, Settings
+from delivery.outbox.sender import OutboxSender
+from delivery.outbox.settings import Settings
 from delivery.outbox.tables import create_tables, drop_tables, metadata
 
 __all__ = [

@@ -97,8 +97,6 @@ class Claims:
         self._most, self._most_of_key = most, most_of_key
         self._first_ms, self._longest_ms = _to_ms(first_interval), _to_ms(longest_interval)
         self._owner = f"{socket.gethostname()[:100]}:{os.getpid()}"
-        # What a claim holds is told from what it held before by its token, and only by it.
-        self._tokens: dict[int, str] = {}
 
     def claim_due(self) -> list[Message]:
         """Claims heads that are due, oldest first, and rows behind them. In the order of ids.
@@ -149,7 +147,7 @@ class Claims:
         def mark(connection: Connection, ids: Sequence[int]) -> Update:
             return make_sent(connection, [places[id_] for id_ in ids]).values(**values)
 
-        marked = self._update(list(places), mark)
+        marked = self._update([item.message for item in delivered], mark)
         reach("p8.4.mark.after")
         return marked
 
@@ -158,7 +156,7 @@ class Claims:
         rows = [
             {
                 "row": failure.message.id,
-                "held": self._tokens.get(failure.message.id, ""),
+                "held": failure.message.token,
                 "next": NEVER if failure.is_last else self._next_interval(failure.message),
                 "new_state": str(State.PARKED if failure.is_last else State.PENDING),
                 "gap": self._next_interval(failure.message),
@@ -175,8 +173,6 @@ class Claims:
                 if group:
                     connection.execute(make_failing(due), group)
         reach("p8.4.failed.after")
-        for failure in failures:
-            self._tokens.pop(failure.message.id, None)
 
     def release(self, given_up: Collection[Message]) -> None:
         """Gives rows back that were not tried: their key's head failed, or time is up."""
@@ -185,7 +181,7 @@ class Claims:
         def give_back(connection: Connection, ids: Sequence[int]) -> Update:
             return update(messages).where(is_one_of(connection, _c.id, ids)).values(**values)
 
-        self._update([message.id for message in given_up], give_back)
+        self._update(given_up, give_back)
 
     def _next_interval(self, message: Message) -> int:
         return min(self._longest_ms, message.interval_ms * 2 or self._first_ms)
@@ -218,7 +214,6 @@ class Claims:
         kept = [id_ for id_ in keyless if id_ in claimed]
         for run in runs.values():
             kept += takewhile(claimed.__contains__, run)
-        self._tokens.update(dict.fromkeys(claimed, token))
         held = set(kept)
         if lost := [row for id_, row in claimed.items() if id_ not in held]:
             self.release(lost)
@@ -263,10 +258,20 @@ class Claims:
         found: dict[int | None, list[Any]] = defaultdict(list)
         for row in rows:
             found[row.lane].append(row)
-        return {
+        runs = {
             lane: [row.id for row in takewhile(lambda row: row.free, run)]
             for lane, run in found.items()
         }
+        if not self._database.can_skip_locked(connection):
+            return runs
+        # Who holds a row of the middle open ends its key's run, and holds up nobody else.
+        ids = sorted(id_ for run in runs.values() for id_ in run)
+        free: set[int] = set()
+        for part in cut(ids):
+            locking = select(_c.id).where(is_one_of(connection, _c.id, part)).order_by(_c.id)
+            locked = connection.execute(locking.with_for_update(skip_locked=True))
+            free.update(locked.scalars())
+        return {lane: list(takewhile(free.__contains__, run)) for lane, run in runs.items()}
 
     def _take(self, connection: Connection, ids: Sequence[int], token: str) -> list[Message]:
         """Takes what is free still: a conditional UPDATE decides, with SKIP LOCKED or without."""
@@ -290,19 +295,17 @@ class Claims:
             rows += [read_row(row) for row in found]
         return rows
 
-    def _update(self, ids: Sequence[int], change: Change) -> int:
+    def _update(self, held: Collection[Message], change: Change) -> int:
         """Changes those of the rows that are still held."""
         by_token: dict[str, list[int]] = defaultdict(list)
-        for id_ in ids:
-            by_token[self._tokens.get(id_, "")].append(id_)
+        for message in held:
+            by_token[message.token].append(message.id)
         changed = 0
         with self._database.begin() as connection:
-            for token, held in by_token.items():
-                for part in cut(held):
+            for token, ids in by_token.items():
+                for part in cut(ids):
                     done = connection.execute(change(connection, part).where(_c.token == token))
                     changed += done.rowcount
-        for id_ in ids:
-            self._tokens.pop(id_, None)
         return changed
 
 

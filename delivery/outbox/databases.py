@@ -73,6 +73,11 @@ class Database:
         return self._place.label
 
     @property
+    def make_tables_hint(self) -> str:
+        """What to do where the table is missing."""
+        return self._place.make_tables_hint
+
+    @property
     def name(self) -> str:
         """The host and the database, or the file's name: what an outbox is called that was given
         no name."""

@@ -12,6 +12,7 @@ from sqlalchemy import Select, delete, exists, func, select, update
 from backlog.errors import Refused, UsageError
 from delivery.outbox.databases import Database
 from delivery.outbox.messages import read_headers
+from delivery.outbox.shape import require_shape
 from delivery.outbox.tables import NEVER, State, clock_ms, create_tables, messages
 
 _c = messages.c
@@ -97,6 +98,10 @@ class Desk:
         """Makes the table where it is not there."""
         with self._database.begin(creates=True) as connection:
             create_tables(connection)
+
+    def check(self) -> None:
+        """Whether a sender can work on the table; raises where it cannot."""
+        require_shape(self._database)
 
     def read_status(self) -> OutboxStatus:
         """Counts what is not sent; reads nothing of what is."""

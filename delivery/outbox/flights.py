@@ -7,6 +7,7 @@ the client calls back from its `poll`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -35,6 +36,12 @@ class Landed:
     def __len__(self) -> int:
         return len(self.delivered) + len(self.failed) + len(self.given_up)
 
+    def add(self, later: Landed) -> None:
+        """Takes in what came after it."""
+        self.delivered += later.delivered
+        self.failed += later.failed
+        self.given_up += later.given_up
+
 
 class Flights:
     """Messages on their way.
@@ -57,6 +64,7 @@ class Flights:
         self._producer, self._make_alone, self._clock = producer, make_alone, clock
         self._alone: Producer | None = None
         self._in_flight: dict[int, Message] = {}
+        self._numbers = itertools.count()
         self._waiting = 0
         # The last offset of each topic and partition.
         self._reached: dict[tuple[str, int | None], int] = {}
@@ -78,7 +86,8 @@ class Flights:
         runs: dict[int, deque[Message]] = {}
         for message in claimed:
             if message.lane is None:
-                self._produce(message, deque(), lease_end)
+                self._waiting += 1
+                self._go_on(deque((message,)), lease_end)
             else:
                 runs.setdefault(message.lane, deque()).append(message)
         for run in runs.values():
@@ -127,7 +136,8 @@ class Flights:
 
     def _produce(self, message: Message, run: deque[Message], lease_end: float) -> None:
         def report(error: KafkaError | None, sent: Any) -> None:
-            if self._in_flight.pop(message.id, None) is None:
+            # By its flight: the same row may be claimed again before this is told.
+            if self._in_flight.pop(flight, None) is None:
                 return
             if error is not None:
                 self._fail(message, run, error)
@@ -136,7 +146,8 @@ class Flights:
             self.landed.delivered.append(self._find_place(message, sent))
             self._go_on(run, lease_end)
 
-        self._in_flight[message.id] = message
+        flight = next(self._numbers)
+        self._in_flight[flight] = message
         try:
             self._choose(message).produce(
                 message.topic,
@@ -147,11 +158,11 @@ class Flights:
             )
         except BufferError:
             # Its own queue is full: the row is due again at once.
-            del self._in_flight[message.id]
+            del self._in_flight[flight]
             self.landed.given_up.append(message)
             self._drop(run)
         except (KafkaException, TypeError, ValueError) as error:
-            del self._in_flight[message.id]
+            del self._in_flight[flight]
             self._fail(message, run, error)
         reach("p8.3.produced")
 

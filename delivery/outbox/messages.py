@@ -26,9 +26,14 @@ _MESSAGE_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row as it is sent. Key, value and headers are in no repr."""
+    """A row as it is sent. Key, value and headers are in no repr.
+
+    Attributes:
+        token: of the claim that it was taken by: only with it the row is marked.
+    """
 
     id: int
+    token: str
     message_id: str
     topic: str
     lane: int | None

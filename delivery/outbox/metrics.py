@@ -11,7 +11,8 @@ from backlog.families import Counter, Gauge
 from backlog.metric import Metric
 from backlog.polling import Poll
 from delivery.outbox.desk import Desk, OutboxStatus
-from delivery.outbox.sender import Counts, OutboxSender
+from delivery.outbox.sender import OutboxSender
+from delivery.outbox.settings import Counts
 
 MESSAGES = Metric(
     "backlog_outbox_messages",

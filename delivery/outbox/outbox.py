@@ -23,7 +23,8 @@ from backlog.errors import UsageError
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk
 from delivery.outbox.messages import HeadersIn, Hint, make_row
-from delivery.outbox.sender import OutboxSender, Settings
+from delivery.outbox.sender import OutboxSender
+from delivery.outbox.settings import Settings
 from delivery.outbox.tables import DEFAULT_MAX_ATTEMPTS, OutboxRow, create_tables, messages
 
 if TYPE_CHECKING:

@@ -11,13 +11,11 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException, Producer
 
-from backlog.errors import BacklogError, UsageError
+from backlog.errors import BacklogError
 from backlog.kafka.clients import (
     PARTITIONERS,
     ConnectionReports,
@@ -28,9 +26,11 @@ from backlog.kafka.errors import refuse_login
 from backlog.visible import escape_text
 from delivery.outbox.claims import Claims, Failure
 from delivery.outbox.databases import Database
-from delivery.outbox.flights import Flights
+from delivery.outbox.flights import Flights, Landed
 from delivery.outbox.hints import Hints
 from delivery.outbox.outages import Outage
+from delivery.outbox.settings import Counts, Settings
+from delivery.outbox.shape import require_shape
 from delivery.outbox.statements import Acknowledged
 
 if TYPE_CHECKING:
@@ -50,59 +50,6 @@ _PROBE_SECONDS = 3.0
 _LAST_LOOK_SECONDS = 0.1
 # A topic that is gone refuses many: the metric counts them, the log names one now and then.
 _WARNING_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a sender works.
-
-    Attributes:
-        scan_every: between two looks for what is due.
-        lease: for so long nobody else sends what was claimed; a crashed sender's rows wait it out.
-        delivery_timeout: for so long Kafka has to take a message; shorter than the lease.
-        most: keys in one claim, and messages without a key; fewer than twice as many rows.
-        most_of_key: rows of one key in one claim.
-        most_in_flight: rows that are claimed and not told.
-        first_interval: before the second attempt; each later one is twice as long.
-        longest_interval: between two attempts.
-    """
-
-    scan_every: timedelta = timedelta(seconds=1)
-    lease: timedelta = timedelta(seconds=60)
-    delivery_timeout: timedelta = timedelta(seconds=20)
-    most: int = 500
-    most_of_key: int = 100
-    most_in_flight: int = 2_000
-    first_interval: timedelta = timedelta(seconds=1)
-    longest_interval: timedelta = timedelta(minutes=5)
-
-    def __post_init__(self) -> None:
-        # 0 is librdkafka's word for "no limit".
-        if self.delivery_timeout < timedelta(milliseconds=1):
-            raise UsageError(
-                f"a delivery timeout of {self.delivery_timeout.total_seconds():g} s is too short",
-                subject="outbox",
-                hint="give it, and the lease, some seconds",
-            )
-        if self.lease < 2 * self.delivery_timeout:
-            raise UsageError(
-                f"a lease of {self.lease.total_seconds():g} s is too short for a delivery timeout "
-                f"of {self.delivery_timeout.total_seconds():g} s",
-                subject="outbox",
-                hint="make it twice as long: else two senders send the same",
-            )
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a sender has done since it started."""
-
-    delivered: int = 0
-    refused: int = 0
-    away: int = 0
-    parked: int = 0
-    # Acknowledged when another had claimed the row already: that one sends it once more.
-    late: int = 0
 
 
 class OutboxSender:
@@ -141,6 +88,9 @@ class OutboxSender:
         self._reports = ConnectionReports()
         self._producer: Producer | None = None
         self._flights: Flights | None = None
+        # What came of messages and could not be written down yet.
+        self._unmarked = Landed()
+        self._is_table_checked = False
         self._next_scan = self._settled_at = 0.0
         self.counts = Counts()
         self.kafka_outage = Outage(_log, "Kafka")
@@ -211,6 +161,8 @@ class OutboxSender:
 
     def _turn(self) -> None:
         assert self._flights is not None
+        # After a stall: what is told already is not claimed again.
+        self._flights.poll(0)
         if self._may_claim():
             try:
                 self._claim()
@@ -229,11 +181,18 @@ class OutboxSender:
         assert self._flights is not None
         if len(self._flights) >= self._settings.most_in_flight:
             return False
-        if not self.database_outage.is_time():
+        # What cannot be marked would be sent once more at the end of each lease.
+        if len(self._unmarked) or not self.database_outage.is_time():
             return False
         if not self.kafka_outage.is_on:
             return True
         return self.kafka_outage.is_time() and self._probe()
+
+    def _check_table(self) -> None:
+        """Of an older version it could be claimed from, and never be marked."""
+        if not self._is_table_checked:
+            require_shape(self._database)
+            self._is_table_checked = True
 
     def _probe(self) -> bool:
         """Whether a broker answers again, so that a claim is worth its while."""
@@ -269,6 +228,7 @@ class OutboxSender:
 
     def _claim_hinted(self, now: float) -> None:
         assert self._flights is not None
+        self._check_table()
         if hints := self._hints.take_due(now, self._settings.most):
             claimed = self._claims.claim_hinted(hints)
             self._hints.drop(message.id for message in claimed)
@@ -303,14 +263,16 @@ class OutboxSender:
 
     def _settle(self, *, at_once: bool = False) -> None:
         assert self._flights is not None
-        landed = self._flights.landed
         now = time.monotonic()
+        count = len(self._flights.landed) + len(self._unmarked)
         is_time = now - self._settled_at >= _SETTLE_SECONDS or not len(self._flights)
-        if not len(landed) or not (at_once or is_time or len(landed) >= _SETTLE_COUNT):
+        if not count or not (at_once or is_time or count >= _SETTLE_COUNT):
             return
         self._settled_at = now
-        landed = self._flights.take_landed()
-        self._note_kafka(landed.delivered, landed.failed)
+        landed, self._unmarked = self._unmarked, Landed()
+        told = self._flights.take_landed()
+        self._note_kafka(told.delivered, told.failed)
+        landed.add(told)
         try:
             if landed.delivered:
                 marked = self._claims.mark_sent(landed.delivered)
@@ -328,9 +290,7 @@ class OutboxSender:
         except BacklogError as error:
             # Marked when the database is back, unless the leases have ended by then.
             self.database_outage.note(str(error))
-            later = self._flights.landed
-            later.delivered[:0], later.failed[:0] = landed.delivered, landed.failed
-            later.given_up[:0] = landed.given_up
+            self._unmarked = landed
             self._told.put(())
             self._stop.wait(0.2)
 
@@ -379,10 +339,11 @@ class OutboxSender:
         while (now := time.monotonic()) < end:
             # What was committed a moment ago does not wait for a scanner.
             is_told = self._hints.next_at - now < _LAST_LOOK_SECONDS and self._can_send()
-            if not is_told and not len(self._flights):
+            has_room = len(self._flights) < self._settings.most_in_flight
+            if not (is_told or len(self._flights) or len(self._unmarked)):
                 break
             try:
-                if is_told and len(self._flights) < self._settings.most_in_flight:
+                if is_told and has_room and not len(self._unmarked):
                     self._claim_hinted(now)
             except BacklogError as error:
                 self.database_outage.note(str(error))

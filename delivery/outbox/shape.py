@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, inspect
 from sqlalchemy.schema import CreateIndex
 
-from delivery.outbox.databases import Database
+from delivery.outbox.databases import Database, OutboxDatabaseError
 from delivery.outbox.tables import messages
 
 
@@ -43,6 +43,23 @@ def read_shape(database: Database) -> Shape:
             _describe(connection),
             database.can_skip_locked(connection),
         )
+
+
+def require_shape(database: Database) -> None:
+    """Whether rows of the table can be claimed and marked.
+
+    Raises:
+        OutboxDatabaseError: there is no table, it lacks columns, or the database does not answer.
+    """
+    shape = read_shape(database)
+    if not shape.is_there:
+        why, hint = "its table is missing", database.make_tables_hint
+    elif shape.columns:
+        why = f"its table is of an older version, without {', '.join(shape.columns)}"
+        hint = "add these columns of delivery/outbox/tables.py by the application's migrations"
+    else:
+        return
+    raise OutboxDatabaseError(why, subject=database.label, hint=hint)
 
 
 def _find_columns(connection: Connection) -> tuple[str, ...]:

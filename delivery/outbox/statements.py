@@ -42,6 +42,7 @@ class Acknowledged:
 
 READ = select(
     _c.id,
+    _c.token,
     _c.message_id,
     _c.topic,
     _c.lane,
@@ -55,8 +56,10 @@ READ = select(
 
 
 def read_row(row: Any) -> Message:
+    """A row of `READ`."""
     return Message(
         id=row.id,
+        token=row.token,
         message_id=row.message_id,
         topic=row.topic,
         lane=row.lane,

@@ -70,7 +70,10 @@ class Resolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look_up(self) -> list[tuple[Any, ...]]:
-        return [*socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
+        try:
+            return [*socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
+        except UnicodeError as error:  # such as a label that is empty or too long
+            raise OSError("this is no name of a host") from error
 
 
 def may_ask(address: Address, networks: Sequence[Network]) -> bool:

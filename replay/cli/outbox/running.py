@@ -72,7 +72,10 @@ def run_sender(
         str | None, typer.Option(help="Delete what was sent so long ago, in batches; else keep it.")
     ] = None,
     until_sent: Annotated[
-        bool, typer.Option("--until-sent", help="End when all is sent, or parked: exit code 1.")
+        bool,
+        typer.Option(
+            "--until-sent", help="End when all is sent, or parked. Exit code 1: some is not sent."
+        ),
     ] = False,
 ) -> None:
     """Send what is due until Ctrl-C or SIGTERM; any number may run side by side.
@@ -88,7 +91,7 @@ def run_sender(
     if listen is None and chosen.settings is not None:
         listen, subject = chosen.settings.listen, f"outboxes.{chosen.name}.listen"
     desk = chosen.open_desk()
-    desk.read_status()  # a wrong URL, or a missing table, is told before anything is awaited
+    desk.check()  # a wrong URL, or a table of an older version, is told before anything is awaited
     sender = OutboxSender(chosen.url, {**kafka, "partitioner": terms.partitioner}, terms.settings)
     serving = (
         nullcontext("")
@@ -106,9 +109,10 @@ def run_sender(
     )
     left = desk.read_status() if until_sent else None
     desk.close()
-    if left is not None and left.parked:
+    if left is not None and left.unsent:
         option = f" --outbox {chosen.name}" if chosen.name else ""
-        session.say(f"next: backlogctl outbox list{option} --state parked")
+        parked = " --state parked" if left.parked else ""
+        session.say(f"{left.unsent:,} not sent; next: backlogctl outbox list{option}{parked}")
         raise typer.Exit(1)
 
 
@@ -125,7 +129,7 @@ def _choose_terms(
     chosen: Chosen, partitioner: str | None, lease: str | None, keep: str | None
 ) -> _Terms:
     from backlog.kafka.clients import PARTITIONERS
-    from delivery.outbox.sender import Settings
+    from delivery.outbox.settings import Settings
 
     told = chosen.settings
     named = partitioner or (told.partitioner if told else "murmur2")

@@ -14,7 +14,7 @@ import replay.cli.lookback
 import replay.cli.outbox  # noqa: F401
 from backlog.crashpoints import reach
 from delivery.lookback import intake
-from delivery.outbox import sender
+from delivery.outbox import settings
 from replay.cli import main
 from replay.demo.delivery import order_consumer, order_service, payment_service
 
@@ -67,7 +67,7 @@ def serve_payments(
 def send(database: str, bootstrap: str) -> None:
     """`backlogctl outbox run`."""
     # A key has more rows than a claim takes.
-    sender.Settings = functools.partial(sender.Settings, most=12, most_of_key=5)  # type: ignore[assignment, misc]
+    settings.Settings = functools.partial(settings.Settings, most=12, most_of_key=5)  # type: ignore[assignment, misc]
     words = ["--url", database, "--bootstrap", bootstrap, "--lease", "2s"]
     sys.exit(main(["outbox", "run", *words]))
 

@@ -55,6 +55,13 @@ def place(request: pytest.FixtureRequest, answerer: Answerer, serve_grpc: ServeG
     return made
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
+def test_what_is_no_name_is_no_answer(host: str) -> None:
+    """And ends no other questions."""
+    found = ask(make_service(f"http://{host}/x"))
+    assert found.outcome is Outcome.FAILED
+
+
 def test_fault_58_a_redirect_is_not_followed(answerer: Answerer) -> None:
     answerer.statuses["1"] = "committed"
     found = ask(make_service(f"{answerer.url}/redirect"))
