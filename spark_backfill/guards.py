@@ -12,7 +12,7 @@ from spark_backfill.evidence.survivors import LogSpan
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import RESTATED, MessageRules
 from spark_backfill.messages.windows import Bounds
-from spark_backfill.placing.placement import Placement
+from spark_backfill.placing.placement import Placement, describe_unordered
 from spark_backfill.proof import describe_unproved, require_proof
 from spark_backfill.request import Proof, RebuildRequest
 from spark_backfill.tally import LabelCounts
@@ -77,6 +77,7 @@ def find_basis(
         collapsible=rules.fidelity == RESTATED,
         # A consumer's own table says which messages without a key were lost, wherever they were.
         spread=counts.without_home > 0 and not placement.consumed,
+        unordered=describe_unordered(placement, placement.misplaced),
         ragged=_describe_ragged(placement),
         unproved=describe_unproved(proof),
     )

@@ -48,6 +48,7 @@ class VerdictBasis:
         holes: why offsets in the ranges need not be messages; empty where they are.
         collapsible: rows are mutable and restated, so one may stand for several messages.
         spread: messages without a key were spread, their partition is a guess.
+        unordered: rows without a place in the log that may be lost ones; empty for none.
         ragged: what survivors show of rows without a message, of messages without a row, or that
             they are too few to show it; empty where all is well.
         unproved: why the rules are not proved on survivors; empty where they are.
@@ -63,6 +64,7 @@ class VerdictBasis:
     holes: str = ""
     collapsible: bool = False
     spread: bool = False
+    unordered: str = ""
     ragged: str = ""
     unproved: str = ""
 
@@ -146,6 +148,8 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
             f"where the loss begins in partitions {_join(basis.blurred)} is known by the samples' "
             "times only: let `backlogctl watch` run, or add `consumed` evidence"
         )
+    if basis.unordered:
+        reasons.append(basis.unordered)
     if basis.ragged:
         reasons.append(basis.ragged)
     if basis.unproved:

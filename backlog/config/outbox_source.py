@@ -18,11 +18,12 @@ _BESIDE = (OUTBOX, "consumed", "edge", "margin")
 def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, object]:
     """The section that `given` stands for.
 
-    A row's time is `sent_at`: set by the mark that follows Kafka's acknowledgement, milliseconds
-    later as a rule, and indexed. `created_at` may lie days before the message, where it was parked
-    or Kafka was away. Rows that are not sent are not lost: their sender sends them.
+    A row's time is `sent_at`: when Kafka acknowledged it, however late that was marked, and
+    indexed. `created_at` may lie days before the message, where it was parked or Kafka was away.
+    Rows that are not sent are not lost: their sender sends them.
 
-    Rows of a partition stand in the order of their offsets, which Kafka told the sender.
+    Rows of a partition stand in the order of their offsets, which Kafka told the sender; of a row
+    without one nothing is known but its time.
 
     Raises:
         PydanticCustomError: `outbox` names nothing, or a key stands beside it that follows from it.

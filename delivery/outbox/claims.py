@@ -139,7 +139,6 @@ class Claims:
             "token": None,
             "last_error": None,
             "attempts": _c.attempts + 1,
-            "sent_at": clock_ms(),
         }
         reach("p8.4.mark.before")
         places = {item.message.id: item for item in delivered}

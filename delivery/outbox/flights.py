@@ -66,8 +66,8 @@ class Flights:
         self._in_flight: dict[int, Message] = {}
         self._numbers = itertools.count()
         self._waiting = 0
-        # The last offset of each topic and partition.
-        self._reached: dict[tuple[str, int | None], int] = {}
+        # Where the offsets of a batch were not told: how far the client has counted on in it.
+        self._untold: dict[tuple[str, int | None, bool], int] = {}
         self.landed = Landed()
         # After a fatal error the client takes no more.
         self.is_broken = False
@@ -136,14 +136,17 @@ class Flights:
 
     def _produce(self, message: Message, run: deque[Message], lease_end: float) -> None:
         def report(error: KafkaError | None, sent: Any) -> None:
+            # Of each report: what it says of offsets depends on those before it.
+            told = self._find_place(message, sent) if error is None else None
             # By its flight: the same row may be claimed again before this is told.
             if self._in_flight.pop(flight, None) is None:
                 return
             if error is not None:
                 self._fail(message, run, error)
                 return
+            assert told is not None
             reach("p8.3.acknowledged")
-            self.landed.delivered.append(self._find_place(message, sent))
+            self.landed.delivered.append(told)
             self._go_on(run, lease_end)
 
         flight = next(self._numbers)
@@ -167,14 +170,17 @@ class Flights:
         reach("p8.3.produced")
 
     def _find_place(self, message: Message, sent: Any) -> Acknowledged:
-        """Where Kafka has it. Of a repeat that it had already it may not say the offset: that is
-        next to the one before."""
+        """Where Kafka has it. Of a batch that it had already it may not say the offset: the client
+        counts on from -1 then, and reports 0, 1, ... for the second message and those after it."""
         partition, offset = sent.partition(), sent.offset()
-        place = (message.topic, partition)
-        if offset is None or offset < 0:
-            offset = self._reached.get(place)
-        else:
-            self._reached[place] = offset
+        # By client, as each reports its own batches in their order.
+        place = (message.topic, partition, message.attempts > 0)
+        said = -1 if offset is None else max(-1, offset)
+        # What is told after such a batch lies further on: the batch took as many offsets itself.
+        if said == -1 or said - 1 == self._untold.get(place):
+            self._untold[place] = said
+            return Acknowledged(message, partition, None)
+        self._untold.pop(place, None)
         return Acknowledged(message, partition, offset)
 
     def _fail(

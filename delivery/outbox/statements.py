@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import (
@@ -22,9 +23,10 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.types import TypeEngine
 
 from delivery.outbox.messages import Message, read_headers
-from delivery.outbox.tables import messages
+from delivery.outbox.tables import clock_ms, messages
 
 _c = messages.c
 # As many ids stand in one statement.
@@ -33,11 +35,15 @@ _MOST_IDS = 500
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A message that Kafka has, and where; None where Kafka did not say."""
+    """A message that Kafka has, and where; None where Kafka did not say.
+
+    `at`: when it said so, by the monotonic clock: the mark may follow much later.
+    """
 
     message: Message
     partition: int | None
     offset: int | None
+    at: float = field(default_factory=time.monotonic)
 
 
 READ = select(
@@ -89,33 +95,32 @@ def make_failing(due: ColumnElement[int] | int) -> Update:
 
 
 def make_sent(connection: Connection, told: Sequence[Acknowledged]) -> Update:
-    """These rows, each with its place in Kafka."""
+    """These rows, each with its place in Kafka, and when that had it by the database's clock."""
     ids = [item.message.id for item in told]
+    now = time.monotonic()
+    values: dict[str, tuple[TypeEngine[int], list[int | None]]] = {
+        "sent_partition": (Integer(), [item.partition for item in told]),
+        "sent_offset": (BigInteger(), [item.offset for item in told]),
+        "age": (BigInteger(), [int(1_000 * (now - item.at)) for item in told]),
+    }
+    found: dict[str, ColumnElement[Any]]
     if connection.dialect.name == "postgresql":
-        arrays = (
-            literal(ids, ARRAY(BigInteger)),
-            literal([item.partition for item in told], ARRAY(Integer)),
-            literal([item.offset for item in told], ARRAY(BigInteger)),
+        arrays = [literal(given, ARRAY(kind)) for kind, given in values.values()]
+        columns = [column(name, kind) for name, (kind, _) in values.items()]
+        place = (
+            func.unnest(literal(ids, ARRAY(BigInteger)), *arrays)
+            .table_valued(column("id", BigInteger), *columns, name="place")
+            .render_derived()
         )
-        columns = (
-            column("id", BigInteger),
-            column("partition", Integer),
-            column("offset", BigInteger),
-        )
-        place = func.unnest(*arrays).table_valued(*columns, name="place").render_derived()
-        return (
-            update(messages)
-            .where(_c.id == place.c.id)
-            .values(sent_partition=place.c.partition, sent_offset=place.c.offset)
-        )
-    return (
-        update(messages)
-        .where(_c.id.in_(ids))
-        .values(
-            sent_partition=case({item.message.id: item.partition for item in told}, value=_c.id),
-            sent_offset=case({item.message.id: item.offset for item in told}, value=_c.id),
-        )
-    )
+        found, is_told = {name: place.c[name] for name in values}, _c.id == place.c.id
+    else:
+        found = {
+            name: case(dict(zip(ids, given, strict=True)), value=_c.id)
+            for name, (_, given) in values.items()
+        }
+        is_told = _c.id.in_(ids)
+    age = found.pop("age")
+    return update(messages).where(is_told).values(**found, sent_at=clock_ms() - age)
 
 
 def is_one_of(

@@ -52,9 +52,11 @@ def place_gaps(
 
     Args:
         countable: whether every message of the partition has a row that is known to be of it.
+            Over rows that have no place nothing is counted.
         bounded: those of the gaps that the group may have read in part.
     """
     part = replace(part, bookmarks=_drop_displaced(part, order))
+    countable = countable and part.unordered is None
     placed = []
     for gap, is_bounded in _join_touching(gaps, bounded):
         start = find_edge(part, order, gap.start, countable=countable)

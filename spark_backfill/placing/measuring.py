@@ -24,6 +24,7 @@ from spark_backfill.placing.values import (
     PartitionRows,
     PlacedGap,
     TimedPlaces,
+    Unordered,
 )
 from spark_backfill.request import Stretch
 from spark_backfill.spark.frames import make_rows, mark_within
@@ -86,6 +87,7 @@ class Measurement:
                 bookmarks=marks.get(number, ()),
                 ours=tuple(item for item in self.ours if item.partition == number),
                 timed=places.timed,
+                unordered=places.unordered,
             )
             for number in self.partitions
             for places in (self._places.get(number, _Places()),)
@@ -212,6 +214,8 @@ class Measurement:
                 F.count(F.lit(1)).alias("rows"),
                 F.count_if(before).alias("before"),
                 F.count_if(among & sent).alias("unsent"),
+                F.count("unordered").alias("unordered"),
+                F.collect_set("unordered").alias("columns"),
             )
             .collect()
         )
@@ -224,6 +228,7 @@ class Measurement:
                 before_log=sum(row["before"] for row in parts),
                 unsent=sum(row["unsent"] for row in parts),
                 timed=_count_timed(cuts.get(number, ()), parts),
+                unordered=_join_unordered(parts),
             )
             for number, parts in found.items()
         }
@@ -231,9 +236,8 @@ class Measurement:
     def _find_anchors(self) -> Mapping[int, tuple[Anchor, ...]]:
         if not self.bookmarks:
             return {}
-        marked = self.ranked.in_gaps().where(
-            F.col("mark").isNotNull() & F.col("log_offset").isNull()
-        )
+        lost = F.col("log_offset").isNull() & F.col("unordered").isNull()
+        marked = self.ranked.in_gaps().where(F.col("mark").isNotNull() & lost)
         rows = marked.select("home", "place", "mark").collect()
         places = {(row["home"], row["mark"]): row["place"] for row in rows}
         found: dict[int, dict[int, Anchor]] = {}
@@ -268,6 +272,7 @@ class _Places:
     before_log: int = 0
     unsent: int = 0
     timed: tuple[TimedPlaces, ...] = ()
+    unordered: Unordered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +302,13 @@ def _find_cuts(
     for cuts in found.values():
         cuts.sort(key=lambda cut: cut.before)
     return found
+
+
+def _join_unordered(rows: Sequence[Row]) -> Unordered | None:
+    columns = {name for row in rows for name in row["columns"]}
+    if not columns:
+        return None
+    return Unordered(sum(row["unordered"] for row in rows), tuple(sorted(columns)))
 
 
 def _count_timed(cuts: Sequence[_Cut], rows: Sequence[Row]) -> tuple[TimedPlaces, ...]:

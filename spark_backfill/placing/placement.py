@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.numbers import format_plural
 from backlog.values import Certainty, OffsetRange
+from backlog.visible import escape_text
 from spark_backfill.evidence.base import LOST, QUARANTINED
 from spark_backfill.evidence.holes import Holes
 from spark_backfill.evidence.injected import InjectedEvidence
@@ -27,11 +28,13 @@ from spark_backfill.placing.values import (
     OrderProof,
     PlacedGap,
     RowRange,
+    Unordered,
 )
 from spark_backfill.request import RebuildRequest, Stretch, count_offsets
 
 # Survivors by which the rows' order is judged, where there are as many.
 _ENOUGH = 1000
+_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Placement:
         beyond: by partition, how many rows before the first one that was read a loss may begin.
         unsent: a lost row is one that has no message anywhere: no edge has to be known.
         unreached: of those, partitions whose log does not reach back to before the holes.
+        unordered: by partition, rows that have no place.
     """
 
     decided: DataFrame
@@ -56,6 +60,7 @@ class Placement:
     beyond: Mapping[int, int] = field(default_factory=dict)
     unsent: bool = False
     unreached: tuple[int, ...] = ()
+    unordered: Mapping[int, Unordered] = field(default_factory=dict)
 
     @property
     def by_time(self) -> tuple[int, ...]:
@@ -63,6 +68,17 @@ class Placement:
         if self.unsent:
             return ()
         return tuple(number for number, placed in sorted(self.gaps.items()) if placed is None)
+
+    @property
+    def misplaced(self) -> tuple[int, ...]:
+        """Partitions where rows without a place may be lost ones. Where bookmarks are sharp, no
+        row stands for one of these: they are missing in the count."""
+        return tuple(
+            number
+            for number in sorted(self.unordered)
+            if (gaps := self.gaps.get(number)) is None
+            or any(edge.before or edge.after for edge in _list_edges(gaps))
+        )
 
     def find_evidence(self, partition: int) -> EdgeEvidence:
         """What says where the losses of a partition begin and end: the weakest of it."""
@@ -130,7 +146,8 @@ class Ground:
 
 def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
     """Ranks the candidates where that says something, and decides which of them were lost."""
-    ranked, placed, cuts, order = _rank(labelled, ground)
+    ranked, measured = _rank(labelled, ground)
+    placed, cuts = _place(ranked, measured, ground) if measured is not None else ({}, [])
     unplaced = {number for number in ground.partitions if placed.get(number) is None}
     how = Attribution(
         ranges=ground.ranges,
@@ -147,7 +164,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
     return Placement(
         decided,
         {number: placed.get(number) for number in ground.partitions},
-        order,
+        None if measured is None else measured.order,
         # That a row was handled says nothing of its later changes.
         ground.rules.source.consumed is not None and ground.rules.fidelity == ORIGINAL,
         _find_uneven(placed, ground.stretches),
@@ -158,6 +175,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
         },
         ground.request.is_unsent,
         _find_unreached(ground) if ground.request.is_unsent else (),
+        {} if measured is None else _find_unordered(measured, ground.partitions),
     )
 
 
@@ -191,9 +209,7 @@ def _find_uneven(
     return tuple(found)
 
 
-def _rank(
-    labelled: DataFrame, ground: Ground
-) -> tuple[Ranked, Mapping[int, tuple[PlacedGap, ...] | None], list[RowRange], OrderProof | None]:
+def _rank(labelled: DataFrame, ground: Ground) -> tuple[Ranked, Measurement | None]:
     rules, survivors = ground.rules, ground.survivors
     rankable = ground.is_rankable
     ranked_partitions = _choose_ranked(ground)
@@ -206,13 +222,13 @@ def _rank(
         bookmarks,
         topic_id=ground.request.topic_id,
         partitions=ranked_partitions if rankable else (),
-        order=rules.order_names(),
+        order=dict(zip(rules.order_names(), (c.name for c in rules.order), strict=True)),
         keys=rules.key_names(),
         work=ground.work,
     )
     if not rankable:
-        return ranked, {}, [], None
-    measured = Measurement(
+        return ranked, None
+    return ranked, Measurement(
         ranked=ranked,
         survivors=survivors,
         bookmarks=bookmarks,
@@ -225,9 +241,14 @@ def _rank(
         holes=ground.holes.share,
         young_after=ground.young_after,
     )
-    order = measured.order
-    if not is_ordered(order):
-        return ranked, {}, [], order
+
+
+def _place(
+    ranked: Ranked, measured: Measurement, ground: Ground
+) -> tuple[Mapping[int, tuple[PlacedGap, ...] | None], list[RowRange]]:
+    """The gaps among the rows, where these are in an order."""
+    if not is_ordered(measured.order):
+        return {}, []
     placed = measured.place(ground.ranges, ground.bounded, countable=_is_countable(ranked))
     parts = {part.partition: part for part in measured.partition_rows}
     cuts = [
@@ -236,7 +257,15 @@ def _rank(
         if gaps is not None
         for cut in cut_rows(number, parts[number].rows, gaps)
     ]
-    return ranked, placed, cuts, order
+    return placed, cuts
+
+
+def _find_unordered(measured: Measurement, partitions: Collection[int]) -> Mapping[int, Unordered]:
+    return {
+        part.partition: part.unordered
+        for part in measured.partition_rows
+        if part.unordered is not None and part.partition in partitions
+    }
 
 
 def _choose_ranked(ground: Ground) -> tuple[int, ...]:
@@ -282,7 +311,24 @@ def describe_evidence(placement: Placement) -> str:
         if (found := by.get(kind))
     ]
     told = f"where the losses begin is known by {', '.join(parts)}"
-    return "; ".join([told, *_describe_checks(placement)])
+    checks = list(_describe_checks(placement))
+    if placement.unordered:
+        checks.append(describe_unordered(placement, sorted(placement.unordered)))
+    return "; ".join([told, *checks])
+
+
+def describe_unordered(placement: Placement, numbers: Sequence[int]) -> str:
+    """Rows of these partitions that have no place, and what follows from it; empty for none."""
+    found = [placement.unordered[number] for number in numbers]
+    if not found:
+        return ""
+    rows = sum(item.rows for item in found)
+    columns = ", ".join(sorted({name for item in found for name in item.columns}))
+    where = ", ".join(map(str, numbers[:_SHOWN])) + (", ..." if len(numbers) > _SHOWN else "")
+    return (
+        f"{format_plural(rows, 'row')} in partitions {where} with NULL in {escape_text(columns)}: "
+        "their place in the log is unknown, so offsets are not counted as rows there"
+    )
 
 
 def _describe_checks(placement: Placement) -> Iterator[str]:

@@ -31,7 +31,8 @@ class Ranked:
     was sent to; NULL where unknown), homes (those it may have been sent to), log_partition and
     log_offset (of its own message in the log, else NULL), mark (the digest of a bookmark of this
     row), rank and place (rows before it: all, and those whose message is not in the log; NULL
-    outside of the gaps' partitions), copies, p0...
+    outside of the gaps' partitions), unordered (the column of `order_by` in which it has NULL, so
+    that rank and place say nothing of it; NULL where it has none), copies, p0...
     """
 
     frame: DataFrame
@@ -72,7 +73,7 @@ def rank_rows(
     *,
     topic_id: str,
     partitions: Sequence[int],
-    order: Sequence[str],
+    order: Mapping[str, str],
     keys: Sequence[str],
     work: Path,
 ) -> Ranked:
@@ -81,19 +82,22 @@ def rank_rows(
     Args:
         labelled: the candidates with `label`.
         partitions: those that have a gap; without any nothing is ranked, only frozen.
-        order: the sort columns; keys: those of the primary key.
+        order: the sort columns, and what the table calls them; keys: those of the primary key.
     """
     rows = labelled.drop("value", "header_values", "header_list")
     if partitions:
         rows = _rank(_find_marks(_find_messages(rows, survivors), bookmarks, topic_id),
-                     partitions, order)  # fmt: skip
+                     partitions, tuple(order))  # fmt: skip
     else:
         for name, kind in _UNRANKED.items():
             rows = rows.withColumn(name, F.lit(None).cast(kind))
+    unordered = F.coalesce(
+        *(F.when(F.col(name).isNull(), F.lit(told)) for name, told in order.items())
+    )
     frame = rows.select(
         "message_id", "time", "label", "reason", F.col("key").isNull().alias("key_is_null"),
         "slot", "home", "homes", "log_partition", "log_offset", "mark", "rank", "place",
-        "copies", *keys,
+        unordered.alias("unordered"), "copies", *keys,
     )  # fmt: skip
     path = str(work / "ranked")
     with translating("rank the candidates", subject=path, kind=StagingError):

@@ -55,6 +55,7 @@ class PartitionRows:
         bookmarks: rows below the log start whose offset is known.
         ours: offsets that earlier recoveries wrote, control records included: no row stands there.
         timed: what samples say of the edges.
+        unordered: those of the rows that have no place; None where each has one.
     """
 
     partition: int
@@ -64,6 +65,15 @@ class PartitionRows:
     bookmarks: tuple[Anchor, ...] = ()
     ours: tuple[Stretch, ...] = ()
     timed: tuple[TimedPlaces, ...] = ()
+    unordered: Unordered | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unordered:
+    """Rows with NULL in columns of `order_by`: they stand before all others, wherever they were."""
+
+    rows: int
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

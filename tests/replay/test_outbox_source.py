@@ -253,3 +253,17 @@ def test_what_is_gone_from_the_table_is_told_as_missing(story: Story) -> None:
     assert (counts["rebuilt"], counts["quarantined"], counts["shortfall"]) == (len(left), 1, 2)
     assert "headers are no JSON list" in str(outcome["quarantine"])
     story.check_put_back(set(left))
+
+
+@pytest.mark.parametrize("story", ["sqlite"], indirect=True)
+def test_rows_whose_offset_nobody_told_are_not_counted_as_handled(story: Story) -> None:
+    """They sort before all others: as many handled ones would come back for them."""
+    lost = story.lose(watched=False)
+    row, offset = messages.c.message_id, messages.c.sent_offset
+    with story.application.engine.begin() as connection:
+        untold = messages.update().where(row.in_(sorted(lost)[::10]))
+        connection.execute(untold.values({offset: None}))
+    outcome = story.shop.plan().plan["outcome"]
+    assert outcome["verdict"] == "surplus"
+    assert outcome["counts"]["rebuilt"] >= len(lost)
+    assert any("with NULL in sent_offset" in reason for reason in outcome["reasons"])

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from backlog.clock import Deadline
@@ -25,7 +26,7 @@ from delivery.outbox import Outbox, Settings, claims, outages
 from delivery.outbox.desk import Desk
 from delivery.outbox.flights import Flights
 from delivery.outbox.statements import Acknowledged
-from delivery.outbox.tables import State, messages
+from delivery.outbox.tables import State, clock_ms, messages
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import FAST, Shop, read_id
@@ -90,16 +91,39 @@ def test_a_row_says_where_kafka_has_its_message(shop: Shop, topic: MakeTopic) ->
     assert set(rows) == found
 
 
-def test_a_place_that_kafka_does_not_tell_is_next_to_the_one_before() -> None:
-    """Of a repeat that it had already it says no offset."""
+def test_an_offset_that_kafka_does_not_tell_is_unknown() -> None:
+    """Of a repeat that it had already it says none, and the client counts on from that: -1, 0, 1."""
 
     def told(offset: int | None) -> Any:
         return SimpleNamespace(partition=lambda: 2, offset=lambda: offset)
 
-    message: Any = SimpleNamespace(topic="t")
+    def find(attempts: int, *offsets: int | None) -> list[int | None]:
+        message: Any = SimpleNamespace(topic="t", attempts=attempts)
+        return [flights._find_place(message, told(offset)).offset for offset in offsets]
+
     flights = Flights(SimpleNamespace(), lambda: None)  # type: ignore[arg-type,return-value]
-    places = [flights._find_place(message, told(offset)) for offset in (None, 7, -1001, None, 9)]
-    assert [place.offset for place in places] == [None, 7, 7, 7, 9]
+    assert find(0, None, 0, 1, 3, 4) == [None, None, None, 3, 4]
+    assert find(0, None, 0, 1, 2, 3, 4, 5, 8) == [None] * 7 + [8]
+    assert find(0, -1001, None, 0, 20) == [None, None, None, 20]
+    # Its topic was made anew.
+    assert find(0, 0, 1) == [0, 1]
+    # What goes alone goes by another client.
+    assert [*find(1, None), *find(0, 2), *find(1, 0, 5)] == [None, 2, None, 5]
+
+
+def test_a_mark_that_comes_late_says_when_kafka_acknowledged(shop: Shop, topic: MakeTopic) -> None:
+    """The database was away meanwhile."""
+    shop.add(topic(1), "a", "b", "c")
+    held = shop.make_claims()
+    with shop.engine.connect() as connection:
+        before = connection.scalar(select(clock_ms()))
+        rows = held.claim_due()
+        now = time.monotonic()
+        told = [Acknowledged(row, 0, at, now - 900 * at) for at, row in enumerate(rows)]
+        assert held.mark_sent(told) == 3
+        after = connection.scalar(select(clock_ms()))
+    for at, (sent,) in enumerate(shop.list_rows("sent_at")):
+        assert before <= sent + 900_000 * at <= after
 
 
 def test_fault_45_a_crash_after_the_acknowledgement_repeats_the_same_id(
@@ -351,8 +375,6 @@ def make_orders(bootstrap: str) -> None:
 
 
 def _speed_up(patch: pytest.MonkeyPatch, factor: int) -> Callable[[], float]:
-    import time
-
     def hurry() -> float:
         return time.monotonic() * factor
 
