@@ -105,11 +105,11 @@ STORIES: Mapping[Story, Entry] = {
 def run_demo(
     session: Session,
     story: Annotated[
-        Story,
+        str,
         typer.Argument(
-            help=" ".join(f"`{name}`: {entry.help}." for name, entry in STORIES.items())
+            help=" ".join(f"`{name}`: {entry.help}." for name, entry in STORIES.items()),
         ),
-    ] = Story.REBUILD,
+    ] = str(Story.REBUILD),
     report: Annotated[
         Path | None,
         typer.Option(
@@ -137,9 +137,13 @@ def run_demo(
     ] = False,
 ) -> None:
     """Tell a story on a real Kafka that is gone afterwards (about a minute)."""
+    if story not in STORIES:
+        known = ", ".join(STORIES)
+        raise UsageError(f"no such story: {story}", subject="demo", hint=f"one of {known}")
+    entry = STORIES[Story(story)]
     asked = {"--report": report is not None, "--consumed": consumed, "--secure": secure}
     for option, is_asked in asked.items():
-        if is_asked and option not in STORIES[story].takes:
+        if is_asked and option not in entry.takes:
             stories = " or ".join(
                 f"`{name}`" for name, one in STORIES.items() if option in one.takes
             )
@@ -150,7 +154,7 @@ def run_demo(
         report.parent.mkdir(parents=True, exist_ok=True)
         check_writable(report)
     console = session.err if session.json else session.out
-    told = STORIES[story].tell(console, Options(report, consumed, secure))
+    told = entry.tell(console, Options(report, consumed, secure))
     if session.json:
         session.write_document(told.to_json())
     if not told.passed:

@@ -258,7 +258,8 @@ def test_doctor(width: int) -> None:
         "mend": "see `kafka-configs.sh --describe --all`",
         "commands": [command],
     }
-    document = {"examinations": [{"name": "orders", "findings": [finding]}], "result": 2}
+    one = {"about": "stream", "name": "orders", "findings": [finding]}
+    document = {"examinations": [one], "result": 2}
     console = WholeConsole(file=io.StringIO(), width=width, force_terminal=False)
     console.print(draw_examinations(document))
     drawn = str(console.file.getvalue())  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from delivery.outbox import Outbox, OutboxSender
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import wait_until
+from tests.own_logs import list_own
 from tests.replay.calling import call_main
 from tests.secured import start_secured
 
@@ -29,7 +30,7 @@ def test_a_broker_that_is_not_there_is_told_at_once_and_nothing_is_claimed(
     with pg_shop.sending(kafka={"bootstrap.servers": "127.0.0.1:1"}) as sender:
         wait_until(lambda: sender.kafka_outage.is_on, 10, "it is told")
         assert pg_shop.list_rows("state", "attempts") == [("pending", 0)]
-    (warned,) = [record.getMessage() for record in caplog.records]
+    (warned,) = [record.getMessage() for record in list_own(caplog)]
     assert warned.startswith("Kafka: no broker answers: ")
     assert "Connection refused" in warned
     assert "bootstrap.servers 127.0.0.1:1" in warned
@@ -42,7 +43,7 @@ def test_a_refused_login_is_told_as_that(
         kafka = secured.login("admin", "not-the-password")
         with pg_shop.sending(kafka=kafka) as sender:
             wait_until(lambda: sender.kafka_outage.is_on, 20, "it is told")
-    warned = caplog.records[0].getMessage()
+    warned = list_own(caplog)[0].getMessage()
     assert "refused the login" in warned
     assert "sasl.password" in warned
     assert "not-the-password" not in caplog.text
@@ -54,7 +55,7 @@ def test_a_topic_that_is_not_there(
     name = f"nowhere-{unique}"
     pg_shop.add(name, "a")
     with caplog.at_level(logging.WARNING), pg_shop.sending():
-        wait_until(lambda: caplog.records, what="the second refusal is told")
+        wait_until(lambda: list_own(caplog), what="the second refusal is told")
     assert "is tried again: UNKNOWN_TOPIC_OR_PART" in caplog.text
     assert f"to topic {name}" in caplog.text
     assert "there is no such topic: create it; see `backlogctl outbox list`" in caplog.text

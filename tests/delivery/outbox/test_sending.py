@@ -31,6 +31,7 @@ from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import FAST, Shop, read_id
 from tests.kafka_tools import properties_of, wait_until
+from tests.own_logs import list_own
 from tests.spark_backfill.world import place_key
 
 
@@ -270,7 +271,7 @@ def test_fault_49_kafka_is_away_for_an_hour(
             wait_until(lambda: sender.counts.away > 0, what="an attempt found nobody")
             wait_until(lambda: hurry() - began > 3_600, what="an hour has passed")
             assert sender.kafka_outage.is_on
-            warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            warned = [record for record in list_own(caplog) if record.levelno >= logging.WARNING]
             assert len(warned) == 1, caplog.text
             assert shop.count("parked") == 0
             assert sender.counts.away < 400

@@ -104,7 +104,7 @@ def test_each_is_known_or_unknown_by_itself(pg_url: str, mariadb_url: str, tmp_p
         assert (sum(one.messages for one in look_back.counts), look_back.incidents) == (0, 0)
         bills, notes = find(watch, "bills"), find(watch, "notes")
         assert bills.status is None
-        assert "its table is missing" in bills.problem
+        assert "its tables are missing" in bills.problem
         assert notes.status is None
         assert "there is no file" in notes.problem
         figures = scrape(watch)
