@@ -110,7 +110,8 @@ def test_dockerfile_is_linted() -> None:
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     text = (DOCKER / "prometheus/prometheus.yml").read_text()
     assert "exporter:9321" in text
-    assert '"outbox:9406", "lookback:9322"' in text
+    assert "names: [outbox], type: A, port: 9406" in text
+    assert "names: [lookback], type: A, port: 9322" in text
     assert "../monitoring/rules:/etc/prometheus/rules:ro" in SERVICES["prometheus"]["volumes"]
     file = tmp_path / "prometheus.yml"
     file.write_text(text.replace("/etc/prometheus/rules", str(ROOT / "monitoring/rules")))
