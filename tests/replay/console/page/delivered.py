@@ -49,8 +49,8 @@ def tell_deliveries(night: Night, more: Sequence[str] = ()) -> None:
         DeliveryLook(
             "crm",
             None,
-            "the database answers with an error: connection refused (check that it runs, and that "
-            "the URL names the right one)",
+            "the database cannot be reached: nothing listens at crm.example.com:5432 (check that it "
+            "runs, and host and port in `url`)",
             SEEN,
         ),
         make_look_back(2, prepared=(6, 21.0), forwarding=(1, 3.0)),

@@ -128,7 +128,7 @@ def test_they_stand_worst_first_and_what_is_unknown_is_no_zero(tmp_path: Path) -
     rows = re.findall(r'<td class="key">([\w-]+)<span', section)
     assert rows == ["billing", "stock", "crm", "shop", "look-back"]
     words = strip(section)
-    assert "Unknown: the database answers with an error: connection refused" in words
+    assert "Unknown: the database cannot be reached: nothing listens at crm" in words
     assert "unknown unknown unknown" in words
     assert "backlogctl outbox list --outbox billing --state parked" in words
     assert "2 records of its topic did not fit" in words
