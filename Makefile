@@ -37,9 +37,9 @@ demo-secure: $(SETUP) ## The same on a cluster with logins, TLS and narrow right
 demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
 	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
 
-.PHONY: demo-drain
-demo-drain: $(SETUP) ## Fill a broker's disk, move what is unread into an archive, put it back
-	@.venv/bin/backlogctl demo drain --report build/demo-drain-report.html $(ARGS)
+.PHONY: demo-offload
+demo-offload: $(SETUP) ## Fill a broker's disk, move what is unread into an archive, put it back
+	@.venv/bin/backlogctl demo offload --report build/demo-offload-report.html $(ARGS)
 
 .PHONY: demo-delivery
 demo-delivery: $(SETUP) ## Kill an outbox, look-back and their consumers at random; each order is handled once
@@ -102,10 +102,10 @@ bench-relay: $(SETUP) ## Measure the relay beside kcat
 	@scripts/need.sh kcat
 	$(PYTHON) -m benchmarks.relay $(ARGS)
 
-.PHONY: bench-drain
-bench-drain: $(SETUP) ## Measure the archive beside Spark's own Parquet and kcat
+.PHONY: bench-offload
+bench-offload: $(SETUP) ## Measure the archive beside Spark's own Parquet and kcat
 	@scripts/need.sh kcat
-	$(PYTHON) -m benchmarks.drain $(ARGS)
+	$(PYTHON) -m benchmarks.offload $(ARGS)
 
 .PHONY: bench-audit
 bench-audit: $(SETUP) ## Measure audits by Spark and by batch headers, and what numbering costs a producer

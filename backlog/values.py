@@ -17,7 +17,7 @@ class Cause(StrEnum):
 
     EXPIRED = "expired"
     SKIPPED = "skipped"
-    DISCARDED = "discarded"  # a drain took it off the brokers
+    DISCARDED = "discarded"  # an offload took it off the brokers
     PRODUCER_GAP = "producer_gap"  # its producer numbered them, and they never reached the topic
     UNPROCESSED = "unprocessed"  # committed, and the consumer's own table lacks them
     TOPIC_RECREATED = "topic_recreated"
@@ -173,7 +173,7 @@ DatePiece = Callable[[int, int], TimeBounds]
 class Gap:
     """Messages the group will never read. `start`/`end` are None where the range is unknown.
 
-    `archive` is the drain in whose archive its messages lie; None where they are in none.
+    `archive` is the offload in whose archive its messages lie; None where they are in none.
     `sequences` are those of a `producer_gap`, whose messages never had an offset.
     """
 

@@ -15,7 +15,7 @@ _SETTLED = (GapState.VERIFIED, GapState.WAIVED)
 
 
 def tell_waiting(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
-    """The status, with how many messages a drain put aside, or were never handled, and what puts
+    """The status, with how many messages an offload put aside, or were never handled, and what puts
     them back."""
     place = (status.topic, status.group)
     known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]

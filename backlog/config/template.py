@@ -17,7 +17,7 @@ ledger: sqlite:///backlog.db
 staging:
   dir: ./staging
   keep: 30d
-  # Where `plan drain` puts archives; not on a broker's disk. Without it, in `dir`.
+  # Where `plan offload` puts archives; not on a broker's disk. Without it, in `dir`.
   # archive: s3a://bucket/backlog    # or a directory
 
 # The topic, on the same cluster as the stream, that says which messages were put back. It is
@@ -122,7 +122,7 @@ OF_A_STREAM = """\
       #   events   append-only events, sent as they were (identity by header)
       #   refuse   nothing is rebuilt
       stale: restate
-    # How the group's consumers are started and stopped; an expansion and a drain need it. A
+    # How the group's consumers are started and stopped; an expansion and an offload need it. A
     # consumer learns what to read from BACKLOG_TOPIC, BACKLOG_GROUP and BACKLOG_BOOTSTRAP_SERVERS.
     # consumers:
     #   launcher: process        # process | command | manual

@@ -1,4 +1,4 @@
-"""Archives: where drained messages lie, and since when they do not any more."""
+"""Archives: where offloaded messages lie, and since when they do not any more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backlog.ledger.models import archives, gaps
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRecord:
-    """One archive; its id is that of the drain that made it.
+    """One archive; its id is that of the offload that made it.
 
     `location` is a folder or a URL; `messages` and `bytes` are those of its files.
     """
@@ -155,7 +155,7 @@ def _read(connection: Connection, recovery_id: str) -> ArchiveRecord:
         raise UsageError(
             "there is no such archive",
             subject=f"archive {recovery_id}",
-            hint="`backlogctl archive list` lists them; an archive has the id of its drain",
+            hint="`backlogctl archive list` lists them; an archive has the id of its offload",
         )
     return _to_record(row)
 

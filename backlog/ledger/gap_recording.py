@@ -75,8 +75,8 @@ def _to_sequences(row: RowMapping | dict[str, Any]) -> SequenceRange | None:
 def _is_over(row: RowMapping, gap: Gap) -> bool:
     """Whether a gap says nothing of what is seen now.
 
-    What an earlier drain that was given up would have discarded is in the topic again, and may be
-    lost there in any way. What a drain discards now is unread, though it was put back before:
+    What an earlier offload that was given up would have discarded is in the topic again, and may be
+    lost there in any way. What an offload discards now is unread, though it was put back before:
     somebody set the group back before it.
     """
     own = gap.archive is not None and row["archive"] == gap.archive
@@ -180,7 +180,7 @@ def _add_piece(
             and row["cause"] == gap.cause.value
             and row["certainty"] == gap.certainty.value
             and row["archive"] == gap.archive
-            # Each drain has gaps of its own.
+            # Each offload has gaps of its own.
             and (gap.cause is not Cause.DISCARDED or row["reason"] == gap.reason)
         ):
             changes = {

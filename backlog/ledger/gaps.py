@@ -31,8 +31,8 @@ class Gaps:
         range is the same when its cause and start are; of sequences, those that no gap of their
         producer and epoch has are new. `gap.id` and `gap.state` are not used.
 
-        What a drain discards is unread at that moment, whatever became of its offsets before: gaps
-        that are over do not count then, but those of its own archive. Those of a drain that was
+        What an offload discards is unread at that moment, whatever became of its offsets before: gaps
+        that are over do not count then, but those of its own archive. Those of an offload that was
         given up never count again: its messages stayed in the topic.
 
         Args:
@@ -247,7 +247,7 @@ def move_gaps(
     for row in _read_rows(connection, ids, lock=True):
         gap = to_gap(row)
         owner = row["recovery_id"]
-        # In the archive of the drain that has it, it is for whoever puts it back.
+        # In the archive of the offload that has it, it is for whoever puts it back.
         taken = to is GapState.PLANNED and is_waiting(gap, owner)
         foreign = recovery_id is not None and owner not in (None, recovery_id) and not taken
         if foreign or (gap.state is not to and not _is_allowed(connection, gap, owner, to)):

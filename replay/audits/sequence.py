@@ -57,7 +57,7 @@ UNSURE: Mapping[str, tuple[Level, str, str]] = {
 
 
 class SequenceAuditing(Audit):
-    """By Spark, over what the topic holds and what drains moved into archives."""
+    """By Spark, over what the topic holds and what offloads moved into archives."""
 
     name = "sequence"
     summary = "Find messages that were numbered by a SequencedProducer and are not in the topic."

@@ -1,4 +1,4 @@
-"""`backlogctl archive`: what drains have moved off the brokers, and what became of it."""
+"""`backlogctl archive`: what offloads have moved off the brokers, and what became of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from replay.recovery.archives import ArchiveState
 
-archive = typer.Typer(help="See, verify and delete archives of drained messages.")
+archive = typer.Typer(help="See, verify and delete archives of offloaded messages.")
 
-ArchiveId = Annotated[str, typer.Argument(help="The archive's id: that of the drain.")]
+ArchiveId = Annotated[str, typer.Argument(help="The archive's id: that of the offload.")]
 
 
 @archive.callback()
 def _archive() -> None:
-    """See, verify and delete archives of drained messages."""
+    """See, verify and delete archives of offloaded messages."""
 
 
 @archive.command("list")

@@ -49,8 +49,8 @@ def _tell_expand(console: Console, options: Options) -> Told:
     return tell_story(console, report=options.report)
 
 
-def _tell_drain(console: Console, options: Options) -> Told:
-    from replay.demo.drain.story import tell_story
+def _tell_offload(console: Console, options: Options) -> Told:
+    from replay.demo.offload.story import tell_story
 
     return tell_story(console, report=options.report)
 
@@ -66,7 +66,7 @@ class Story(StrEnum):
 
     REBUILD = "rebuild"
     EXPAND = "expand"
-    DRAIN = "drain"
+    OFFLOAD = "offload"
     DELIVERY = "delivery"
 
 
@@ -88,9 +88,9 @@ STORIES: Mapping[Story, Entry] = {
     Story.EXPAND: Entry(
         "drain a backlog of 300,000 orders ten times as fast", _tell_expand, frozenset({"--report"})
     ),
-    Story.DRAIN: Entry(
+    Story.OFFLOAD: Entry(
         "a disk is nearly full; move what is unread into an archive, and put it back",
-        _tell_drain,
+        _tell_offload,
         frozenset({"--report"}),
     ),
     Story.DELIVERY: Entry(

@@ -120,7 +120,7 @@ def _say_unsure(count: int, group: str) -> str:
 
 def _say_waiting(archive: str, stream: str) -> str:
     return (
-        f"messages that were put back before were drained since, unread: archive {archive} has "
+        f"messages that were put back before were offloaded since, unread: archive {archive} has "
         f"them, and `backlogctl plan rebuild {stream}` or `--from archive:{archive}` puts them back"
     )
 

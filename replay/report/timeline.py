@@ -107,7 +107,7 @@ def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[Line]:
 
 
 def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
-    # What a drain moved is no loss, and its own steps say when.
+    # What an offload moved is no loss, and its own steps say when.
     gaps = tuple(gap for gap in gaps if gap.cause is not Cause.DISCARDED or gap.archive is None)
     known = [gap for gap in gaps if gap.first_time and gap.last_time]
     if known:

@@ -24,7 +24,7 @@ _STAGES = {
 def draw_archives(archives: Sequence[Document]) -> RenderableType:
     """`archive list`: one line an archive."""
     if not archives:
-        return Text("no archives: nothing was drained yet", style="dim")
+        return Text("no archives: nothing was offloaded yet", style="dim")
     table = make_table(
         *("=archive", "stream", "=made", "#messages", "#bytes"),
         *("#put back", "#waiting", "=expires"),

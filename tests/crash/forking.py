@@ -23,7 +23,7 @@ _CONTEXT.set_forkserver_preload(
     [
         "tests.crash.runner",
         "tests.crash.delivery.servers",
-        "tests.crash.drain.schedule",
+        "tests.crash.offload.schedule",
         "tests.crash.expand_schedule",
     ]
 )

@@ -53,8 +53,8 @@ RELAY_POINTS = (
     "p4.6.offsets.after",
     "p4.6.commit.after",
 )
-# Of the runner of a drain, in the order in which one run comes to them.
-DRAIN_POINTS = (
+# Of the runner of an offload, in the order in which one run comes to them.
+OFFLOAD_POINTS = (
     "p5.2.stopped",
     "p5.2.quiet",
     "p5.3.fenced",

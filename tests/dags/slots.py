@@ -74,7 +74,7 @@ KINDS = (
     Kind("planned", 2, {"approval": "named", "auto_plan": True}),
     Kind("gone", 1, {"cluster": "gone"}, source=False),
     Kind("expand", 10, {"approval": "named"}, source=False, consumers=True),
-    Kind("drain", 2, {"approval": "auto"}, source=False, consumers=True),
+    Kind("offload", 2, {"approval": "auto"}, source=False, consumers=True),
     Kind("letters", 2, {"approval": "named"}),
     Kind("both", 2, {"approval": "named"}, consumers=True),
     Kind("audited", 1, {"audits": ["producers", "consumed"]}),

@@ -33,7 +33,7 @@ from backlogctl_airflow.local.settings import (
 )
 from sandbox.ports import HOST, free_port, listens
 
-DAGS = ("detect_backlog", "emergency_drain", "recover_backlog")
+DAGS = ("detect_backlog", "emergency_offload", "recover_backlog")
 _UP_WITHIN = 300.0
 _DOWN_WITHIN = 60.0
 _TICK = 0.1

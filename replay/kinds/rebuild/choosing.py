@@ -32,7 +32,7 @@ def take_every(_: Gap) -> bool:
 
 
 def list_archives(ledger: Ledger, topic_id: str) -> tuple[ArchiveRecord, ...]:
-    """Of a topic, whoever drained it."""
+    """Of a topic, whoever offloaded it."""
     return tuple(record for record in ledger.archives.list() if record.topic_id == topic_id)
 
 

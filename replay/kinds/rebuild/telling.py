@@ -31,7 +31,7 @@ _COUNTS = {
 }
 # Where all of it lies in archives nothing was lost.
 _ARCHIVED = {
-    "expected": ("drained offsets (at most)", "", True),
+    "expected": ("offloaded offsets (at most)", "", True),
     "rebuilt": ("to be put back", "", True),
 }
 _SHOWN_DIFFERENCES = 2

@@ -1,1 +1,1 @@
-"""What drains have moved off the log is put back by rebuilds."""
+"""What offloads have moved off the log is put back by rebuilds."""

@@ -9,7 +9,7 @@ from confluent_kafka.cimpl import NewPartitions
 from backlog.kafka.clients import make_admin
 from backlog.values import GapState
 from tests.kafka_tools import commit, move_log_start, set_config, wait_until
-from tests.replay.drained import drain
+from tests.replay.offloaded import offload
 from tests.replay.rebuild_archive.test_whole_way import (
     UNREAD,
     Message,
@@ -36,7 +36,7 @@ def test_every_shape_comes_back_equal(empty_shop: Shop, spark: SparkSession) -> 
     archiving.publish(shop.bootstrap, shop.topic, 40, PARTITIONS, **{"compression.type": "zstd"})
     commit(shop.properties, shop.group, shop.topic, {0: 1})
     before = read_own(shop)
-    drain(shop, spark, starts=dict.fromkeys(range(PARTITIONS), 0))
+    offload(shop, spark, starts=dict.fromkeys(range(PARTITIONS), 0))
     set_config(shop.properties, shop.topic, {"max.message.bytes": "5000"})
     short = plan_of(shop.plan()).outcome
     assert short.verdict == "short"
@@ -50,7 +50,7 @@ def test_every_shape_comes_back_equal(empty_shop: Shop, spark: SparkSession) -> 
 def test_what_was_put_back_and_expired_comes_again(plain_shop: Shop, spark: SparkSession) -> None:
     """P2.12, of a stream without a source: the archive holds it still."""
     shop = plain_shop
-    drain(shop, spark)
+    offload(shop, spark)
     put_back(shop)
     first = read_own(shop)
     assert len(first) == UNREAD
@@ -68,7 +68,7 @@ def test_what_was_put_back_and_expired_comes_again(plain_shop: Shop, spark: Spar
 
 def test_fault_81_keys_go_where_they_belong_now(plain_shop: Shop, spark: SparkSession) -> None:
     shop, now = plain_shop, PARTITIONS + 2
-    drain(shop, spark)
+    offload(shop, spark)
     admin = make_admin(shop.properties)
     admin.create_partitions([NewPartitions(shop.topic, now)])[shop.topic].result(60)
     wait_until(

@@ -29,10 +29,10 @@ def desk(tmp_path: Path) -> Workspace:
 
 
 def wait_in_archive(desk: Workspace) -> Gap:
-    """A gap of a stream without a source that waits in the archive of a drain."""
+    """A gap of a stream without a source that waits in the archive of an offload."""
     ledger = desk.ledger
     made = ledger.recoveries.create(
-        "drain", "orders", "main", "orders", "service", {}, "f" * 64, (), "op",
+        "offload", "orders", "main", "orders", "service", {}, "f" * 64, (), "op",
         stops_consumers=True, holds_when_failed=True,
     )  # fmt: skip
     ledger.recoveries.advance(made.id, RecoveryState.REJECTED, "op")

@@ -17,7 +17,7 @@ from replay.kinds.rebuild.plan import RebuildPlan
 from replay.kinds.rebuild.planning import plan_rebuild
 from replay.recovery.approval import approve_plan
 from tests.kafka_tools import commit, move_log_start
-from tests.replay.drained import drain
+from tests.replay.offloaded import offload
 from tests.replay.rebuild_archive.test_whole_way import read_own
 from tests.replay.shop import PARTITIONS, Shop, count_by_partition, place
 from tests.spark_backfill.world import FIELDS, ORDERS, fill_table, make_order, publish_orders
@@ -25,7 +25,7 @@ from tests.spark_backfill.world import FIELDS, ORDERS, fill_table, make_order, p
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAVE = 60  # orders: handled, expired, drained, expired, still there
+WAVE = 60  # orders: handled, expired, offloaded, expired, still there
 SOURCE = {
     "database": "shop",
     "table": "orders",
@@ -40,7 +40,7 @@ SOURCE = {
 
 @pytest.fixture
 def mixed(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
-    """Orders that expired before and after what was drained; the shop, and the archive's id."""
+    """Orders that expired before and after what was offloaded; the shop, and the archive's id."""
     shop = empty_shop
     shop.write_config(source=SOURCE)
     rows: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def mixed(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
     fill_table(shop.url, ORDERS, [])
     shop.call("gaps")
     publish(1)
-    archive = drain(shop, spark)
+    archive = offload(shop, spark)
     shop.call("gaps")
     begin = utc_now()
     publish(1)
@@ -79,11 +79,11 @@ def mixed(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
 def record_expired(shop: Shop, begin: datetime) -> None:
     """The group set by a tool is no member: what expired behind it would be known as bounded."""
     ledger = shop.open().ledger
-    drained = next(gap for gap in ledger.gaps.list() if gap.archive)
+    offloaded = next(gap for gap in ledger.gaps.list() if gap.archive)
     starts, ends = (count_by_partition(range(waves * WAVE)) for waves in (3, 4))
     for number in range(PARTITIONS):
         lost = replace(
-            drained,
+            offloaded,
             partition=number,
             start=starts[number],
             end=ends[number],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 
-from tests.replay.drained import drain
+from tests.replay.offloaded import offload
 from tests.replay.rebuild_archive.test_whole_way import UNREAD, plain_shop, read_own
 from tests.replay.shop import LOCAL_SPARK, Shop
 from tests.spark_backfill.archive.test_s3 import BUCKET, KEYS, endpoint
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.timeout(900)
 
 def test_the_whole_way(plain_shop: Shop, spark: SparkSession, endpoint: str) -> None:
     shop = plain_shop
-    archive = drain(shop, spark, store=f"s3a://{BUCKET}/drains")
+    archive = offload(shop, spark, store=f"s3a://{BUCKET}/offloads")
     client = make_client(endpoint)
-    upload(client, shop.directory / "staging" / "archives" / archive, f"drains/{archive}")
+    upload(client, shop.directory / "staging" / "archives" / archive, f"offloads/{archive}")
     assert isinstance(LOCAL_SPARK["conf"], dict)
     conf = {
         **LOCAL_SPARK["conf"],
@@ -45,7 +45,7 @@ def test_the_whole_way(plain_shop: Shop, spark: SparkSession, endpoint: str) -> 
     assert len(read_own(shop)) == UNREAD
     purged = shop.run("archive", "purge", archive, "--json").document
     assert purged["files"] > 0
-    assert "Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix=f"drains/{archive}")
+    assert "Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix=f"offloads/{archive}")
 
 
 def make_client(endpoint: str) -> Any:

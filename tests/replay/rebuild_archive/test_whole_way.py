@@ -1,4 +1,4 @@
-"""Drained, planned, put back, verified: byte for byte, each once, in order."""
+"""Offloaded, planned, put back, verified: byte for byte, each once, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replay.kinds.rebuild.kind import KIND
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.approval import approve_plan
 from tests.kafka_tools import commit, read_all
-from tests.replay.drained import drain
+from tests.replay.offloaded import offload
 from tests.replay.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition
 from tests.spark_backfill.world import make_order, publish_orders
 
@@ -63,7 +63,7 @@ def test_a_stream_without_a_source(plain_shop: Shop, spark: SparkSession) -> Non
     unread: list[Message] = []
     for number in range(PARTITIONS):
         unread += [item for item in before if item[0] == number][handled[number] :]
-    archive = drain(shop, spark)
+    archive = offload(shop, spark)
     assert read_own(shop) == []
     assert shop.call("gaps", "--json").document["gaps"][0]["archive"] == archive
     assert "backlogctl plan rebuild orders" in shop.call("gaps").out
@@ -103,7 +103,7 @@ def test_killed_and_planned_again_it_is_put_back_once(
     """P2.4: a cancelled recovery's committed chunks are not sent again."""
     shop = plain_shop
     before = read_own(shop)
-    archive = drain(shop, spark)
+    archive = offload(shop, spark)
     shop.write_config(limits={"messages_per_second": 30})
     first = shop.plan_approved()
     said = shop.run("run", first.id, code=None, BACKLOG_CRASH_AT="p3.7.copy.before:2")
@@ -131,7 +131,7 @@ def test_killed_and_planned_again_it_is_put_back_once(
 
 def test_a_damaged_archive_sends_nothing(plain_shop: Shop, spark: SparkSession) -> None:
     shop = plain_shop
-    archive = drain(shop, spark)
+    archive = offload(shop, spark)
     folder = shop.directory / "staging" / "archives" / archive
     files = sorted(folder.glob("partition=*/*.parquet"))
     raw = bytearray(files[0].read_bytes())
@@ -144,17 +144,19 @@ def test_a_damaged_archive_sends_nothing(plain_shop: Shop, spark: SparkSession) 
     assert files[1].name in error["message"]
     ledger = shop.open().ledger
     assert len(ledger.gaps.list_waiting()) == PARTITIONS
-    assert [one.kind for one in ledger.recoveries.list()] == ["drain"]
+    assert [one.kind for one in ledger.recoveries.list()] == ["offload"]
 
 
 def test_a_purged_archive_is_said(plain_shop: Shop, spark: SparkSession) -> None:
     shop = plain_shop
-    archive = drain(shop, spark)
+    archive = offload(shop, spark)
     shop.open().ledger.archives.mark_purged(archive, "op")
     refused = shop.call("plan", "rebuild", "orders", "--json", code=2).error
     assert "no archive" in refused["message"]
-    drain_again = shop.open().ledger.gaps.list_waiting()[0]
-    named = shop.call("plan", "rebuild", "orders", "--gap", drain_again.id, "--json", code=2).error
+    offload_again = shop.open().ledger.gaps.list_waiting()[0]
+    named = shop.call(
+        "plan", "rebuild", "orders", "--gap", offload_again.id, "--json", code=2
+    ).error
     assert named["code"] == "usage"
 
 
@@ -164,7 +166,7 @@ def test_no_payload_is_kept_elsewhere(plain_shop: Shop, spark: SparkSession) -> 
     marker = "marker-7f3a-personal"
     order = {**make_order(9999), "status": marker}
     publish_orders(shop.bootstrap, shop.topic, [order])
-    drain(shop, spark)
+    offload(shop, spark)
     recovery = put_back(shop)
     said = [
         shop.call("report", recovery.id, "--json", "--html", "report.html"),

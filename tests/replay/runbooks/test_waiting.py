@@ -23,7 +23,7 @@ from tests.replay.runbooks.desks import (
 )
 
 S = RecoveryState
-DAGS = ("recover_backlog", "emergency_drain")
+DAGS = ("recover_backlog", "emergency_offload")
 NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
 
 
@@ -61,8 +61,8 @@ def test_what_a_run_has_begun_is_that_dags(desk: Workspace) -> None:
 
 
 def test_each_dag_has_its_own(desk: Workspace) -> None:
-    drain = store(desk, "expand", origin=name_origin("emergency_drain", "run-1"))
-    assert look(desk).recovering == {"emergency_drain": (f"{drain.id} of orders is planned",)}
+    offload = store(desk, "expand", origin=name_origin("emergency_offload", "run-1"))
+    assert look(desk).recovering == {"emergency_offload": (f"{offload.id} of orders is planned",)}
 
 
 def test_what_a_person_keeps_is_no_work(desk: Workspace) -> None:

@@ -96,7 +96,7 @@ def test_fault_12_a_full_disk_stops_it_and_with_more_space_it_goes_on(
     for _ in range(200):
         producer.produce(name, os.urandom(5_000), partition=0)
     assert producer.flush(30) == 0
-    place = small_disk / "drains" / "r-1"
+    place = small_disk / "offloads" / "r-1"
     free = ArchivePlace(spark, str(place)).free_bytes()
     assert free is not None
     assert 400_000 < free <= 600 * 1024

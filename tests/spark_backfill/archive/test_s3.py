@@ -72,7 +72,7 @@ def test_written_verified_read_and_purged(
 ) -> None:
     name = topic(partitions=1, config=archiving.KEEP)
     archiving.publish(kafka.bootstrap, name, 40)
-    found = run(kafka.bootstrap, name, endpoint, f"s3a://{BUCKET}/drains/r 1")
+    found = run(kafka.bootstrap, name, endpoint, f"s3a://{BUCKET}/offloads/r 1")
     assert found["equal"]
     assert found["count"] == 40
     assert found["files"] == 8

@@ -1,7 +1,7 @@
 """Archives, the gaps whose messages lie in one, and readings of the brokers' disks. Revision 0006.
 
 Such a gap waits as `staged` for a recovery that puts it back, and waits there again where that
-recovery is cancelled. What a drain discards may start where a gap that is over does.
+recovery is cancelled. What an offload discards may start where a gap that is over does.
 """
 
 from __future__ import annotations

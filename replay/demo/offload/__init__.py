@@ -1,0 +1,1 @@
+"""The story of a full disk: offloaded into an archive, freed, and put back at night."""
