@@ -31,9 +31,9 @@ class Gaps:
         range is the same when its cause and start are; of sequences, those that no gap of their
         producer and epoch has are new. `gap.id` and `gap.state` are not used.
 
-        What an offload discards is unread at that moment, whatever became of its offsets before: gaps
-        that are over do not count then, but those of its own archive. Those of an offload that was
-        given up never count again: its messages stayed in the topic.
+        What an offload discards is unread at that moment, whatever became of its offsets before:
+        gaps that are over do not count then, but those of its own archive. Those of an offload that
+        was given up never count again: its messages stayed in the topic.
 
         Args:
             date: dates a new piece, which may be younger than the range it was seen in; without it

@@ -1,4 +1,4 @@
-"""Cancels an offload: before the group was moved it is taken back, from there on it goes forward."""
+"""Cancels an offload: before the group moved it is taken back, from there on it goes forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gaps of an offload: what it took off the brokers, on record before the group moves past it."""
+"""The gaps of an offload: what it took off the brokers, on record before the group moves on."""
 
 from __future__ import annotations
 

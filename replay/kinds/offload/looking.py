@@ -1,4 +1,4 @@
-"""What an offload's plan is computed from: what is unread, the brokers' disks, and who else reads."""
+"""What an offload's plan is computed from: what is unread, the brokers' disks, who else reads."""
 
 from __future__ import annotations
 

@@ -88,5 +88,5 @@ def _has_looked(context: OffloadContext) -> bool:
 
 
 def _record(context: OffloadContext, item: OffsetRange) -> None:
-    reason = f"while offload {context.recovery.id} was at work, somebody set the group's offsets past them"
+    reason = f"somebody set the group past them while offload {context.recovery.id} was at work"
     record_gap(context, item, Cause.SKIPPED, reason, date_range(context, item))
