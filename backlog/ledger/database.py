@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from backlog import database
-from backlog.database_failures import Trouble, clean_reason, find_trouble
 from backlog.errors import BacklogError, InvalidTransition, LedgerError, Refused
+from backlogctl_delivery import database
+from backlogctl_delivery.database_failures import Trouble, clean_reason, find_trouble
 
 REFUSAL = "backlog refuses: "  # how the triggers' messages start
 UPGRADE_HINT = "run `backlogctl db upgrade`"

@@ -12,12 +12,12 @@ from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
 from backlog.errors import UsageError
-from backlog.ledger.columns import encode_json
 from backlog.ledger.database import Database
 from backlog.ledger.models import events, recoveries
 from backlog.ledger.owners import Owner
 from backlog.ledger.recovery_rows import read_recovery, refuse_lost_lease
 from backlog.values import Event
+from backlogctl_delivery.database import encode_json
 
 GENESIS = "0" * 64
 

@@ -8,11 +8,11 @@ from datetime import datetime
 
 from sqlalchemy import and_, exists, func, or_, select
 
-from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Database
 from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
 from backlog.ledger.recovery_rows import read_recovery
 from backlog.values import FINAL, Cause, GapState, RecoveryState
+from backlogctl_delivery.database import UtcTime
 
 _ENDS = tuple(sorted(FINAL))
 

@@ -13,8 +13,8 @@ from sqlalchemy.engine import RowMapping
 from backlog.ledger.counters import take_id
 from backlog.ledger.gap_changes import confirm_bounded
 from backlog.ledger.models import gaps
-from backlog.sequence import RangeSet
 from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, SequenceRange
+from backlogctl_delivery.sequenced.sequence import RangeSet
 
 # Who closes a gap that turned out to be none.
 ITSELF = "backlogctl"

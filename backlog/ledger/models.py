@@ -23,7 +23,7 @@ from sqlalchemy import (
     true,
 )
 
-from backlog.ledger.columns import JsonText, UtcTime
+from backlogctl_delivery.database import JsonText, UtcTime
 
 metadata = MetaData()
 RowId = BigInteger().with_variant(Integer(), "sqlite")

@@ -73,7 +73,7 @@ def judge_table(terms: OutboxTerms, table: OutboxTable) -> Iterator[Finding]:
             f"{'column' if len(table.missing_columns) == 1 else 'columns'} "
             + ", ".join(table.missing_columns),
             "run the application's own migrations; the columns are those of "
-            "delivery/outbox/tables.py",
+            "backlogctl_delivery/outbox/database.py",
         )
     if table.missing_indexes:
         yield Finding(

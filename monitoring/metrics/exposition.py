@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from backlog import families
-from backlog.metric import Metric
-from backlog.visible import escape_name
+from backlogctl_delivery import metrics as families
+from backlogctl_delivery.metrics import Metric
+from backlogctl_delivery.visible import escape_name
 from monitoring.metrics.catalogue import BY_NAME
 from monitoring.metrics.crc import combine_crc
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
+from backlogctl_delivery import stamps
 from spark_backfill.archive.reading import read_archive
 from spark_backfill.archived.opening import OpenArchive
 from spark_backfill.request import Stretch

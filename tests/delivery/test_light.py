@@ -67,8 +67,12 @@ def test_the_extra_brings_what_an_asynchronous_session_needs() -> None:
 
 
 def test_the_page_lists_what_applications_take_in() -> None:
-    assert {"delivery.outbox", "delivery.once.sql", "delivery.lookback.producer"} <= set(NEEDED)
-    assert "sqlalchemy" in NEEDED["delivery.outbox"]
+    assert {
+        "backlogctl_delivery.outbox",
+        "backlogctl_delivery.idempotent.sql",
+        "backlogctl_delivery.lookback.producer",
+    } <= set(NEEDED)
+    assert "sqlalchemy" in NEEDED["backlogctl_delivery.outbox"]
 
 
 @pytest.mark.parametrize("module", NEEDED)

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 from backlog.clock import Deadline
-from backlog.config import Config, LookBack, LookBackService
+from backlog.config import Config, LookBack
 from backlog.errors import Refused
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import find_addresses
 from backlog.kafka.errors import TopicMissing
+from backlogctl_delivery.lookback.settings import ServiceSettings
 from monitoring.doctor.facts import read_topic
 from monitoring.doctor.finding import Finding, Unread, read_part
 from monitoring.doctor.look_back import (
@@ -45,8 +46,8 @@ def judge_look_back(
         yield from judge_tables(found)
         if stuck is not None:
             yield from judge_stuck(stuck, settings.late, kafka_answers=kafka_answers)
-    services = (_look_up(name, one) for name, one in sorted(settings.services.items()))
-    yield from judge_services(tuple(services))
+    services = settings.to_settings().services
+    yield from judge_services(tuple(_look_up(*one) for one in sorted(services.items())))
 
 
 def _judge_topic(config: Config, settings: LookBack) -> Iterator[Finding]:
@@ -66,9 +67,9 @@ def _judge_topic(config: Config, settings: LookBack) -> Iterator[Finding]:
 
 
 def _read(config: Config) -> tuple[LookBackTables, Stuck | None]:
-    from delivery.lookback.operating import count_messages
-    from delivery.lookback.states import State
-    from delivery.lookback.tables import has_tables, list_partitions
+    from backlogctl_delivery.lookback.admin import count_messages
+    from backlogctl_delivery.lookback.messages import State
+    from backlogctl_delivery.lookback.tables import has_tables, list_partitions
 
     with opened_look_back(config) as database:
         with database.read() as connection:
@@ -87,9 +88,9 @@ def _read(config: Config) -> tuple[LookBackTables, Stuck | None]:
     return tables, Stuck(parked, str(worst.state), worst.messages, worst.oldest_seconds)
 
 
-def _look_up(name: str, service: LookBackService) -> AskedService:
+def _look_up(name: str, service: ServiceSettings) -> AskedService:
     """Its name only: nobody is asked."""
-    from delivery.lookback.asking.addresses import Resolver
+    from backlogctl_delivery.lookback.checkers import Resolver
 
     host, port = service.address
     resolver = Resolver(host, port, service.networks, threads=1)

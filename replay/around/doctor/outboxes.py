@@ -68,7 +68,7 @@ def _judge_stream(config: Config, terms: OutboxTerms, stream: Stream) -> Iterato
 
 
 def _is_fed(stream: Stream, outbox: str) -> bool:
-    from delivery.outbox.tables import messages
+    from backlogctl_delivery.outbox.database import messages
 
     source = stream.source
     if source is None or source.database != outbox:
@@ -77,7 +77,7 @@ def _is_fed(stream: Stream, outbox: str) -> bool:
 
 
 def _read_table(config: Config, name: str) -> OutboxTable:
-    from delivery.outbox.shape import read_shape
+    from backlogctl_delivery.outbox.database import read_shape
 
     with opened_outbox(config, name) as database:
         shape = read_shape(database)
@@ -87,8 +87,8 @@ def _read_table(config: Config, name: str) -> OutboxTable:
 
 
 def _read_waiting(config: Config, name: str) -> Waiting:
-    from delivery.outbox.desk import Desk
+    from backlogctl_delivery.outbox.admin import OutboxAdmin
 
     with opened_outbox(config, name) as database:
-        status = Desk(database).read_status()
+        status = OutboxAdmin(database).read_status()
     return Waiting(status.waiting, status.parked, status.oldest_waiting_seconds)

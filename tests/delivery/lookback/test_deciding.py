@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.lookback.deciding import Standing, decide_step, settle
-from delivery.lookback.states import ENDED, Decision, Event, State
+from backlogctl_delivery.lookback.messages import (
+    ENDED,
+    Decision,
+    Event,
+    Standing,
+    State,
+    decide_step,
+    settle,
+)
 
 
 @given(st.lists(st.sampled_from([*Event, "asked committed", "asked rolled back", "park", "send"])))

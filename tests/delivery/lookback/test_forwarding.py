@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from sqlalchemy import update
 
-from delivery.lookback import forwarding
-from delivery.lookback.claims import claim_due
-from delivery.lookback.database import Database, LookBackDatabaseError
-from delivery.lookback.forwarding import Forwarder
-from delivery.lookback.metrics import Metrics
-from delivery.lookback.operating import resume_messages
-from delivery.lookback.states import State
-from delivery.lookback.tables import MESSAGES, create_tables
+from backlog.config import LookBack
+from backlogctl_delivery.lookback import forwarding
+from backlogctl_delivery.lookback.admin import resume_messages
+from backlogctl_delivery.lookback.asker import claim_due
+from backlogctl_delivery.lookback.forwarding import Forwarder
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.metrics import Metrics
+from backlogctl_delivery.lookback.tables import (
+    MESSAGES,
+    Database,
+    LookBackDatabaseError,
+    create_tables,
+)
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.lookback.world import Teller, make_settings, read_ids
@@ -55,8 +61,7 @@ class _Runner:
 
 @pytest.fixture
 def teller(pg_database: Database) -> Teller:
-    url = pg_database.url.render_as_string(hide_password=False)
-    return Teller(pg_database, make_settings(url, max_forwards=2))
+    return Teller(pg_database, make_settings(max_forwards=2))
 
 
 def test_fault_45_forwarded_but_marked_as_failed_is_sent_again_with_the_same_id(
@@ -110,7 +115,7 @@ def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
 
 def test_a_lease_is_no_shorter_than_two_seconds(pg_url: str) -> None:
     with pytest.raises(ValidationError, match="`lease` must be 2 s or more"):
-        make_settings(pg_url, lease=timedelta(seconds=1))
+        LookBack(database=SecretStr("sqlite:///a.db"), cluster="main", lease=timedelta(seconds=1))
 
 
 def test_the_lease_is_what_the_configuration_says(
@@ -119,7 +124,7 @@ def test_the_lease_is_what_the_configuration_says(
     """What a dead instance held is sent soon; with a short one a topic that is gone is told too."""
     database, out = Database(pg_url), topic(2)
     create_tables(database)
-    settings = make_settings(pg_url, max_forwards=2, lease=timedelta(seconds=2))
+    settings = make_settings(max_forwards=2, lease=timedelta(seconds=2))
     teller = Teller(database, settings)
     for biz_id, to in (("1", out), ("2", f"nowhere-{unique}")):
         teller.prepare(biz_id, topic=to)
@@ -135,7 +140,7 @@ def test_the_lease_is_what_the_configuration_says(
 
 
 def test_brokers_that_are_away_use_up_no_tries(teller: Teller) -> None:
-    teller.settings = teller.settings.model_copy(update={"lease": timedelta(seconds=2)})
+    teller.settings = replace(teller.settings, lease=timedelta(seconds=2))
     teller.prepare("1")
     teller.commit("1")
     with _Runner(teller, "127.0.0.1:1", "me") as runner:

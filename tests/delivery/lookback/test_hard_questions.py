@@ -17,18 +17,18 @@ from confluent_kafka import Producer
 from backlog.clock import Deadline
 from backlog.kafka.clients import make_admin
 from backlog.kafka.configs import alter_topic_config
-from delivery.lookback import forwarding
-from delivery.lookback.asking.interface import Answer
-from delivery.lookback.checks import claim_questions, record_answer
-from delivery.lookback.database import Database
-from delivery.lookback.operating import (
+from backlogctl_delivery.lookback import forwarding
+from backlogctl_delivery.lookback.admin import (
     count_messages,
     list_incidents,
     list_messages,
     resume_messages,
 )
-from delivery.lookback.producer import LookBackProducer
-from delivery.lookback.states import Decision, Outcome, State, make_id
+from backlogctl_delivery.lookback.asker import claim_questions, record_answer
+from backlogctl_delivery.lookback.checkers import Answer
+from backlogctl_delivery.lookback.messages import Decision, Outcome, State, make_id
+from backlogctl_delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.tables import Database
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.logs import make_topic_on
@@ -53,7 +53,7 @@ def test_commit_before_prepare_is_forwarded_when_the_prepare_comes(
 ) -> None:
     """The application's commit was faster, or its first prepare was lost and is sent again."""
     own, out = topic(1), topic(2)
-    settings = make_settings(reveal(database), topic=own, group=group)
+    settings = make_settings(topic=own, group=group)
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
@@ -81,9 +81,7 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
         "group": group,
         "first_check": timedelta(milliseconds=1),
     }
-    settings = make_settings(
-        reveal(database), **common, max_checks=3, services={"payments": make_service(gone)}
-    )
+    settings = make_settings(**common, max_checks=3, services={"payments": make_service(gone)})
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
@@ -99,7 +97,7 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
     # Years later.
     answerer.statuses["1"] = "committed"
     back = {"payments": make_service(f"{answerer.url}/ok")}
-    settings = make_settings(reveal(database), **common, services=back)
+    settings = make_settings(**common, services=back)
     assert resume_messages(database, settings, None, 10) == [row["id"]]
     with run_instance(database, settings, kafka.bootstrap):
         wait_until(lambda: teller.state("1") == State.FORWARDED)
@@ -113,7 +111,7 @@ def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
     soon = timedelta(seconds=3)
     pauses = {"pause": soon, "longest_pause": soon, "lease": soon}
-    settings = make_settings(reveal(pg_database), topic=own, group="g", max_forwards=2, **pauses)
+    settings = make_settings(topic=own, group="g", max_forwards=2, **pauses)
     teller = Teller(pg_database, settings)
     for number in ("0", "1"):
         teller.prepare(number, topic=out, value=os.urandom(1_000))
@@ -150,7 +148,7 @@ def test_fault_49_look_back_without_brokers_says_so_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
-    settings = make_settings(reveal(pg_database), topic=own, group="g")
+    settings = make_settings(topic=own, group="g")
     teller = Teller(pg_database, settings)
     said: list[Any] = []
     for number in range(20):
@@ -183,7 +181,7 @@ def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_deci
     pg_database: Database, answered: Outcome, commits: bool
 ) -> None:
     """Whoever is first: its word stands; another word is an incident, and never a second end."""
-    settings = make_settings(reveal(pg_database), first_check=timedelta(microseconds=1))
+    settings = make_settings(first_check=timedelta(microseconds=1))
     teller = Teller(pg_database, settings)
     said = Decision.COMMITTED if commits else Decision.ROLLED_BACK
     by: set[str] = set()
@@ -224,7 +222,7 @@ def test_what_commits_is_forwarded_before_the_forwarder_looks_by_itself(
     usual = forwarding._IDLE_SECONDS
     monkeypatch.setattr(forwarding, "_IDLE_SECONDS", 3_600)
     own, out = topic(1), topic(2)
-    settings = make_settings(reveal(pg_database), topic=own, group=group)
+    settings = make_settings(topic=own, group=group)
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
