@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from backlogctl_delivery.errors import BacklogError as BacklogError
-from backlogctl_delivery.errors import ClusterUnreachable as ClusterUnreachable
-from backlogctl_delivery.errors import ConfigurationError as ConfigurationError
-from backlogctl_delivery.errors import KafkaFailure as KafkaFailure
-from backlogctl_delivery.errors import Refused as Refused
-from backlogctl_delivery.errors import UsageError as UsageError
+from backlogctl_delivery.errors import (
+    BacklogError,
+    ClusterUnreachable,
+    ConfigurationError,
+    KafkaFailure,
+    Refused,
+    UsageError,
+)
+
+__all__ = [  # beside those below
+    "BacklogError",
+    "ClusterUnreachable",
+    "ConfigurationError",
+    "KafkaFailure",
+    "Refused",
+    "UsageError",
+]
 
 
 class ApprovalNeeded(BacklogError):

@@ -18,16 +18,18 @@ from backlogctl_delivery.kafka import (
     CLIENT_LOG,
     COMMON,
     ConnectionReports,
+    Properties,
     explain_creation_failure,
+    find_addresses,
     is_unreachable,
+    make_consumer,
+    make_producer,
     refuse_encryption,
     refuse_login,
     unwrap,
 )
-from backlogctl_delivery.kafka import Properties as Properties
-from backlogctl_delivery.kafka import find_addresses as find_addresses
-from backlogctl_delivery.kafka import make_consumer as make_consumer
-from backlogctl_delivery.kafka import make_producer as make_producer
+
+__all__ = ["Properties", "find_addresses", "make_consumer", "make_producer"]  # beside those below
 
 _PROBE_SECONDS = 2.0
 

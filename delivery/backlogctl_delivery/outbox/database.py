@@ -378,7 +378,7 @@ def require_shape(database: Database) -> None:
         why, hint = "its table is missing", database.make_tables_hint
     elif shape.columns:
         why = f"its table is of an older version, without {', '.join(shape.columns)}"
-        hint = "add these columns of backlogctl_delivery/outbox/database.py by the application's migrations"
+        hint = "add the columns of backlogctl_delivery.outbox.metadata by its migrations"
     else:
         return
     raise OutboxDatabaseError(why, subject=database.label, hint=hint)
