@@ -77,11 +77,11 @@ def forward_all(database: Database, bootstrap: str, count: int) -> float:
     producer.flush()
     began = time.perf_counter()
     with start_instance(database, bootstrap, own) as (service, _):
-        sent = service.metrics.forwards.labels("sent")._value
-        while sent.get() < count:
+        sent = service.metrics.forwards
+        while sent.delivered < count:
             time.sleep(0.01)
             if time.perf_counter() - began > 300:
-                sys.exit(f"{sent.get():,.0f} of {count:,} were forwarded in 300 s")
+                sys.exit(f"{sent.delivered:,.0f} of {count:,} were forwarded in 300 s")
         return count / (time.perf_counter() - began)
 
 

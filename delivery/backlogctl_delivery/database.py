@@ -140,7 +140,7 @@ class Database:
         if self.is_sqlite:
             self._make_private_file()
         self._engine = make_engine(self.url)
-        self._writer = self._engine.execution_options(**{_WRITES: True})
+        self.writer = self._engine.execution_options(**{_WRITES: True})
         self._pid = os.getpid()
         self._inherited: list[Pool] = []
 
@@ -160,7 +160,7 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """A transaction that changes; all of it or nothing."""
         self._leave_parent()
-        with self._translate(), self._writer.begin() as connection:
+        with self._translate(), self.writer.begin() as connection:
             yield connection
 
     def now(self, connection: Connection) -> datetime:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import Connection, case, func, or_, select, update
 
 from backlogctl_delivery.errors import Refused, UsageError
 from backlogctl_delivery.lookback.messages import ENDED, State
 from backlogctl_delivery.lookback.settings import LookBackSettings
-from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, Database
+from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, OUTBOX, Database, select_unsent
+from backlogctl_delivery.outbox import database as outbox
+from backlogctl_delivery.outbox.admin import OutboxAdmin
 
 OPEN = tuple(state for state in State if state not in ENDED)
 # Never shown: what applications send may be personal.
 _SHOWN = [column for column in MESSAGES.c if column.name not in ("key", "value", "headers")]
+# How a message stands that the outbox has not sent.
+_SENDING = case(
+    (OUTBOX.c.state == outbox.State.PARKED.value, State.PARKED.value), else_=State.FORWARDING.value
+).label("sending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +40,51 @@ def count_messages(database: Database) -> list[Count]:
     Raises:
         LookBackDatabaseError: they could not be counted.
     """
-    counts: list[Count] = []
+    counts: dict[State, Count] = {}
     with database.read() as connection:
         now = database.now(connection)
         for state in OPEN:
             # One by one: each has a small index of its own.
             wanted = select(func.count(), func.min(MESSAGES.c.created_at))
             number, oldest = connection.execute(wanted.where(MESSAGES.c.state == state.value)).one()
-            age = None if oldest is None else (now - oldest).total_seconds()
-            counts.append(Count(state, number, age))
-    return counts
+            counts[state] = Count(state, number, _find_age(now, oldest))
+        in_outbox = (
+            select(_SENDING, func.count(), func.min(OUTBOX.c.created_at))
+            .where(OUTBOX.c.due_at.is_not(None))
+            .group_by(_SENDING)
+        )
+        for name, number, oldest_ms in connection.execute(in_outbox):
+            state, before = State(name), counts[State(name)]
+            age = _find_age(now, datetime.fromtimestamp(oldest_ms / 1_000, UTC))
+            ages = [one for one in (before.oldest_seconds, age) if one is not None]
+            counts[state] = Count(state, before.messages + number, max(ages))
+    return list(counts.values())
 
 
 def list_messages(
     database: Database, states: Sequence[State], limit: int, service: str | None = None
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
     """Messages in these states, oldest first, without what they hold."""
-    wanted = select(*_SHOWN).where(MESSAGES.c.state.in_([state.value for state in states]))
-    if service is not None:
-        wanted = wanted.where(MESSAGES.c.service == service)
+    names = [state.value for state in states]
+    # What the outbox has not sent is few; what it has sent is not looked through.
+    unsent = select_unsent(_SENDING.in_(names)).order_by(OUTBOX.c.created_at).limit(limit)
     with database.read() as connection:
-        rows = connection.execute(wanted.order_by(MESSAGES.c.created_at).limit(limit)).mappings()
-        return [dict(row) for row in rows]
+        ids = list(connection.execute(unsent).scalars())
+        found: dict[str, dict[str, Any]] = {}
+        for condition in (MESSAGES.c.state.in_(names), MESSAGES.c.id.in_(ids)):
+            wanted = select(*_SHOWN).where(condition)
+            if service is not None:
+                wanted = wanted.where(MESSAGES.c.service == service)
+            rows = connection.execute(wanted.order_by(MESSAGES.c.created_at).limit(limit))
+            found |= {row["id"]: dict(row) for row in rows.mappings()}
+        _add_sending(connection, found)
+    chosen = (row for row in found.values() if row["state"] in names)
+    return sorted(chosen, key=lambda row: row["created_at"])[:limit]
 
 
 def list_incidents(
     database: Database, limit: int, message_id: str | None = None
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
     """What did not fit, newest first."""
     wanted = select(INCIDENTS).order_by(INCIDENTS.c.at.desc(), INCIDENTS.c.id.desc()).limit(limit)
     if message_id is not None:
@@ -78,10 +102,12 @@ def show_message(database: Database, message: str) -> dict[str, Any]:
     sizes = (func.length(MESSAGES.c.key), func.length(MESSAGES.c.value))
     wanted = select(*_SHOWN, sizes[0].label("key_bytes"), sizes[1].label("value_bytes"))
     with database.read() as connection:
-        row = connection.execute(wanted.where(MESSAGES.c.id == message)).mappings().first()
-    if row is None:
+        rows = connection.execute(wanted.where(MESSAGES.c.id == message)).mappings()
+        found = {row["id"]: dict(row) for row in rows}
+        _add_sending(connection, found)
+    if not found:
         raise _refuse_unknown(message)
-    return {**row, "incidents": list_incidents(database, 100, message)}
+    return {**found[message], "incidents": list_incidents(database, 100, message)}
 
 
 def park_message(database: Database, message: str, who: str) -> None:
@@ -121,33 +147,52 @@ def resume_messages(
     """
     with database.write() as connection:
         now: datetime = database.now(connection)
-        wanted = select(
-            MESSAGES.c.id, MESSAGES.c.created_at, MESSAGES.c.decision, MESSAGES.c.topic
-        ).where(MESSAGES.c.state == State.PARKED.value)
+        wanted = select(MESSAGES.c.id, MESSAGES.c.created_at, MESSAGES.c.decision)
+        wanted = wanted.where(MESSAGES.c.state == State.PARKED.value)
         if messages is not None:
             wanted = wanted.where(MESSAGES.c.id.in_(list(messages)))
         rows = connection.execute(
             wanted.order_by(MESSAGES.c.created_at).limit(limit).with_for_update()
         ).all()
-        change: dict[str, Any] = {
-            "checks": 0,
-            "forwards": 0,
-            "next_at": now,
-            "parked_because": None,
-        }
-        for state in (State.PREPARED, State.FORWARDING, State.COMMITTED):
-            group = [row for row in rows if _find_state(row.decision, row.topic) is state]
-            if state is State.COMMITTED:
-                change["next_at"] = now + settings.wait_for_prepare
-            if group:
-                same = (
-                    (MESSAGES.c.id == row.id) & (MESSAGES.c.created_at == row.created_at)
-                    for row in group
-                )
-                connection.execute(
-                    update(MESSAGES).where(or_(*same)).values(state=state.value, **change)
-                )
-    return [row.id for row in rows]
+        change: dict[str, Any] = {"checks": 0, "parked_because": None}
+        for state, due in (
+            (State.PREPARED, now),
+            (State.COMMITTED, now + settings.wait_for_prepare),
+        ):
+            same = [
+                (MESSAGES.c.id == row.id) & (MESSAGES.c.created_at == row.created_at)
+                for row in rows
+                if (row.decision is None) == (state is State.PREPARED)
+            ]
+            if same:
+                values = {"state": state.value, "next_at": due, **change}
+                connection.execute(update(MESSAGES).where(or_(*same)).values(values))
+    return [row.id for row in rows] + _resume_sending(database, messages, limit - len(rows))
+
+
+def _resume_sending(database: Database, messages: Sequence[str] | None, limit: int) -> list[str]:
+    """What the outbox has parked is sent again."""
+    parked = OUTBOX.c.state == outbox.State.PARKED.value
+    wanted = select(OUTBOX.c.id, OUTBOX.c.message_id).where(parked, OUTBOX.c.due_at.is_not(None))
+    if messages is not None:
+        wanted = wanted.where(OUTBOX.c.message_id.in_(list(messages)))
+    with database.read() as connection:
+        rows = connection.execute(wanted.order_by(OUTBOX.c.id).limit(limit)).all()
+    if rows:
+        OutboxAdmin(database.outbox).retry([row.id for row in rows])
+    return [row.message_id for row in rows]
+
+
+def _add_sending(connection: Connection, found: dict[str, dict[str, Any]]) -> None:
+    """The state and the last error of messages that the outbox has not sent."""
+    unsent = select(OUTBOX.c.message_id, _SENDING, OUTBOX.c.attempts, OUTBOX.c.last_error).where(
+        OUTBOX.c.due_at.is_not(None), OUTBOX.c.message_id.in_(list(found))
+    )
+    for message_id, state, attempts, error in connection.execute(unsent):
+        row = found[message_id]
+        row |= {"state": state, "last_outcome": error or row["last_outcome"]}
+        if state == State.PARKED:
+            row["parked_because"] = f"the brokers refused it {attempts} times"
 
 
 def count_incidents(database: Database) -> int:
@@ -158,10 +203,8 @@ def count_incidents(database: Database) -> int:
     return count
 
 
-def _find_state(decision: str | None, topic: str | None) -> State:
-    if decision is None:
-        return State.PREPARED
-    return State.COMMITTED if topic is None else State.FORWARDING
+def _find_age(now: datetime, oldest: datetime | None) -> float | None:
+    return None if oldest is None else (now - oldest).total_seconds()
 
 
 def _refuse_unknown(message: str) -> UsageError:

@@ -18,10 +18,10 @@ from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.lookback.checkers import Answer, Checker, Question
 from backlogctl_delivery.lookback.intake import BY_LOOK_BACK, make_change
-from backlogctl_delivery.lookback.messages import Outcome, State, settle
+from backlogctl_delivery.lookback.messages import Decision, Outcome, State, settle
 from backlogctl_delivery.lookback.metrics import NOT_LISTED, Metrics
 from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
-from backlogctl_delivery.lookback.tables import MESSAGES, Database
+from backlogctl_delivery.lookback.tables import MESSAGES, Database, forward
 
 _LONGEST_REASON = 300
 
@@ -41,10 +41,9 @@ def claim_due(
     token: str,
     lease: timedelta,
     limit: int,
-    state: State,
     *further: ColumnElement[bool],
 ) -> list[Claim]:
-    """Takes up to `limit` messages in this state whose time has come, oldest first.
+    """Takes up to `limit` prepared messages whose time has come, oldest first.
 
     Raises:
         LookBackDatabaseError: nothing is taken.
@@ -55,7 +54,7 @@ def claim_due(
         wanted = (
             select(MESSAGES)
             # A literal, so that the partial index of the state is used.
-            .where(columns.state == state.value, columns.next_at <= now, *further)
+            .where(columns.state == State.PREPARED.value, columns.next_at <= now, *further)
             .where(or_(columns.lease_until.is_(None), columns.lease_until <= now))
             .order_by(columns.next_at)
             .limit(limit)
@@ -69,40 +68,18 @@ def claim_due(
     return made
 
 
-def find_held(connection: Connection, claim: Claim, state: State) -> Mapping[str, Any] | None:
+def find_held(connection: Connection, claim: Claim) -> Mapping[str, Any] | None:
     """The message as it is now, locked; None where it is not ours or not in that state any more."""
-    held = select(MESSAGES).where(_is(claim), *_still(claim, state)).with_for_update()
+    held = select(MESSAGES).where(_is(claim), *_still(claim)).with_for_update()
     row = connection.execute(held).mappings().first()
     return None if row is None else dict(row)
 
 
-def give_back(
-    connection: Connection, claim: Claim, state: State, change: Mapping[str, Any]
-) -> bool:
+def give_back(connection: Connection, claim: Claim, change: Mapping[str, Any]) -> bool:
     """Writes the result and ends the lease; False where the message is not ours any more."""
     values = {"lease_token": None, "lease_until": None, **change}
-    done = connection.execute(
-        update(MESSAGES).where(_is(claim), *_still(claim, state)).values(values)
-    )
+    done = connection.execute(update(MESSAGES).where(_is(claim), *_still(claim)).values(values))
     return done.rowcount == 1
-
-
-def give_back_all(
-    connection: Connection, claims: Sequence[Claim], state: State, change: Mapping[str, Any]
-) -> int:
-    """As `give_back`, the same for several of one token; how many were still ours."""
-    if not claims:
-        return 0
-    values = {"lease_token": None, "lease_until": None, **change}
-    done = connection.execute(
-        update(MESSAGES)
-        .where(
-            _are(claims),
-            *_still(claims[0], state),
-        )
-        .values(values)
-    )
-    return done.rowcount
 
 
 def shorten(reason: str) -> str:
@@ -123,8 +100,8 @@ def _are(claims: Sequence[Claim]) -> ColumnElement[bool]:
     )
 
 
-def _still(claim: Claim, state: State) -> tuple[ColumnElement[bool], ...]:
-    return MESSAGES.c.state == state.value, MESSAGES.c.lease_token == claim.token
+def _still(claim: Claim) -> tuple[ColumnElement[bool], ...]:
+    return MESSAGES.c.state == State.PREPARED.value, MESSAGES.c.lease_token == claim.token
 
 
 _PARKED_AT_ONCE = 500
@@ -139,7 +116,7 @@ def claim_questions(
         LookBackDatabaseError: nothing is taken.
     """
     own = MESSAGES.c.service == service
-    return claim_due(database, token, lease, limit, State.PREPARED, own)
+    return claim_due(database, token, lease, limit, own)
 
 
 def claim_unlisted(
@@ -147,7 +124,7 @@ def claim_unlisted(
 ) -> list[Claim]:
     """Takes messages that are due and whose service the configuration does not name."""
     unlisted = MESSAGES.c.service.not_in(list(settings.services))
-    return claim_due(database, token, settings.lease / 2, limit, State.PREPARED, unlisted)
+    return claim_due(database, token, settings.lease / 2, limit, unlisted)
 
 
 def record_answer(
@@ -166,7 +143,7 @@ def record_answer(
     """
     reach("p8.answer.before")
     with database.write() as connection:
-        row = find_held(connection, claim, State.PREPARED)
+        row = find_held(connection, claim)
         if row is None:
             state = connection.execute(
                 select(MESSAGES.c.state).where(
@@ -180,12 +157,14 @@ def record_answer(
         change = {"checks": checks, "last_outcome": shorten(said)}
         if (decision := answer.outcome.decision) is not None:
             change |= make_change(settle(decision), BY_LOOK_BACK, now)
+            if decision is Decision.COMMITTED:
+                forward(connection, settings, [row], now)
         elif checks >= settings.max_checks:
             change["state"] = State.PARKED.value
             change["parked_because"] = f"asked {checks} times, and nothing settles it"
         else:
             change["next_at"] = now + find_pause(settings, checks)
-        give_back(connection, claim, State.PREPARED, change)
+        give_back(connection, claim, change)
     reach("p8.answer.after")
     return State(change.get("state", State.PREPARED))
 

@@ -33,7 +33,8 @@ from backlogctl_delivery.lookback.messages import (
 )
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.settings import LookBackSettings
-from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, Database
+from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, Database, forward
+from backlogctl_delivery.outbox.messages import Hint
 
 BY_APPLICATION, BY_LOOK_BACK = "application", "look-back"
 _NO_MESSAGE = {"service": None, "topic": None, "key": None, "value": None, "headers": None}
@@ -56,10 +57,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a batch came to: events by their word, incidents by their kind."""
+    """What a batch came to: events by their word, incidents by their kind, rows of the outbox."""
 
     events: Mapping[str, int]
     incidents: Mapping[str, int]
+    hints: Sequence[Hint] = ()
 
 
 def apply_records(
@@ -89,6 +91,7 @@ class _Batch:
         self._new: set[str] = set()
         self._changed: set[str] = set()
         self._incidents: list[dict[str, Any]] = []
+        self._committed: list[dict[str, Any]] = []
 
     def apply(self, records: Sequence[Record]) -> Applied:
         events: Counter[str] = Counter()
@@ -106,14 +109,14 @@ class _Batch:
         self._load(sorted({made for _, made, _ in read}))
         for record, made, envelope in read:
             self._apply(record, made, envelope, now)
-        self._store()
-        return Applied(events, Counter(one["kind"] for one in self._incidents))
+        hints = self._store(now)
+        return Applied(events, Counter(one["kind"] for one in self._incidents), hints)
 
     def _load(self, ids: list[str]) -> None:
         if not ids:
             return
         self._database.lock_ids(self._connection, ids)
-        # In one order: askers and forwarders lock rows as well.
+        # In one order: askers lock rows as well.
         wanted = select(MESSAGES).where(MESSAGES.c.id.in_(ids)).order_by(MESSAGES.c.id)
         for row in self._connection.execute(wanted.with_for_update()).mappings():
             self._rows[row["id"]] = dict(row)
@@ -133,7 +136,7 @@ class _Batch:
             return
         if row is None:
             row = {"id": made, "created_at": now, "biz_type": envelope.biz_type}
-            row |= {"biz_id": envelope.biz_id, "checks": 0, "forwards": 0, "last_outcome": None}
+            row |= {"biz_id": envelope.biz_id, "checks": 0, "last_outcome": None}
             row |= {**dict.fromkeys(_CHANGED), **_NO_MESSAGE}
             self._rows[made] = row
             self._new.add(made)
@@ -144,6 +147,8 @@ class _Batch:
             row["next_at"] = now + self._settings.first_check
         elif row["state"] == State.COMMITTED:
             row["next_at"] = now + self._settings.wait_for_prepare
+        elif row["state"] == State.FORWARDED:
+            self._committed.append(row)
         self._changed.add(made)
 
     def _note(
@@ -169,7 +174,7 @@ class _Batch:
             }
         )
 
-    def _store(self) -> None:
+    def _store(self, now: datetime) -> list[Hint]:
         if self._new:
             rows = [self._rows[made] for made in sorted(self._new)]
             self._connection.execute(insert(MESSAGES), rows)
@@ -198,6 +203,7 @@ class _Batch:
                 ),
                 self._incidents,
             )
+        return forward(self._connection, self._settings, self._committed, now)
 
 
 def find_standing(row: Mapping[str, Any]) -> Standing:
@@ -248,7 +254,7 @@ class Intake:
 
     Args:
         properties: the cluster's client properties.
-        wake: is set when messages may be due to be sent.
+        notify: is told of rows of the outbox when they are committed.
     """
 
     def __init__(
@@ -257,10 +263,10 @@ class Intake:
         settings: LookBackSettings,
         properties: Mapping[str, Any],
         metrics: Metrics,
-        wake: threading.Event,
+        notify: Callable[[Sequence[Hint]], None],
     ) -> None:
         self._database, self._settings, self._metrics = database, settings, metrics
-        self._wake = wake
+        self._notify = notify
         self._properties = properties
         # Whether a broker answers at all: asked when the client lost all connections.
         self._is_doubtful = False
@@ -309,7 +315,8 @@ class Intake:
             return
         records = [_read_record(message) for message in messages]
         applied = apply_records(self._database, self._settings, records)
-        self._wake.set()
+        if applied.hints:
+            self._notify(applied.hints)
         for event, count in applied.events.items():
             self._metrics.events.labels(event).inc(count)
         for kind, count in applied.incidents.items():

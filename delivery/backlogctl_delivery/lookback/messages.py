@@ -12,12 +12,13 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from backlogctl_delivery.errors import BacklogError
-from backlogctl_delivery.stamps import check_header_name, make_message_id
+from backlogctl_delivery.stamps import EVENT_ID, check_header_name, make_message_id
 
 
 class Event(StrEnum):
@@ -40,8 +41,8 @@ class State(StrEnum):
 
     PREPARED = "prepared"  # waits for the decision
     COMMITTED = "committed"  # decided, and its prepared message has not come yet
-    FORWARDING = "forwarding"  # committed, and to be sent
-    FORWARDED = "forwarded"
+    FORWARDING = "forwarding"  # committed, and in the outbox: shown, never stored
+    FORWARDED = "forwarded"  # stored as soon as the outbox has it
     ROLLED_BACK = "rolled_back"
     PARKED = "parked"  # nothing is done until somebody resumes it
 
@@ -135,7 +136,7 @@ def decide_step(standing: Standing | None, event: Event, is_same: bool = True) -
 
 def settle(decision: Decision) -> Step:
     """What a decision makes of a message that waited for it."""
-    ended = State.FORWARDING if decision is Decision.COMMITTED else State.ROLLED_BACK
+    ended = State.FORWARDED if decision is Decision.COMMITTED else State.ROLLED_BACK
     return Step(ended, decision)
 
 
@@ -146,7 +147,7 @@ def _prepare(standing: Standing | None, is_same: bool) -> Step:
         return _NOTHING if is_same else Step(incident=Incident.OTHER_MESSAGE)
     if standing.decision is Decision.COMMITTED:
         # Parked or not: all that is needed to send it is here now.
-        return Step(State.FORWARDING, Decision.COMMITTED, takes_message=True)
+        return Step(State.FORWARDED, Decision.COMMITTED, takes_message=True)
     return _NOTHING
 
 
@@ -265,6 +266,16 @@ def read_envelope(value: bytes | None) -> Prepared | Decided:
         )
     except ValueError as error:
         raise NotReadable(str(error)) from None
+
+
+def read_message_headers(stored: Sequence[Sequence[str | None]] | None) -> Headers:
+    """Headers as the table has them; the id's is the outbox's own."""
+    pairs = ((str(name), value) for name, value in stored or ())
+    return tuple(
+        (name, None if value is None else base64.b64decode(value))
+        for name, value in pairs
+        if name != EVENT_ID
+    )
 
 
 def encode_bytes(value: bytes | None) -> str | None:

@@ -8,10 +8,12 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from backlogctl_delivery import metrics as families
 from backlogctl_delivery.lookback.admin import Count, count_messages
 from backlogctl_delivery.lookback.messages import Event, Incident, Outcome
 from backlogctl_delivery.lookback.tables import Database
 from backlogctl_delivery.metrics import Gauge, Metric, Poll
+from backlogctl_delivery.outbox.sender import Counts
 
 # Messages whose service the configuration does not name: what stands in a message is no label.
 NOT_LISTED = "not listed"
@@ -87,9 +89,10 @@ class Metrics:
 
     def __init__(self, database: Database, services: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
-        self.events, self.incidents, self.checks, self.forwards, self.failures = (
+        self.forwards = Counts()  # of the outbox's sender
+        self.events, self.incidents, self.checks, self.failures = (
             Counter(metric.name, metric.help, metric.labels, registry=self.registry)
-            for metric in OF_INSTANCE
+            for metric in (EVENTS, INCIDENTS, CHECKS, FAILURES)
         )
         for event in Event:
             self.events.labels(event)
@@ -98,21 +101,20 @@ class Metrics:
         for service in (*services, NOT_LISTED):
             for answer in Outcome:
                 self.checks.labels(service, answer)
-        for outcome in ("sent", "failed", "refused"):
-            self.forwards.labels(outcome)
         for part in ("intake", "asker", "forwarder", "keeper"):
             self.failures.labels(part)
-        self.registry.register(_Tables(database))
+        self.registry.register(_Tables(database, self.forwards))
 
 
 class _Tables(Collector):
-    """How the tables stand; the same from every instance.
+    """How the tables stand, the same from every instance, and what this one has sent.
 
     A scrape waits a second for a database that hangs, at most; what it said last is shown for a
     minute more.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, forwards: Counts) -> None:
+        self._forwards = forwards
         self._poll = Poll(database.label, lambda: count_messages(database))
 
     def describe(self) -> list[Family]:
@@ -121,4 +123,12 @@ class _Tables(Collector):
 
     def collect(self) -> Iterator[Family]:
         """The figures; without those of the tables where the database does not answer."""
-        return collect_look_back(self._poll.read())
+        yield from collect_look_back(self._poll.read())
+        forwards, counts = families.Counter(FORWARDS), self._forwards
+        for outcome, count in (
+            ("sent", counts.delivered),
+            ("failed", counts.away),
+            ("refused", counts.refused),
+        ):
+            forwards.add_metric((outcome,), count)
+        yield forwards

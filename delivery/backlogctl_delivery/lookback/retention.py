@@ -13,8 +13,6 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, text
 
 from backlogctl_delivery.crashpoints import reach
@@ -31,20 +29,27 @@ from backlogctl_delivery.lookback.tables import (
     lock_tables,
     make_partitions,
     name_partition,
+    select_unsent,
 )
+from backlogctl_delivery.outbox.admin import OutboxAdmin
 
 _PIECE = 5_000
-_TIME = pa.timestamp("us", tz="UTC")
-SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.string()) for name in ("id", "biz_type", "biz_id", "state")),
-        *(pa.field(name, pa.string()) for name in ("decision", "decided_by", "service", "topic")),
-        *(pa.field(name, pa.binary()) for name in ("key", "value")),
-        pa.field("headers", pa.string()),  # JSON: [[name, base64 or null]]
-        *(pa.field(name, _TIME) for name in ("created_at", "decided_at", "ended_at")),
-        *(pa.field(name, pa.int32()) for name in ("checks", "forwards")),
-    ]
-)
+
+
+def _make_schema() -> Any:
+    import pyarrow as pa
+
+    moment = pa.timestamp("us", tz="UTC")
+    texts = ("id", "biz_type", "biz_id", "state", "decision", "decided_by", "service", "topic")
+    return pa.schema(
+        [
+            *(pa.field(name, pa.string()) for name in texts),
+            *(pa.field(name, pa.binary()) for name in ("key", "value")),
+            pa.field("headers", pa.string()),  # JSON: [[name, base64 or null]]
+            *(pa.field(name, moment) for name in ("created_at", "decided_at", "ended_at")),
+            pa.field("checks", pa.int32()),
+        ]
+    )
 
 
 def write_archive(connection: Connection, rows: Select[Any], file: Path) -> int:
@@ -53,17 +58,21 @@ def write_archive(connection: Connection, rows: Select[Any], file: Path) -> int:
     Raises:
         OSError: it could not be written; a file that was there is as it was.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = _make_schema()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     count = 0
     try:
         with os.fdopen(handle, "wb") as out:
-            with pq.ParquetWriter(out, SCHEMA, compression="zstd") as writer:
+            with pq.ParquetWriter(out, schema, compression="zstd") as writer:
                 found = connection.execution_options(yield_per=_PIECE).execute(rows)
                 for piece in found.mappings().partitions(_PIECE):
                     # JSON stays text: a header's name is data.
                     made = [{**row, "headers": _as_text(row["headers"])} for row in piece]
-                    writer.write_table(pa.Table.from_pylist(made, SCHEMA))
+                    writer.write_table(pa.Table.from_pylist(made, schema))
                     count += len(made)
             out.flush()
             os.fsync(out.fileno())
@@ -90,6 +99,7 @@ def _sync_folder(folder: Path) -> None:
 LOG = logging.getLogger("backlog.delivery.lookback")
 BATCH = 1_000
 _PAUSE_SECONDS = 600.0
+_MOST_SENT = 1_000_000  # rows of the outbox that go at once
 _ENDED = [state.value for state in ENDED]
 
 
@@ -139,6 +149,7 @@ def purge_old(
         removed = _drop_days(database, settings, limit, stop)
     while _delete_incidents(database, limit) == BATCH and not (stop and stop.is_set()):
         pass
+    OutboxAdmin(database.outbox).purge(settings.keep, batch=BATCH, most=_MOST_SENT)
     return removed
 
 
@@ -164,8 +175,6 @@ def _drop_day(database: Database, settings: LookBackSettings, day: date) -> int:
             return 0
         count = _count(connection, is_of_day)
         if settings.archive is not None and count:
-            from backlogctl_delivery.lookback.retention import write_archive
-
             rows = select(MESSAGES).where(is_of_day).order_by(MESSAGES.c.created_at)
             file = settings.archive / f"{day.isoformat()}.parquet"
             count = write_archive(connection, rows, file)
@@ -186,7 +195,8 @@ def _drop_day(database: Database, settings: LookBackSettings, day: date) -> int:
 
 
 def _is_over(connection: Connection, is_of_day: ColumnElement[bool]) -> bool:
-    return _count(connection, is_of_day & MESSAGES.c.state.not_in(_ENDED)) == 0
+    is_open = MESSAGES.c.state.not_in(_ENDED) | MESSAGES.c.id.in_(select_unsent())
+    return _count(connection, is_of_day & is_open) == 0
 
 
 def _count(connection: Connection, condition: ColumnElement[bool]) -> int:
@@ -206,8 +216,6 @@ def _purge_rows(
                 break
             old = MESSAGES.c.id.in_(batch)
             if settings.archive is not None:
-                from backlogctl_delivery.lookback.retention import write_archive
-
                 rows = select(MESSAGES).where(old).order_by(MESSAGES.c.created_at)
                 # Named by its first message: written again it is the same file.
                 write_archive(connection, rows, settings.archive / f"batch-{batch[0]}.parquet")
@@ -221,6 +229,7 @@ def _find_batch(connection: Connection, limit: datetime) -> list[str]:
     wanted = (
         select(MESSAGES.c.id)
         .where(MESSAGES.c.state.in_(_ENDED), MESSAGES.c.created_at < limit)
+        .where(MESSAGES.c.id.not_in(select_unsent()))
         .order_by(MESSAGES.c.created_at, MESSAGES.c.id)
         .limit(BATCH)
     )

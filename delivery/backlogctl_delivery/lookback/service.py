@@ -2,7 +2,7 @@
 
     intake      the look-back topic -> the tables
     asker       services that know what became of silent messages -> the tables
-    forwarder   the tables -> business topics
+    forwarder   the outbox, with what is committed -> business topics
     keeper      partitions ahead, old ones archived and dropped
 
 Any number of instances work side by side: the parts share nothing but the database and the group.
@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backlogctl_delivery.errors import BacklogError
+from backlogctl_delivery.kafka import PARTITIONERS
 from backlogctl_delivery.lookback.asker import Asker
-from backlogctl_delivery.lookback.forwarding import Forwarder
 from backlogctl_delivery.lookback.intake import Intake
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.retention import Keeper
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import Database, create_tables
+from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 
 LOG = logging.getLogger("backlog.delivery.lookback")
 
@@ -31,6 +32,7 @@ LOG = logging.getLogger("backlog.delivery.lookback")
 OnOutage = Callable[[str, BacklogError | None], None]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_PARTING_SECONDS = 10.0
 _WELL_SECONDS = 5.0  # so long without a failure is the end of an outage
 
 
@@ -64,19 +66,15 @@ class Service:
         token = uuid.uuid4().hex
         common = (self._database, self._settings)
         keeper = Keeper(*common)
-        wake = threading.Event()
-        intake = Intake(*common, self._properties, self.metrics, wake)
+        sender = make_sender(*common, self._properties)
+        sender.counts = self.metrics.forwards
+        intake = Intake(*common, self._properties, self.metrics, sender.add_hints)
         asker = Asker(*common, token, self.metrics)
-
-        def forward(stop: threading.Event) -> None:
-            # A token of its own each time: what an earlier one sent, it has given up.
-            made = Forwarder(*common, self._properties, uuid.uuid4().hex, self.metrics, wake)
-            made.run(stop)
 
         parts = {
             "intake": intake.run,
             "asker": asker.run,
-            "forwarder": forward,
+            "forwarder": lambda _: sender.run(),
             "keeper": keeper.run,
         }
         threads = [
@@ -85,6 +83,8 @@ class Service:
         ]
         for thread in threads:
             thread.start()
+        stop.wait()
+        sender.close(_PARTING_SECONDS)
         for thread in threads:
             thread.join()
         if self._failures:
@@ -116,6 +116,24 @@ class Service:
     def _give_up(self, error: BaseException, stop: threading.Event) -> None:
         self._failures.append(error)
         stop.set()
+
+
+def make_sender(
+    database: Database, settings: LookBackSettings, properties: Mapping[str, Any]
+) -> OutboxSender:
+    """Who sends what is committed: the outbox's sender, on the tables of look-back."""
+    partitioner = PARTITIONERS[settings.partitioner]
+    return OutboxSender(
+        database.writer,
+        {**properties, "partitioner": partitioner},
+        Settings(
+            lease=settings.lease,
+            # What was given up is long over when the lease ends.
+            delivery_timeout=settings.lease / 2,
+            first_interval=settings.pause,
+            longest_interval=settings.longest_pause,
+        ),
+    )
 
 
 class _Outage:

@@ -7,28 +7,38 @@ and has looked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
+from functools import cached_property
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     String,
     Table,
     Text,
     UniqueConstraint,
+    insert,
     inspect,
+    select,
     text,
 )
 
 from backlogctl_delivery import database
 from backlogctl_delivery.database import JsonText, UtcTime
 from backlogctl_delivery.errors import BacklogError
-from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.messages import State, read_message_headers
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.outbox import database as outbox_tables
+from backlogctl_delivery.outbox.messages import Hint, make_row
 
 
 class LookBackDatabaseError(BacklogError):
@@ -43,6 +53,11 @@ class Database(database.Database):
     what, key = "look-back database", "look_back.database"
     make_tables_hint = "`backlogctl lookback run` makes them"
     failure = LookBackDatabaseError
+
+    @cached_property
+    def outbox(self) -> outbox_tables.Database:
+        """The outbox that sends what is committed, in the same database."""
+        return outbox_tables.Database(self.writer)
 
     def lock_ids(self, connection: Connection, ids: list[str]) -> None:
         """Waits for others that write to these messages, which may not be there yet.
@@ -60,6 +75,7 @@ class Database(database.Database):
 
 
 METADATA = MetaData()
+OUTBOX = outbox_tables.messages
 DAYS_AHEAD = 3
 _PREFIX = "look_back_messages_"
 _LOCK = 7_312_019_001  # of who makes or drops tables
@@ -82,12 +98,11 @@ MESSAGES = Table(
     Column("key", LargeBinary),
     Column("value", LargeBinary),
     Column("headers", JsonText()),  # [[name, base64 or null]]
-    Column("next_at", UtcTime(), nullable=False),  # the next question, or try to forward
+    Column("next_at", UtcTime(), nullable=False),  # the next question
     Column("checks", Integer, nullable=False, default=0),
-    Column("forwards", Integer, nullable=False, default=0),
     Column("lease_token", String(32)),
     Column("lease_until", UtcTime()),
-    Column("last_outcome", Text),  # of the last question or try, without payload
+    Column("last_outcome", Text),  # of the last question, without payload
     Column("parked_because", Text),
     Column("ended_at", UtcTime()),
     postgresql_partition_by="RANGE (created_at)",
@@ -123,7 +138,6 @@ def _index(name: str, state: State, *columns: str) -> None:
 
 # Only what waits is in them, so that they stay as small as the work that is left.
 _index("to_check", State.PREPARED, "service", "next_at")
-_index("to_forward", State.FORWARDING, "next_at")
 _index("to_join", State.COMMITTED, "next_at")
 _index("parked", State.PARKED, "created_at")
 Index("look_back_incidents_at", INCIDENTS.c.at)
@@ -134,7 +148,48 @@ def create_tables(database: Database) -> None:
     with database.write() as connection:
         lock_tables(database, connection)
         METADATA.create_all(connection, checkfirst=True)
+        outbox_tables.create_tables(connection)
         make_partitions(database, connection)
+
+
+def forward(
+    connection: Connection,
+    settings: LookBackSettings,
+    messages: Sequence[Mapping[str, Any]],
+    now: datetime,
+) -> list[Hint]:
+    """Hands committed messages to the outbox, which sends them; within the caller's transaction.
+
+    They have no order: one that the brokers refuse holds up no other.
+    """
+    if not messages:
+        return []
+    rows = [
+        make_row(
+            message["topic"],
+            message["key"],
+            message["value"],
+            read_message_headers(message["headers"]),
+            message["id"],
+            # The first refusal may be that of another message in its batch.
+            max_attempts=max(2, settings.max_forwards),
+            wait_ms=0,
+        )
+        # The database's clock, on which all instances agree; late counts from the first record.
+        | {"ordering_key": None, "due_at": _to_ms(now), "created_at": _to_ms(message["created_at"])}
+        for message in messages
+    ]
+    added = connection.execute(insert(OUTBOX).returning(OUTBOX.c.id), rows)
+    return [Hint(row_id, None) for row_id in added.scalars()]
+
+
+def select_unsent(*conditions: ColumnElement[bool]) -> Select[tuple[str]]:
+    """The ids of messages that are in the outbox and not sent."""
+    return select(OUTBOX.c.message_id).where(OUTBOX.c.due_at.is_not(None), *conditions)
+
+
+def _to_ms(at: datetime) -> int:
+    return int(at.timestamp() * 1_000)
 
 
 def lock_tables(database: Database, connection: Connection) -> None:

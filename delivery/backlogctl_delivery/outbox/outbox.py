@@ -212,7 +212,7 @@ class Outbox:
         """Never raises: the commit is done, and a scanner sends what is not sent now."""
         if hints and self._kafka is not None:
             reach("p8.1.hint.before")
-            self._get_sender(self._kafka).tell(hints)
+            self._get_sender(self._kafka).add_hints(hints)
             reach("p8.1.hint.after")
 
     def _get_sender(self, kafka: Mapping[str, Any]) -> OutboxSender:

@@ -107,7 +107,7 @@ class Outage:
         self._log, self._what = log, what
         self._interval = 0.0
         self._next = 0.0
-        self._told_at = float("-inf")
+        self._added_at = float("-inf")
         self._was_told = False
         self.is_on = False
 
@@ -118,9 +118,9 @@ class Outage:
     def note(self, reason: str) -> None:
         """It failed; reports that come together count as one."""
         now = time.monotonic()
-        if not self.is_on and now - self._told_at >= _SPARING_SECONDS:
+        if not self.is_on and now - self._added_at >= _SPARING_SECONDS:
             self._log.warning("%s: %s", self._what, escape_text(reason))
-            self._told_at, self._was_told = now, True
+            self._added_at, self._was_told = now, True
         self.is_on = True
         if now >= self._next:
             self.ask()
@@ -180,7 +180,7 @@ class OutboxSender:
             longest_interval=self._settings.longest_interval,
         )
         self._hints = Hints()
-        self._told: queue.SimpleQueue[Iterable[Hint]] = queue.SimpleQueue()
+        self._added: queue.SimpleQueue[Iterable[Hint]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._patience = 0.0
@@ -201,15 +201,15 @@ class OutboxSender:
         self._thread = threading.Thread(target=self._run_quietly, name="outbox", daemon=True)
         self._thread.start()
 
-    def tell(self, hints: Iterable[Hint]) -> None:
+    def add_hints(self, hints: Iterable[Hint]) -> None:
         """Rows are committed, or about to be. Returns at once; of any thread."""
-        self._told.put(hints)
+        self._added.put(hints)
 
     def close(self, seconds: float = 30.0) -> None:
         """Ends when what is in flight is told, or after so many seconds. Of any thread."""
         self._patience = seconds
         self._stop.set()
-        self._told.put(())
+        self._added.put(())
         if self._thread is not None:
             self._thread.join(seconds + 5)
             self._thread = None
@@ -353,10 +353,10 @@ class OutboxSender:
 
     def _collect(self, seconds: float) -> None:
         try:
-            told = self._told.get(timeout=seconds) if seconds else self._told.get_nowait()
+            told = self._added.get(timeout=seconds) if seconds else self._added.get_nowait()
             while True:
                 self._hints.add(told)
-                told = self._told.get_nowait()
+                told = self._added.get_nowait()
         except queue.Empty:
             return
 
@@ -390,7 +390,7 @@ class OutboxSender:
             # Marked when the database is back, unless the leases have ended by then.
             self.database_outage.note(str(error))
             self._unmarked = results
-            self._told.put(())
+            self._added.put(())
             self._stop.wait(0.2)
 
     def _note_kafka(self, delivered: list[Acknowledged], failed: list[Failure]) -> None:

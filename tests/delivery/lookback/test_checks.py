@@ -49,7 +49,7 @@ def test_fault_50_an_answer_that_comes_after_the_commit_changes_nothing(teller: 
     teller.commit("1")
     before = teller.find("1")
     late = Answer(Outcome.ROLLED_BACK)
-    assert record_answer(teller.database, teller.settings, claim, late) is State.FORWARDING
+    assert record_answer(teller.database, teller.settings, claim, late) is State.FORWARDED
     assert teller.find("1") == before
     # The other way round: the application's word comes after the answer.
     teller.prepare("2")

@@ -23,7 +23,7 @@ def test_fault_51_a_decision_never_changes_and_an_end_is_an_end(happenings: list
     for one in happenings:
         before = standing
         if one == "send":
-            if standing is not None and standing.state is State.FORWARDING:
+            if standing is not None and standing.state is State.FORWARDED:
                 standing = Standing(State.FORWARDED, standing.decision, True)
                 sent = True
             continue
@@ -52,5 +52,5 @@ def test_every_message_that_is_sent_is_there() -> None:
     early = decide_step(None, Event.COMMITTED)
     assert early.state is State.COMMITTED
     joined = decide_step(Standing(State.COMMITTED, Decision.COMMITTED, False), Event.PREPARED)
-    assert joined.state is State.FORWARDING
+    assert joined.state is State.FORWARDED
     assert joined.takes_message

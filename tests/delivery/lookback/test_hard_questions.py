@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from backlog.clock import Deadline
 from backlog.kafka.clients import make_admin
 from backlog.kafka.configs import alter_topic_config
-from backlogctl_delivery.lookback import forwarding
+from backlogctl_delivery.lookback import service
 from backlogctl_delivery.lookback.admin import (
     count_messages,
     list_incidents,
@@ -29,6 +29,7 @@ from backlogctl_delivery.lookback.checkers import Answer
 from backlogctl_delivery.lookback.messages import Decision, Outcome, State, make_id
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from backlogctl_delivery.lookback.tables import Database
+from backlogctl_delivery.outbox.sender import Settings
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.logs import make_topic_on
@@ -87,9 +88,9 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
     )
     sender.prepare("payment", "1", topic=out, key="1", value=b"{}")
     teller = Teller(database, settings)
-    with run_instance(database, settings, kafka.bootstrap) as service:
+    with run_instance(database, settings, kafka.bootstrap) as instance:
         wait_until(lambda: count_messages(database)[-1].messages == 1, what="it is parked")
-        failed = service.metrics.checks.labels("payments", "failed")._value.get()
+        failed = instance.metrics.checks.labels("payments", "failed")._value.get()
     row = teller.find("1")
     assert (row["state"], row["decision"], row["checks"], failed) == (State.PARKED, None, 3, 3)
     assert "asked 3 times" in row["parked_because"]
@@ -122,16 +123,16 @@ def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
         teller.commit("1")
         wait_until(lambda: teller.find("1")["last_outcome"], what="its time is up")
         row = teller.find("1")
-        assert (row["state"], row["forwards"]) == (State.FORWARDING, 0)
-        assert "the brokers may have it" in row["last_outcome"]
+        sending = teller.find_sending("1")
+        assert (row["state"], sending.attempts) == (State.FORWARDING, 0)
+        assert "Kafka may have it" in row["last_outcome"]
         # Nothing is sent until the topic takes it no more.
-        tomorrow = row["next_at"] + timedelta(days=1)
-        teller.change("1", next_at=tomorrow)
+        teller.change_sending("1", due_at=sending.due_at + 86_400_000)
         os.kill(own_kafka.pid, signal.SIGCONT)
         wait_until(lambda: "1" in read_ids(own_kafka.bootstrap, out, 1), what="it is there")
         admin = make_admin({"bootstrap.servers": own_kafka.bootstrap})
         alter_topic_config(admin, out, {"max.message.bytes": "100"}, deadline=Deadline(60))
-        teller.change("1", next_at=row["next_at"])
+        teller.change_sending("1", due_at=sending.due_at)
         wait_until(lambda: teller.state("1") == State.PARKED)
         alter_topic_config(admin, out, {"max.message.bytes": "100000"}, deadline=Deadline(60))
         resume_messages(pg_database, settings, [row["id"]], 1)
@@ -155,7 +156,7 @@ def test_fault_49_look_back_without_brokers_says_so_once(
         teller.prepare(str(number), topic=out)
     with (
         caplog.at_level(logging.INFO),
-        run_instance(pg_database, settings, own_kafka.bootstrap, said) as service,
+        run_instance(pg_database, settings, own_kafka.bootstrap, said) as instance,
     ):
         teller.commit("0")
         wait_until(lambda: teller.state("0") == State.FORWARDED)
@@ -165,7 +166,7 @@ def test_fault_49_look_back_without_brokers_says_so_once(
         wait_until(lambda: count_messages(pg_database)[2].messages == 19)
         wait_until(lambda: [part for part, error in said if error is not None], what="it is said")
         threading.Event().wait(8)  # as long as every reconnect and a first pause take
-        assert service.metrics.forwards.labels("refused")._value.get() == 0
+        assert instance.metrics.forwards.refused == 0
         own_kafka.restart()
         wait_until(lambda: count_messages(pg_database)[2].messages == 0)
     begun = [part for part, error in said if error is not None]
@@ -212,35 +213,26 @@ def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_deci
     print(f"decided by {by}")
 
 
-def test_what_commits_is_forwarded_before_the_forwarder_looks_by_itself(
+def test_what_commits_is_forwarded_before_the_sender_scans(
     kafka: EmbeddedKafka,
     topic: MakeTopic,
     group: str,
     pg_database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = forwarding._IDLE_SECONDS
-    monkeypatch.setattr(forwarding, "_IDLE_SECONDS", 3_600)
+    monkeypatch.setattr(service, "Settings", partial(Settings, scan_every=timedelta(hours=1)))
     own, out = topic(1), topic(2)
     settings = make_settings(topic=own, group=group)
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
-    teller = Teller(pg_database, settings)
 
     def is_forwarded(biz_id: str) -> bool:
         rows = list_messages(pg_database, [State.FORWARDED], 10)
         return biz_id in {row["biz_id"] for row in rows}
 
     with run_instance(pg_database, settings, kafka.bootstrap):
-        try:
-            for biz_id in ("1", "2"):
-                sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
-                sender.commit("payment", biz_id)
-                wait_until(partial(is_forwarded, biz_id), what=f"{biz_id} is forwarded")
-        finally:
-            # So that it ends soon.
-            monkeypatch.setattr(forwarding, "_IDLE_SECONDS", usual)
-            sender.commit("payment", "3")
-            wait_until(lambda: count_messages(pg_database)[1].messages == 1)
-    assert teller.state("2") == State.FORWARDED
+        for biz_id in ("1", "2"):
+            sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+            sender.commit("payment", biz_id)
+            wait_until(partial(is_forwarded, biz_id), what=f"{biz_id} is forwarded")

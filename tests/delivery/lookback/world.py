@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from sqlalchemy import select, text, update
 
 from backlog.errors import BacklogError
+from backlogctl_delivery.lookback.admin import show_message
 from backlogctl_delivery.lookback.asker import make_checker
 from backlogctl_delivery.lookback.checkers import Answer, Question
 from backlogctl_delivery.lookback.intake import Record, apply_records
@@ -31,6 +32,7 @@ from backlogctl_delivery.lookback.service import Service
 from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
 from backlogctl_delivery.lookback.tables import (
     MESSAGES,
+    OUTBOX,
     Database,
     day_bounds,
     list_partitions,
@@ -213,17 +215,31 @@ class Teller:
         return apply_records(self.database, self.settings, [record])
 
     def find(self, biz_id: str) -> dict[str, Any]:
-        """The row of a message."""
+        """The row of a message, and how it stands with what the outbox has of it."""
         made = make_id(self.settings.topic, "payment", biz_id)
         with self.database.read() as connection:
             row = connection.execute(select(MESSAGES).where(MESSAGES.c.id == made)).mappings().one()
-            return dict(row)
+        shown = show_message(self.database, made)
+        del shown["incidents"]
+        return {**row, **shown}
 
     def change(self, biz_id: str, **values: Any) -> None:
         """As time would, or an operator."""
         made = make_id(self.settings.topic, "payment", biz_id)
         with self.database.write() as connection:
             connection.execute(update(MESSAGES).where(MESSAGES.c.id == made).values(values))
+
+    def find_sending(self, biz_id: str) -> Any:
+        """Its row of the outbox."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.read() as connection:
+            return connection.execute(select(OUTBOX).where(OUTBOX.c.message_id == made)).one()
+
+    def change_sending(self, biz_id: str, **values: Any) -> None:
+        """As time would."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.write() as connection:
+            connection.execute(update(OUTBOX).where(OUTBOX.c.message_id == made).values(values))
 
     def state(self, biz_id: str) -> str:
         return str(self.find(biz_id)["state"])
@@ -295,7 +311,6 @@ def add_old(database: Database, count: int, state: State, day: date = date(2020,
                 "headers": [["type", None]],
                 "next_at": at,
                 "checks": 0,
-                "forwards": 1,
             }
             for number in range(count)
         ]
