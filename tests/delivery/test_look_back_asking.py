@@ -478,7 +478,7 @@ def test_a_service_is_not_in_the_way_of_another(teller: Teller) -> None:
 
 def test_a_commit_without_its_prepare_is_parked_and_says_so(teller: Teller) -> None:
     teller.commit("1")
-    assert park_unprepared(teller.database, teller.settings) == 1
+    assert park_unprepared(teller.database) == 1
     row = teller.find("1")
     assert (row["state"], row["decision"]) == (State.PARKED, "committed")
     assert "has not come" in row["parked_because"]

@@ -175,7 +175,7 @@ def find_pause(settings: LookBackSettings, tries: int) -> timedelta:
     return min(doubled, settings.longest_pause)
 
 
-def park_unprepared(database: LookBackDatabase, settings: LookBackSettings) -> int:
+def park_unprepared(database: LookBackDatabase) -> int:
     """Parks commits whose prepared message has not come; returns how many.
 
     If it comes later it is forwarded all the same.
@@ -297,4 +297,4 @@ class Asker:
         """Messages that nobody can be asked about."""
         for claim in claim_unlisted(self._database, self._settings, self._token, _UNLISTED):
             self._record(NOT_LISTED, claim, _NOT_LISTED)
-        park_unprepared(self._database, self._settings)
+        park_unprepared(self._database)
