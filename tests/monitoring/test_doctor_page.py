@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitoring.doctor.catalogue import CATALOGUE
-from monitoring.doctor.reference import render_page
+from monitoring.doctor.finding import CATALOGUE
+from replay.around.doctor.reference import render_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == render_page(), (
-        "run: python -m monitoring.doctor.reference > docs/doctor.md"
+        "run: python -m replay.around.doctor.reference > docs/doctor.md"
     )
 
 
