@@ -12,7 +12,7 @@ from monitoring.doctor.finding import Finding, Level, Room, Unread, read_part
 from replay.around.rights import DOCTOR, HOLD, SEE, describe_rights, find_principal, list_rights
 from replay.recovery.workspace import Workspace
 
-_SECONDS = 30.0
+_RIGHTS_SECONDS = 30.0
 
 
 def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, ...]]:
@@ -35,7 +35,8 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
     wanted = list_wanted(workspace, stream)
     every = tuple(dict.fromkeys(right for rights in wanted.values() for right in rights))
     found = read_part(
-        "what the tool is allowed", lambda: read_rights(properties, every, Deadline(_SECONDS))
+        "what the tool is allowed",
+        lambda: read_rights(properties, every, Deadline(_RIGHTS_SECONDS)),
     )
     if isinstance(found, Unread):
         yield found.to_finding()
