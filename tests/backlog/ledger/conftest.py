@@ -64,16 +64,6 @@ def raw(url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def upgrade_to(revision: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the ledger that an older program had."""
-    from alembic import command
-
-    real = command.upgrade
-    with monkeypatch.context() as patch:
-        patch.setattr(command, "upgrade", lambda config, _: real(config, revision))
-        upgrade(url)
-
-
 def change(engine: Engine, statement: str) -> None:
     """Runs one statement in a transaction of its own."""
     with engine.begin() as connection:
