@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, insert, select
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import Index, delete, insert, select
 
-from backlog.ledger.database import Database
-from backlog.ledger.models import disks
+from backlog.ledger.database import Manager
+from backlog.ledger.models import make_table
 from backlog.ledger.thinning import begin_of_all, find_cell
 
 
@@ -31,10 +30,10 @@ class DiskReading:
     topic_bytes: int | None = None
 
 
-class Disks:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+disks = make_table("backlog_disks", DiskReading, Index("backlog_disks_by_time", "cluster", "at"))
 
+
+class Disks(Manager):
     def add(self, readings: Iterable[DiskReading]) -> None:
         """Stores readings; none is fine."""
         rows = [asdict(reading) for reading in readings]
@@ -51,9 +50,7 @@ class Disks:
             query = query.where(disks.c.cluster == cluster)
         if since is not None:
             query = query.where(disks.c.at >= since)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(disks.c.at, disks.c.id)).mappings()
-            return tuple(_to_reading(row) for row in rows)
+        return self._list(query.order_by(disks.c.at, disks.c.id), DiskReading)
 
     def thin(self, now: datetime, horizon: timedelta) -> int:
         """Deletes readings with age, as `Samples.thin` does; doing it twice deletes nothing more.
@@ -76,7 +73,3 @@ class Disks:
             for begin in range(0, len(doomed), 500):
                 connection.execute(delete(disks).where(disks.c.id.in_(doomed[begin : begin + 500])))
         return len(doomed)
-
-
-def _to_reading(row: RowMapping) -> DiskReading:
-    return DiskReading(**{name: value for name, value in row.items() if name != "id"})

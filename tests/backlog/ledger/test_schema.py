@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from backlog.errors import LedgerError
 from backlog.ledger import open_ledger, schema, upgrade
-from backlog.ledger.database import Database
+from backlog.ledger.database import LedgerDatabase
 from backlog.ledger.models import metadata
 from tests.backlog.ledger.conftest import change
 
@@ -39,7 +39,7 @@ def test_older_tables_are_refused_until_they_are_upgraded(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "HEAD", "0002")
-    database = Database(url)
+    database = LedgerDatabase(url)
     with pytest.raises(LedgerError, match="is at revision 0001, not 0002") as caught:
         schema.check_revision(database)
     assert "backlogctl db upgrade" in caught.value.hint
