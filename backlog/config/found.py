@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import yaml
 
 from backlog.config.root import Config
-from backlog.config.template import HEAD, OF_A_STREAM, OUTBOXES, SOURCES
+from backlog.config.template import split_template
 from backlog.errors import ConfigurationError
 
 CLUSTER = "main"
@@ -83,13 +83,14 @@ def render_found(properties: Mapping[str, str], streams: Sequence[FoundStream]) 
     Args:
         properties: the cluster's client properties; secrets in them are references.
     """
-    title, _, head = HEAD.partition("\n")
+    template = split_template()
+    title, _, head = template.head.partition("\n")
     parts = [title, "\n", _MADE_BY, head, *_render_cluster(properties), "\n"]
-    parts += [*_comment_out(SOURCES.rstrip("\n"), ""), "\n", *_render_streams(streams)]
+    parts += [*_comment_out(template.sources.rstrip("\n"), ""), "\n", *_render_streams(streams)]
     if streams:
         parts += ["    # What else a stream may say; a rebuild needs `source`, an expansion\n"]
-        parts += ["    # `consumers`.\n", *_comment_out(OF_A_STREAM, "    ")]
-    return "".join([*parts, OUTBOXES])
+        parts += ["    # `consumers`.\n", *_comment_out(template.stream, "    ")]
+    return "".join([*parts, template.outboxes])
 
 
 def _render_cluster(properties: Mapping[str, str]) -> Iterator[str]:
