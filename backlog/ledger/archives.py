@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from backlog.archive import ArchivedRange
 from backlog.errors import Refused, UsageError
 from backlog.ledger.database import Manager
-from backlog.ledger.models import first_row, gaps, make_table
+from backlog.ledger.models import gaps, read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ArchiveRecord:
     purged_by: str | None = None
 
 
-archives = make_table("backlog_archives", ArchiveRecord, key=("recovery_id",))
+archives = table_of("backlog_archives", ArchiveRecord, key=("recovery_id",))
 
 
 class Archives(Manager):
@@ -140,7 +140,7 @@ class Archives(Manager):
 
 def _find(connection: Connection, recovery_id: str) -> ArchiveRecord | None:
     query = select(archives).where(archives.c.recovery_id == recovery_id)
-    return first_row(connection, query, ArchiveRecord)
+    return read_value(connection, query, ArchiveRecord)
 
 
 def _read(connection: Connection, recovery_id: str) -> ArchiveRecord:

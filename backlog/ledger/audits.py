@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Index, delete, func, insert, select
 
 from backlog.ledger.database import Manager
-from backlog.ledger.models import make_table
+from backlog.ledger.models import table_of
 
 KEPT = 50
 
@@ -34,7 +34,7 @@ class AuditRecord:
     document: Mapping[str, Any]
 
 
-audits = make_table(
+audits = table_of(
     "backlog_audits", AuditRecord, Index("backlog_audits_by_stream", "stream", "audit", "id")
 )
 

@@ -23,14 +23,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
-from backlog.ledger.models import gaps, make_table
+from backlog.ledger.models import gaps, table_of
 from backlog.ledger.thinning import begin_of_all, find_cell
 from backlog.values import Bookmark
 
 BATCH = 500
 
 
-bookmarks = make_table(
+bookmarks = table_of(
     "backlog_bookmarks",
     Bookmark,
     Column("stream", Text, nullable=False),

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Index, insert, select
 
 from backlog.ledger.database import Manager
-from backlog.ledger.models import make_table
+from backlog.ledger.models import table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BurndownSample:
     consumers: int | None = None
 
 
-burndown = make_table(
+burndown = table_of(
     "backlog_burndown", BurndownSample, Index("backlog_burndown_by_time", "recovery_id", "at")
 )
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from backlog.errors import Refused, UsageError
 from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
-from backlog.ledger.models import choose_type, list_rows, make_table, read_row, recoveries
+from backlog.ledger.models import choose_type, make_value, read_values, recoveries, table_of
 from backlog.values import Chunk, ChunkState
 
 
@@ -36,7 +36,7 @@ class ChunkRecord:
     injected_at: datetime | None = None
 
 
-chunks = make_table(
+chunks = table_of(
     "backlog_chunks",
     Chunk,
     Column("recovery_id", Text, ForeignKey("backlog_recoveries.id"), primary_key=True),
@@ -60,7 +60,7 @@ class Chunks(Manager):
         own = {"recovery_id": recovery_id, "state": ChunkState.STAGED}
         with self._database.write() as connection:
             known = {
-                (chunk.slot, chunk.number): chunk for chunk in list_rows(connection, query, Chunk)
+                (chunk.slot, chunk.number): chunk for chunk in read_values(connection, query, Chunk)
             }
             rows: list[dict[str, Any]] = []
             for chunk in chunks_:
@@ -81,7 +81,7 @@ class Chunks(Manager):
         query = select(chunks).where(chunks.c.recovery_id == recovery_id)
         return self._list(
             query.order_by(chunks.c.slot, chunks.c.number),
-            lambda row: read_row(row, ChunkRecord, chunk=read_row(row, Chunk)),
+            lambda row: make_value(row, ChunkRecord, chunk=make_value(row, Chunk)),
         )
 
     def mark_injected(

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from backlog import database
 from backlog.database_failures import Trouble, clean_reason, find_trouble
 from backlog.errors import BacklogError, InvalidTransition, LedgerError, Refused
-from backlog.ledger.models import first_row, list_rows
+from backlog.ledger.models import read_value, read_values
 
 T = TypeVar("T")
 REFUSAL = "backlog refuses: "  # how the triggers' messages start
@@ -63,8 +63,8 @@ class Manager:
 
     def _list(self, query: Select[Any], make: Callable[..., T]) -> tuple[T, ...]:
         with self._database.read() as connection:
-            return list_rows(connection, query, make)
+            return read_values(connection, query, make)
 
     def _first(self, query: Select[Any], make: Callable[..., T]) -> T | None:
         with self._database.read() as connection:
-            return first_row(connection, query, make)
+            return read_value(connection, query, make)

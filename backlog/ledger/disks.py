@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Index, delete, insert, select
 
 from backlog.ledger.database import Manager
-from backlog.ledger.models import make_table
+from backlog.ledger.models import table_of
 from backlog.ledger.thinning import begin_of_all, find_cell
 
 
@@ -30,7 +30,7 @@ class DiskReading:
     topic_bytes: int | None = None
 
 
-disks = make_table("backlog_disks", DiskReading, Index("backlog_disks_by_time", "cluster", "at"))
+disks = table_of("backlog_disks", DiskReading, Index("backlog_disks_by_time", "cluster", "at"))
 
 
 class Disks(Manager):

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, insert, select, update
 from backlog.clock import format_time
 from backlog.ledger.columns import encode_json
 from backlog.ledger.database import Manager
-from backlog.ledger.models import events, list_rows, recoveries
+from backlog.ledger.models import events, read_values, recoveries
 from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import read_recovery_row, refuse_lost_lease
+from backlog.ledger.recovery_rows import get_recovery_row, refuse_lost_lease
 from backlog.values import Event
 
 GENESIS = "0" * 64
@@ -45,7 +45,7 @@ class Events(Manager):
             # It locks the recovery's row; who has no lease has added nothing.
             line = append_event(connection, recovery_id, now, actor, action, detail or {})
             if owner is not None:
-                refuse_lost_lease(read_recovery_row(connection, recovery_id), owner)
+                refuse_lost_lease(get_recovery_row(connection, recovery_id), owner)
             return line
 
     def list(self, recovery_id: str) -> tuple[Event, ...]:
@@ -66,7 +66,7 @@ class Events(Manager):
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            head = read_recovery_row(connection, recovery_id, lock=True)
+            head = get_recovery_row(connection, recovery_id, lock=True)
             lines = _read_events(connection, recovery_id)
         previous = GENESIS
         for expected, line in enumerate(lines, start=1):
@@ -107,7 +107,7 @@ def append_event(
     detail: Mapping[str, Any],
 ) -> Event:
     """Adds a line inside a transaction; the recovery's row is locked, so lines do not fork."""
-    head = read_recovery_row(connection, recovery_id, lock=True)
+    head = get_recovery_row(connection, recovery_id, lock=True)
     sequence = int(head["events_length"]) + 1
     line = Event(recovery_id, sequence, at, actor, action, dict(detail), head["events_head"], "")
     line = replace(line, hash=hash_event(line))
@@ -122,4 +122,4 @@ def append_event(
 
 def _read_events(connection: Connection, recovery_id: str) -> tuple[Event, ...]:
     query = select(events).where(events.c.recovery_id == recovery_id).order_by(events.c.sequence)
-    return list_rows(connection, query, Event)
+    return read_values(connection, query, Event)

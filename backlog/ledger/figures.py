@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Text, and_, cast, exists, func, or_, select, 
 from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
-from backlog.ledger.recovery_rows import read_recovery
+from backlog.ledger.recovery_rows import get_recovery
 from backlog.values import FINAL, Cause, GapState, RecoveryState
 
 
@@ -74,7 +74,7 @@ class Figures(Manager):
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            plan = read_recovery(connection, recovery_id).plan
+            plan = get_recovery(connection, recovery_id).plan
         return dict((plan.get("outcome") or {}).get("counts") or {})
 
     def recoveries(self) -> tuple[RecoveryFigure, ...]:

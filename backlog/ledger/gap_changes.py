@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 from sqlalchemy.engine import RowMapping
 
-from backlog.ledger.models import gaps, list_rows, read_row
+from backlog.ledger.models import gaps, make_value, read_values
 from backlog.values import Cause, Certainty, Gap, GapState, Sample, SequenceRange
 
 
@@ -19,7 +19,7 @@ def to_gap(row: RowMapping) -> Gap:
     if row["producer"] is not None:
         numbers = (row[name] for name in ("epoch", "first_sequence", "last_sequence"))
         sequences = SequenceRange(row["producer"], *numbers)
-    return read_row(row, Gap, sequences=sequences)
+    return make_value(row, Gap, sequences=sequences)
 
 
 def get_range(gap: Gap) -> tuple[int, int]:
@@ -67,7 +67,7 @@ def list_trimmed(
         gaps.c.partition.in_(read_to),
         gaps.c.end.is_not(None),
     )
-    open_gaps = list_rows(connection, query.with_for_update(), to_gap)
+    open_gaps = read_values(connection, query.with_for_update(), to_gap)
     ranged = [(gap, *get_range(gap)) for gap in open_gaps]
     return [
         (gap, read_to[gap.partition])

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select
 
 from backlog.ledger.counters import take_id
 from backlog.ledger.gap_changes import change_gap, confirm_bounded, get_range, to_gap
-from backlog.ledger.models import gaps, list_rows
+from backlog.ledger.models import gaps, read_values
 from backlog.sequence import RangeSet
 from backlog.values import Cause, DatePiece, Gap, GapState, SequenceRange
 
@@ -32,7 +32,7 @@ def record_gap(connection: Connection, gap: Gap, now: datetime, date: DatePiece 
         .order_by(gaps.c.start, gaps.c.id)
         .with_for_update()
     )
-    known = list_rows(connection, query, to_gap)
+    known = read_values(connection, query, to_gap)
     if gap.sequences is not None:
         return _record_sequences(connection, gap, gap.sequences, known, now)
     if gap.end is None:

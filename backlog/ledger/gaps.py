@@ -13,7 +13,7 @@ from backlog.errors import InvalidTransition, UsageError
 from backlog.ledger.database import Manager
 from backlog.ledger.gap_changes import change_gap, list_trimmed, to_gap
 from backlog.ledger.gap_recording import ITSELF, insert_gap, record_gap
-from backlog.ledger.models import gaps, list_rows, recoveries, transitions
+from backlog.ledger.models import gaps, read_values, recoveries, transitions
 from backlog.values import Cause, DatePiece, Gap, GapState, Sample
 
 _HELD = (GapState.PLANNED, GapState.STAGED, GapState.INJECTED)
@@ -272,7 +272,7 @@ def release_gaps(connection: Connection, recovery_id: str, now: datetime, actor:
     archive goes on waiting.
     """
     query = select(gaps).where(gaps.c.recovery_id == recovery_id, gaps.c.state.in_(_HELD))
-    held = [gap for gap in list_rows(connection, query, to_gap) if not is_waiting(gap)]
+    held = [gap for gap in read_values(connection, query, to_gap) if not is_waiting(gap)]
     open_again = [gap.id for gap in held if gap.archive in (None, recovery_id)]
     move_gaps(connection, open_again, GapState.OPEN, now, recovery_id, None, actor)
     for gap in held:
@@ -287,7 +287,7 @@ def _read_gaps(connection: Connection, ids: Sequence[str], *, lock: bool) -> tup
     for begin in range(0, len(wanted), 500):
         query = select(gaps).where(gaps.c.id.in_(wanted[begin : begin + 500])).order_by(gaps.c.id)
         # Locked in the order of ids, so that two who take the same gaps do not deadlock.
-        known += list_rows(connection, query.with_for_update() if lock else query, to_gap)
+        known += read_values(connection, query.with_for_update() if lock else query, to_gap)
     missing = set(wanted) - {gap.id for gap in known}
     if missing:
         raise UsageError(

@@ -17,7 +17,7 @@ from sqlalchemy.engine import RowMapping
 from backlog.errors import Refused, UsageError
 from backlog.ledger.counters import take_id
 from backlog.ledger.database import Manager
-from backlog.ledger.models import first_row, list_rows, make_table, make_unique, read_row
+from backlog.ledger.models import make_unique, make_value, read_value, read_values, table_of
 
 OPERATOR = "operator"
 UNLIMITED = -1
@@ -57,7 +57,7 @@ class Hold:
         return words[self.in_force]
 
 
-holds = make_table(
+holds = table_of(
     "backlog_holds",
     Hold,
     make_unique(
@@ -241,11 +241,11 @@ def _is_open(cluster: str, topic: str, topic_id: str) -> ColumnElement[bool]:
 
 def _read_open(connection: Connection, cluster: str, topic: str, topic_id: str) -> tuple[Hold, ...]:
     query = select(holds).where(_is_open(cluster, topic, topic_id))
-    return list_rows(connection, query.order_by(holds.c.created_at, holds.c.id), _to_hold)
+    return read_values(connection, query.order_by(holds.c.created_at, holds.c.id), _to_hold)
 
 
 def _read(connection: Connection, hold_id: str) -> Hold:
-    hold = first_row(connection, select(holds).where(holds.c.id == hold_id), _to_hold)
+    hold = read_value(connection, select(holds).where(holds.c.id == hold_id), _to_hold)
     if hold is None:
         raise UsageError("there is no such hold", subject=f"hold {hold_id}")
     return hold
@@ -253,4 +253,4 @@ def _read(connection: Connection, hold_id: str) -> Hold:
 
 def _to_hold(row: RowMapping) -> Hold:
     earlier = {name: tuple(values) for name, values in row["earlier"].items()}
-    return read_row(row, Hold, earlier=earlier)
+    return make_value(row, Hold, earlier=earlier)

@@ -18,7 +18,7 @@ from backlog.ledger.database import Manager
 from backlog.ledger.events import append_event
 from backlog.ledger.models import recoveries
 from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import read_recovery_row
+from backlog.ledger.recovery_rows import get_recovery_row
 
 TTL = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Leases(Manager):
         return clock, clock + literal(ttl, Interval())
 
     def _read_holder(self, connection: Connection, recovery_id: str) -> Holder | None:
-        row = read_recovery_row(connection, recovery_id)
+        row = get_recovery_row(connection, recovery_id)
         if row["lease_host"] is None:
             return None
         now = self._database.now(connection)

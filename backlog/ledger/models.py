@@ -87,7 +87,7 @@ class Tuples(JsonText):
         return tuple(self.item(*row) for row in rows)
 
 
-def make_table(
+def table_of(
     name: str,
     value: type,
     *more: SchemaItem,
@@ -140,28 +140,32 @@ def choose_type(hint: Any) -> TypeEngine[Any]:
     return TYPES[hint]()
 
 
-def read_row(row: RowMapping, cls: type[T], **given: Any) -> T:
+def make_value(row: RowMapping, cls: type[T], **given: Any) -> T:
     """A value of a row's columns; fields that are `given` are not looked for."""
     names = [each.name for each in fields(cast("Any", cls))]
     return cls(**{name: row[name] for name in names if name not in given}, **given)
 
 
-def list_rows(connection: Connection, query: Select[Any], make: Callable[..., T]) -> tuple[T, ...]:
+def read_values(
+    connection: Connection, query: Select[Any], make: Callable[..., T]
+) -> tuple[T, ...]:
     """The values of a query's rows: of a dataclass, or of a function of the row."""
     rows = connection.execute(query).mappings()
     if is_dataclass(make):
-        return tuple(read_row(row, cast("type[T]", make)) for row in rows)
+        return tuple(make_value(row, cast("type[T]", make)) for row in rows)
     return tuple(make(row) for row in rows)
 
 
-def first_row(connection: Connection, query: Select[Any], make: Callable[..., T]) -> T | None:
+def read_value(connection: Connection, query: Select[Any], make: Callable[..., T]) -> T | None:
     """The value of the first row; None where there is none."""
-    return next(iter(list_rows(connection, query.limit(1), make)), None)
+    return next(iter(read_values(connection, query.limit(1), make)), None)
 
 
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
-ACTIVE = "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND holds_when_failed)"
+ACTIVE_RECOVERY = (
+    "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND holds_when_failed)"
+)
 LIVE = "end_offset IS NOT NULL AND state NOT IN ('waived', 'verified')"
 
 
@@ -187,7 +191,7 @@ transitions = Table(
     Column("to_state", String(16), primary_key=True),
 )
 
-recoveries = make_table(
+recoveries = table_of(
     "backlog_recoveries",
     Recovery,
     Column("events_head", String(64), nullable=False),
@@ -205,14 +209,14 @@ recoveries = make_table(
         name="backlog_recoveries_approval",
     ),
     Index("backlog_recoveries_by_stream", "stream", "state"),
-    make_unique("backlog_one_active_per_topic", "cluster", "topic", where=ACTIVE),
-    make_unique("backlog_one_active_per_group", "cluster", "group", where=ACTIVE),
+    make_unique("backlog_one_active_per_topic", "cluster", "topic", where=ACTIVE_RECOVERY),
+    make_unique("backlog_one_active_per_group", "cluster", "group", where=ACTIVE_RECOVERY),
     key=("id",),
     without=("runner",),
 )
 runner = (recoveries.c.lease_host + ":" + sql_cast(recoveries.c.lease_pid, Text)).label("runner")
 
-gaps = make_table(
+gaps = table_of(
     "backlog_gaps",
     Gap,
     Column("changed_at", UtcTime, nullable=False),
@@ -247,4 +251,4 @@ recovery_gaps = Table(
     Column("gap_id", Text, ForeignKey("backlog_gaps.id"), primary_key=True),
 )
 
-events = make_table("backlog_events", Event, key=("recovery_id", "sequence"))
+events = table_of("backlog_events", Event, key=("recovery_id", "sequence"))

@@ -16,9 +16,9 @@ from backlog.ledger.database import LedgerDatabase, Manager, UniqueConflict
 from backlog.ledger.events import GENESIS, append_event
 from backlog.ledger.gaps import move_gaps, release_gaps
 from backlog.ledger.models import (
-    ACTIVE,
+    ACTIVE_RECOVERY,
     gaps,
-    read_row,
+    make_value,
     recoveries,
     recovery_gaps,
     runner,
@@ -26,8 +26,8 @@ from backlog.ledger.models import (
 )
 from backlog.ledger.owners import Owner
 from backlog.ledger.recovery_rows import (
-    read_recovery,
-    read_recovery_row,
+    get_recovery,
+    get_recovery_row,
     refuse_expired,
     refuse_lost_lease,
     refuse_transition,
@@ -113,7 +113,7 @@ class Recoveries(Manager):
                 move_gaps(connection, wanted, GapState.PLANNED, now, new_id, None, actor)
                 detail = {"kind": kind, "plan_hash": plan_hash, "gaps": list(wanted)}
                 append_event(connection, new_id, now, actor, "planned", detail)
-                return read_recovery(connection, new_id)
+                return get_recovery(connection, new_id)
         except UniqueConflict:
             raise Refused(
                 "this id is taken", subject=f"recovery {id}", hint="reserve another with next_id"
@@ -126,7 +126,7 @@ class Recoveries(Manager):
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            return read_recovery(connection, recovery_id)
+            return get_recovery(connection, recovery_id)
 
     def list(
         self,
@@ -177,7 +177,7 @@ class Recoveries(Manager):
                 is active; the message names it.
         """
         with self._naming_the_other(recovery_id), self._database.write() as connection:
-            row = read_recovery_row(connection, recovery_id, lock=True)
+            row = get_recovery_row(connection, recovery_id, lock=True)
             now = self._database.now(connection)
             before = row["state"]
             expired = before is State.APPROVED and row["approval_expires_at"] <= now
@@ -212,7 +212,7 @@ class Recoveries(Manager):
                 "expires_at": format_time(expires_at),
             }
             append_event(connection, recovery_id, now, by, "approved", detail)
-            return read_recovery(connection, recovery_id)
+            return get_recovery(connection, recovery_id)
 
     def advance(
         self,
@@ -243,7 +243,7 @@ class Recoveries(Manager):
         if to is State.APPROVED:
             raise UsageError("a recovery is approved with approve()", subject=recovery_id)
         with self._naming_the_other(recovery_id), self._database.write() as connection:
-            row = read_recovery_row(connection, recovery_id, lock=True)
+            row = get_recovery_row(connection, recovery_id, lock=True)
             now = self._database.now(connection)
             if owner is not None:
                 refuse_lost_lease(row, owner)
@@ -261,7 +261,7 @@ class Recoveries(Manager):
             if to in (State.REJECTED, State.CANCELLED):
                 release_gaps(connection, recovery_id, now, actor)
             append_event(connection, recovery_id, now, actor, to.value, detail or {})
-            return read_recovery(connection, recovery_id)
+            return get_recovery(connection, recovery_id)
 
     def request(
         self, recovery_id: str, what: Literal["pause", "cancel"] | None, actor: str
@@ -275,14 +275,14 @@ class Recoveries(Manager):
                 was asked for before.
         """
         with self._database.write() as connection:
-            row = read_recovery_row(connection, recovery_id, lock=True)
+            row = get_recovery_row(connection, recovery_id, lock=True)
             if row["state"] not in _ASKABLE[what]:
                 raise InvalidTransition(
                     f"it is {row['state']}: {what or 'taking a request back'} is not possible",
                     subject=f"recovery {recovery_id}",
                 )
             if row["requested"] == what:
-                return read_row(row, Recovery)
+                return make_value(row, Recovery)
             if row["requested"] == "cancel":
                 raise InvalidTransition(
                     f"cancel was asked for already: {what or 'taking that back'} is not possible",
@@ -294,7 +294,7 @@ class Recoveries(Manager):
             action = f"{what} requested" if what else "request taken back"
             now = self._database.now(connection)
             append_event(connection, recovery_id, now, actor, action, {})
-            return read_recovery(connection, recovery_id)
+            return get_recovery(connection, recovery_id)
 
     def _naming_the_other(self, recovery_id: str) -> _Naming:
         return _Naming(self, self._database, recovery_id)
@@ -318,7 +318,7 @@ class _Naming:
             recoveries.c.cluster == mine.cluster,
             or_(recoveries.c.topic == mine.topic, recoveries.c.group == mine.group),
             recoveries.c.id != self._id,
-            text(f"({ACTIVE})"),
+            text(f"({ACTIVE_RECOVERY})"),
         )
         with self._database.read() as connection:
             other = connection.execute(query.order_by(recoveries.c.id)).mappings().first()

@@ -10,14 +10,12 @@ from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
 from backlog.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, UsageError
-from backlog.ledger.models import read_row, recoveries, runner
+from backlog.ledger.models import make_value, recoveries, runner
 from backlog.ledger.owners import Owner
 from backlog.values import Recovery, RecoveryState
 
 
-def read_recovery_row(
-    connection: Connection, recovery_id: str, *, lock: bool = False
-) -> RowMapping:
+def get_recovery_row(connection: Connection, recovery_id: str, *, lock: bool = False) -> RowMapping:
     """The row of a recovery.
 
     Raises:
@@ -34,13 +32,13 @@ def read_recovery_row(
     return row
 
 
-def read_recovery(connection: Connection, recovery_id: str) -> Recovery:
+def get_recovery(connection: Connection, recovery_id: str) -> Recovery:
     """A recovery.
 
     Raises:
         UsageError: there is no such recovery.
     """
-    return read_row(read_recovery_row(connection, recovery_id), Recovery)
+    return make_value(get_recovery_row(connection, recovery_id), Recovery)
 
 
 def refuse_transition(row: RowMapping, to: RecoveryState) -> NoReturn:

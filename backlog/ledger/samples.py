@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Index, delete, insert, select, update
 
 from backlog.ledger.database import Manager
-from backlog.ledger.models import list_rows, make_table
+from backlog.ledger.models import read_values, table_of
 from backlog.ledger.thinning import begin_of_all, find_cell
 from backlog.values import Sample
 
@@ -30,10 +30,10 @@ class CommitMark:
     seen_at: datetime
 
 
-samples = make_table(
+samples = table_of(
     "backlog_samples", Sample, Index("backlog_samples_by_time", "stream", "taken_at")
 )
-commit_marks = make_table(
+commit_marks = table_of(
     "backlog_commit_marks", CommitMark, key=("stream", "group", "topic_id", "partition")
 )
 
@@ -113,7 +113,7 @@ def _move_marks(connection: Connection, sample: Sample) -> None:
         & (commit_marks.c.topic_id == sample.topic_id)
     )
     query = select(commit_marks).where(where)
-    known = {mark.partition: mark for mark in list_rows(connection, query, CommitMark)}
+    known = {mark.partition: mark for mark in read_values(connection, query, CommitMark)}
     for each in sample.partitions:
         if each.committed is None:
             continue

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, insert, select, update
 
 from backlog.errors import UsageError
 from backlog.ledger.database import Manager
-from backlog.ledger.models import first_row, make_table
+from backlog.ledger.models import read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def has_stopped_consumers(steps: Iterable[StepRecord]) -> bool:
     return STOP_STEP in known and not (restored is not None and restored.is_complete)
 
 
-steps = make_table("backlog_steps", StepRecord, key=("recovery_id", "step"))
+steps = table_of("backlog_steps", StepRecord, key=("recovery_id", "step"))
 
 
 class Steps(Manager):
@@ -115,7 +115,7 @@ def _is_step(recovery_id: str, step: str) -> ColumnElement[bool]:
 
 
 def _find(connection: Connection, recovery_id: str, step: str) -> StepRecord | None:
-    return first_row(connection, select(steps).where(_is_step(recovery_id, step)), StepRecord)
+    return read_value(connection, select(steps).where(_is_step(recovery_id, step)), StepRecord)
 
 
 def _read(connection: Connection, recovery_id: str, step: str) -> StepRecord:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from backlog.errors import Refused, UsageError
 from backlog.ledger.database import Manager
-from backlog.ledger.models import first_row, make_table
+from backlog.ledger.models import read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class TemporaryTopic:
     deleted_at: datetime | None
 
 
-temporary_topics = make_table("backlog_temporary_topics", TemporaryTopic, key=("recovery_id",))
+temporary_topics = table_of("backlog_temporary_topics", TemporaryTopic, key=("recovery_id",))
 
 
 class TemporaryTopics(Manager):
@@ -100,7 +100,7 @@ class TemporaryTopics(Manager):
 
 def _find(connection: Connection, recovery_id: str) -> TemporaryTopic | None:
     query = select(temporary_topics).where(temporary_topics.c.recovery_id == recovery_id)
-    return first_row(connection, query, TemporaryTopic)
+    return read_value(connection, query, TemporaryTopic)
 
 
 def _read(connection: Connection, recovery_id: str) -> TemporaryTopic:

@@ -54,7 +54,7 @@ STATEFUL = {
         "recovery_id slot number count bytes sha256 path ids_path canary",
     ),
 }
-ALLOWED = (
+TRANSITION = (
     "SELECT 1 FROM backlog_transitions AS t WHERE t.subject = '{}'"
     " AND t.from_state = OLD.state AND t.to_state = NEW.state"
 )
@@ -101,7 +101,7 @@ def downgrade() -> None:
 def _list_guards() -> Iterator[tuple[str, str, str, str, str]]:
     """Name, moment, table, condition and message of each trigger."""
     for table, (subject, first, fixed) in STATEFUL.items():
-        illegal = f"OLD.state <> NEW.state AND NOT EXISTS ({ALLOWED.format(subject)})"
+        illegal = f"OLD.state <> NEW.state AND NOT EXISTS ({TRANSITION.format(subject)})"
         changed = " OR ".join(f"OLD.{name} IS DISTINCT FROM NEW.{name}" for name in fixed.split())
         message = f"this change of state of a {subject} is not allowed"
         yield "transition", "UPDATE", table, illegal, message
