@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Index, delete, insert, select
+from sqlalchemy import Index, insert, select
 
 from backlog.ledger.database import Manager
 from backlog.ledger.models import table_of
-from backlog.ledger.thinning import begin_of_all, find_cell
+from backlog.ledger.thinning import begin_of_all, delete_rows, list_thinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,12 @@ class Disks(Manager):
         Returns:
             How many were deleted.
         """
-        query = select(disks.c.id, disks.c.cluster, disks.c.broker, disks.c.topic, disks.c.at)
-        query = query.where(disks.c.at < begin_of_all(now, horizon))
+        place = (disks.c.cluster, disks.c.broker, disks.c.topic)
+        query = select(disks.c.id, disks.c.at, *place).where(
+            disks.c.at < begin_of_all(now, horizon)
+        )
         with self._database.write() as connection:
-            seen: set[tuple[object, ...]] = set()
-            doomed = []
-            for row in connection.execute(query.order_by(disks.c.at, disks.c.id)):
-                cell = find_cell(row.at, now, horizon)
-                key = (row.cluster, row.broker, row.topic, cell)
-                if cell is None or key in seen:
-                    doomed.append(row.id)
-                else:
-                    seen.add(key)
-            for begin in range(0, len(doomed), 500):
-                connection.execute(delete(disks).where(disks.c.id.in_(doomed[begin : begin + 500])))
-        return len(doomed)
+            rows = connection.execute(query.order_by(disks.c.at, disks.c.id))
+            thinned = list_thinned([(row[0], row[1], row[2:]) for row in rows], now, horizon)
+            delete_rows(connection, disks, thinned)
+        return len(thinned)

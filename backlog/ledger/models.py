@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
@@ -30,10 +30,8 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    cast,
     text,
-)
-from sqlalchemy import (
-    cast as sql_cast,
 )
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.schema import SchemaItem
@@ -70,16 +68,16 @@ class Tuples(JsonText):
     def __init__(self, item: type) -> None:
         super().__init__()
         self.item = item
+        self._hints = get_type_hints(item)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        names = [each.name for each in fields(self.item)]
-        rows = [[getattr(item, name) for name in names] for item in value]
+        rows = [[getattr(item, name) for name in self._hints] for item in value]
         texts = [[format_time(v) if isinstance(v, datetime) else v for v in row] for row in rows]
         return super().process_bind_param(texts, dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> tuple[Any, ...]:
-        hints = list(get_type_hints(self.item).values())
-        times = [number for number, hint in enumerate(hints) if datetime in get_args(hint)]
+        hints = enumerate(self._hints.values())
+        times = [number for number, hint in hints if datetime in get_args(hint)]
         rows = super().process_result_value(value, dialect)
         for row in rows:
             for number in times:
@@ -135,14 +133,14 @@ def choose_type(hint: Any) -> TypeEngine[Any]:
         return JsonText()
     if issubclass(hint, StrEnum):
         return Enum(
-            hint, native_enum=False, length=16, values_callable=lambda known: [*map(str, known)]
+            hint, native_enum=False, length=32, values_callable=lambda known: [*map(str, known)]
         )
     return TYPES[hint]()
 
 
 def make_value(row: RowMapping, cls: type[T], **given: Any) -> T:
     """A value of a row's columns; fields that are `given` are not looked for."""
-    names = [each.name for each in fields(cast("Any", cls))]
+    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
     return cls(**{name: row[name] for name in names if name not in given}, **given)
 
 
@@ -150,10 +148,9 @@ def read_values(
     connection: Connection, query: Select[Any], make: Callable[..., T]
 ) -> tuple[T, ...]:
     """The values of a query's rows: of a dataclass, or of a function of the row."""
+    cls: Any = make if is_dataclass(make) else None
     rows = connection.execute(query).mappings()
-    if is_dataclass(make):
-        return tuple(make_value(row, cast("type[T]", make)) for row in rows)
-    return tuple(make(row) for row in rows)
+    return tuple(make(row) if cls is None else make_value(row, cls) for row in rows)
 
 
 def read_value(connection: Connection, query: Select[Any], make: Callable[..., T]) -> T | None:
@@ -214,7 +211,7 @@ recoveries = table_of(
     key=("id",),
     without=("runner",),
 )
-runner = (recoveries.c.lease_host + ":" + sql_cast(recoveries.c.lease_pid, Text)).label("runner")
+runner = (recoveries.c.lease_host + ":" + cast(recoveries.c.lease_pid, Text)).label("runner")
 
 gaps = table_of(
     "backlog_gaps",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Index, delete, insert, select, update
+from sqlalchemy import Connection, Index, func, insert, select, update
 
+from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.models import read_values, table_of
-from backlog.ledger.thinning import begin_of_all, find_cell
+from backlog.ledger.thinning import begin_of_all, delete_rows, list_thinned
 from backlog.values import Sample
 
 
@@ -78,32 +79,17 @@ class Samples(Manager):
         Returns:
             How many were deleted.
         """
-        query = select(samples.c.id, samples.c.stream, samples.c.taken_at).where(
-            samples.c.taken_at < begin_of_all(now, horizon)
-        )
-        order = (samples.c.stream, samples.c.taken_at, samples.c.id)
+        old = samples.c.taken_at < begin_of_all(now, horizon)
+        query = select(samples.c.id, samples.c.taken_at, samples.c.stream).where(old)
+        query = query.order_by(samples.c.taken_at, samples.c.id)
+        last = func.max(samples.c.taken_at, type_=UtcTime())
         with self._database.write() as connection:
-            newest = {
-                row.stream: row.taken_at
-                for row in connection.execute(
-                    select(samples.c.stream, samples.c.taken_at).order_by(*order)
-                )
-            }
-            seen: set[tuple[str, timedelta, int]] = set()
-            doomed = []
-            for row in connection.execute(query.order_by(*order)):
-                if row.taken_at == newest[row.stream]:
-                    continue
-                cell = find_cell(row.taken_at, now, horizon)
-                if cell is None or (row.stream, *cell) in seen:
-                    doomed.append(row.id)
-                else:
-                    seen.add((row.stream, *cell))
-            for begin in range(0, len(doomed), 500):
-                connection.execute(
-                    delete(samples).where(samples.c.id.in_(doomed[begin : begin + 500]))
-                )
-        return len(doomed)
+            groups = select(samples.c.stream, last).group_by(samples.c.stream)
+            newest = {row[0]: row[1] for row in connection.execute(groups)}
+            rows = [row for row in connection.execute(query) if row.taken_at != newest[row.stream]]
+            thinned = list_thinned(map(tuple, rows), now, horizon)
+            delete_rows(connection, samples, thinned)
+        return len(thinned)
 
 
 def _move_marks(connection: Connection, sample: Sample) -> None:
