@@ -35,6 +35,10 @@ _INTRO = """\
   stream appears once, as the stream.
 - `watch.groups` allows and denies groups by glob patterns; `watch.max_partitions` limits them, and
   `backlog_partitions_left_out` counts what is left out.
+- Of groups that are no stream, partitions that are ok are one series without a `partition`: the sum
+  of offsets and lags, the oldest age, the first loss, so that `sum by (group, topic)`, `max` and
+  `min` give the same. Likewise partitions of topics of no stream whose replicas are all in sync,
+  without leader and replicas. With `watch.granularity: partition` each has its own series.
 - What is not known is absent: no series is NaN, and no lag is guessed where nothing was committed.
 - After a failed look the series keep their last values, and `backlog_sample_age_seconds` grows.
 - Nobody says how a group that is not a stream reads. Its lag is counted to the high watermark; one

@@ -134,13 +134,13 @@ class Consumed(Section):
     column: Text = Field(description="The column that holds the row's identity.")
 
 
-def _check_wanted(value: object) -> object:
+def _check_where_value(value: object) -> object:
     if not isinstance(value, str | int):
         raise ValueError("must be text, a whole number, true or false")
     return value
 
 
-Wanted = Annotated[bool | int | str, BeforeValidator(_check_wanted)]
+WhereValue = Annotated[bool | int | str, BeforeValidator(_check_where_value)]
 
 
 class StreamSource(Section):
@@ -157,7 +157,7 @@ class StreamSource(Section):
     database: Label = Field(description="A name under `sources`.")
     table: Text = Field(description="The table, `name` or `schema.name`.")
     primary_key: Names = Field(description="The key's column or columns.")
-    where: dict[Text, Wanted] = Field(
+    where: dict[Text, WhereValue] = Field(
         default_factory=dict,
         description="Which rows of the table are the stream's: columns and the value that each "
         "has. The database compares, so that no other row is read. Without it all.",

@@ -126,23 +126,6 @@ def read_rights(
     return _compare(rights, allowed)
 
 
-def list_transactional(prefix: str, purpose: str) -> tuple[Right, Right]:
-    """To write in transactions whose ids are the prefix and a partition's number."""
-    asked = f"{prefix}0"
-    return (
-        Right(
-            *(Resource.TRANSACTIONAL_ID, prefix, Operation.DESCRIBE, "find their coordinator"),
-            prefixed=True,
-            asked=asked,
-        ),
-        Right(
-            *(Resource.TRANSACTIONAL_ID, prefix, Operation.WRITE, purpose),
-            prefixed=True,
-            asked=asked,
-        ),
-    )
-
-
 def make_acl_lines(
     rights: Iterable[Right], principal: str, addresses: str = "HOST:PORT"
 ) -> list[str]:

@@ -182,11 +182,11 @@ def _refuse_brokers() -> UsageError:
 
 
 def _read_properties(bootstrap: str | None, client_config: Path | None) -> dict[str, str]:
-    from backlog.config.client_file import read_client_file
+    from backlog.config.client_file import read_client_properties
 
     if client_config is None:
         return {"bootstrap.servers": bootstrap or ""}
-    found = read_client_file(client_config, bootstrap)
+    found = read_client_properties(client_config, bootstrap)
     values = {f"${{env:{name}}}": value for name, value in found.values.items()}
     return {name: values.get(value, value) for name, value in found.properties.items()}
 

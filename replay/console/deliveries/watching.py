@@ -112,7 +112,10 @@ class _Looker:
         except Exception as error:
             # One look must not end all looks in silence.
             LOG.exception("the look at %s failed", self._look.subject)
-            status, problem = None, BacklogError(f"a fault of the program: {type(error).__name__}")
+            status, problem = (
+                None,
+                BacklogError(f"internal error ({type(error).__name__}); see the log and report it"),
+            )
         silent.cancel()
         told = "" if problem is None else mask_secrets(_tell(problem))
         self._look = DeliveryLook(self._look.outbox, status, told, utc_now())

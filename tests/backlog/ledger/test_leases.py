@@ -152,7 +152,7 @@ def test_process_of_another_host_or_boot_is_not_judged() -> None:
 
 
 # An SQLite file is on one machine, with one clock.
-@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_fault_41_a_wrong_clock_here_does_not_expire_a_lease(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

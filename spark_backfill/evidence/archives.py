@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from backlog.archive import ArchiveManifest
 from backlogctl_delivery import stamps
+from spark_backfill.archive.filesystem import normalize_location
 from spark_backfill.archive.reading import read_archive
-from spark_backfill.archived.opening import OpenArchive
-from spark_backfill.request import Stretch
+from spark_backfill.archive.verification import read_manifest, verify_archive
+from spark_backfill.request import ArchiveSource, Stretch
 from spark_backfill.spark.frames import last_header
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class OpenArchive:
+    """An archive whose manifest is the recorded one, and whose files are there."""
+
+    location: str
+    manifest: ArchiveManifest
+
+
+def open_archives(
+    spark: SparkSession, archives: Sequence[ArchiveSource]
+) -> tuple[OpenArchive, ...]:
+    """Files are compared by their sizes, and not hashed: nothing is put back from them.
+
+    Raises:
+        StagingError: names the files that are missing or changed; nothing is planned then.
+    """
+    opened = []
+    for source in archives:
+        location = normalize_location(source.location)
+        manifest = read_manifest(spark, location, source.manifest_sha256)
+        check = verify_archive(spark, location, manifest, rehash=False)
+        check.require_good(f"archive {source.recovery_id} in {location}")
+        opened.append(OpenArchive(location, manifest))
+    return tuple(opened)
 
 
 def read_survivors(archives: Sequence[OpenArchive], header: str | None) -> DataFrame | None:

@@ -1,11 +1,14 @@
-"""docs/doctor.md: `python -m monitoring.doctor.reference` prints it."""
+"""docs/doctor.md: `python -m replay.around.doctor.reference` prints it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 
-from monitoring.doctor.catalogue import CATALOGUE, Room
+# Checks are named where their rules are.
+from monitoring.doctor import clients  # noqa: F401
+from monitoring.doctor.finding import CATALOGUE, Room
+from replay.around.doctor import deliveries, examining  # noqa: F401
 
 _HEAD = """\
 # The doctor
