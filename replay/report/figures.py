@@ -39,9 +39,7 @@ def _draw_lag(document: Mapping[str, Any]) -> list[Figure]:
         if line["what"] in _MARKED and first <= read_time(line["at"]) <= last
     ]
     caption = f"Unread offsets of topic {document['topic']} for group {document['group']}"
-    svg = draw_lines(
-        [Series("unread", points)], marks=marks, y="messages", title=caption, name="lag"
-    )
+    svg = draw_lines([Series("unread", points)], marks=marks, y="messages", title=caption)
     return [Figure(caption, svg)]
 
 
@@ -58,23 +56,23 @@ def _draw_work(document: Mapping[str, Any]) -> Sequence[Figure]:
             Series("in the temporary topic", _read(down, "temporary_lag")),
         ]
         caption = "What was left to handle, step by step"
-        svg = draw_lines(lines, marks=marks, y="messages", title=caption, name="burndown")
+        svg = draw_lines(lines, marks=marks, y="messages", title=caption)
         figures.append(Figure(caption, svg))
     injection = document["injection"]
     if injection["points"]:
         total = [Series("put back", _read(injection["points"], "total"))]
         caption = "Messages put back, step by step"
-        svg = draw_lines(total, marks=marks, y="messages", title=caption, name="injection")
+        svg = draw_lines(total, marks=marks, y="messages", title=caption)
         figures.append(Figure(caption, svg))
     if disks := [one for one in document["disks"] if len(one["points"]) > 1]:
         used = [Series(one["of"], _read(one["points"], "used")) for one in disks]
         caption = "Used space, step by step"
-        svg = draw_lines(used[:_LINES], marks=marks, y="bytes", title=caption, name="disks")
+        svg = draw_lines(used[:_LINES], marks=marks, y="bytes", title=caption)
         figures.append(Figure(caption, svg))
     if injection["rates"]:
         rates = [Series("rate", _read(injection["rates"], "messages_per_second"))]
         caption = "Messages put back a second"
-        svg = draw_lines(rates, y="rate", title=caption, name="rates")
+        svg = draw_lines(rates, y="rate", title=caption)
         figures.append(Figure(caption, svg))
     return figures
 

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backlog.numbers import format_duration
-from monitoring.plots.drawing import draw_lines
-from monitoring.plots.values import Mark, Series
+from monitoring.plots import Mark, Series, draw_lines
 
 _TIERS = (
     ("rows", "rows"),
@@ -38,9 +37,7 @@ def draw_counts(windows: Sequence[Mapping[str, Any]], *, wide: bool = True) -> s
     title = (
         f"rows, messages and handled rows in windows of {format_duration(width.total_seconds())}"
     )
-    return draw_lines(
-        series, marks=list(_mark_worst(full)), y="messages", title=title, wide=wide, name="counts"
-    )
+    return draw_lines(series, marks=list(_mark_worst(full)), y="messages", title=title, wide=wide)
 
 
 def _mark_worst(full: Sequence[tuple[datetime, Mapping[str, Any]]]) -> Iterator[Mark]:
