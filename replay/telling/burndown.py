@@ -14,9 +14,8 @@ from backlog.numbers import (
     format_rate,
 )
 from replay.telling.events import name_step
-from replay.telling.layout import Facts, Framed
-from replay.telling.terminal import Document, make_table
-from replay.telling.texts import Text
+from replay.telling.layout import Facts, Framed, Table, Text
+from replay.telling.terminal import Document
 
 _WIDTH = 98
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -99,7 +98,7 @@ def _draw_curve(values: Sequence[int]) -> str:
 def _draw_steps(steps: Sequence[Document]) -> RenderableType:
     if not steps:
         return Text("no step has begun", style="dim")
-    table = make_table("", "=step", "=began", "#took", "")
+    table = Table("", "=step", "=began", "#took", "")
     marks = {"done": ("✓", "green"), "running": ("▶", "cyan")}
     for step in steps:
         mark, style = marks[step["state"]]
