@@ -42,7 +42,7 @@ from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
 from replay.demo.stage import SHORT_LIVED_JVM
 from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 from sandbox.embedded import EmbeddedKafka
 
 POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}
