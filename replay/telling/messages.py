@@ -20,7 +20,6 @@ from backlog.clock import format_time
 from backlog.numbers import format_bytes, format_moment
 from backlogctl_delivery.visible import escape_name, join_lines
 from replay.telling.layout import Facts, Text
-from replay.telling.texts import Text
 
 HIDDEN = "***"
 _BINARY_BYTES = 64
