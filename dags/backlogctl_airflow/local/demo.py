@@ -27,8 +27,7 @@ from backlog.clock import utc_now
 from backlog.config import Stream, load_config
 from backlog.errors import BacklogError, UsageError
 from backlog.numbers import format_duration
-from backlogctl_airflow.local.settings import User
-from backlogctl_airflow.local.standalone import AirflowStandalone, check_port
+from backlogctl_airflow.local.standalone import AirflowStandalone, User, check_port
 from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
 from fanout.launchers import Fleet, Role
 from monitoring.watcher import watch_streams

@@ -1,0 +1,71 @@
+"""Runs a command, and ends it with all that it started when stdin is closed or a signal comes.
+
+Run by its path, as `python guard.py COMMAND...`. The parent holds the other end of stdin, which the
+kernel closes however the parent ends. `airflow standalone` stops its components on SIGINT only, and
+tasks leave their session and lose their parent: they become children of this process, and are
+killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_GRACE_SECONDS = 5.0
+
+
+def main(command: list[str]) -> int:
+    """The command's exit code where it ended by itself, else 0."""
+    _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    # A handler, also of SIGINT: in the background of a shell the command would ignore it.
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no other threads here
+    )
+    try:
+        while child.poll() is None:
+            ready, _, _ = select.select([0, woken], [], [])
+            asked = {signal.SIGINT, signal.SIGTERM} & set(
+                os.read(woken, 64) if woken in ready else b""
+            )
+            if asked or (0 in ready and not os.read(0, 64)):
+                child.send_signal(signal.SIGINT)
+                child.wait(_GRACE_SECONDS)
+                return 0
+        return child.returncode
+    except subprocess.TimeoutExpired:
+        return 0
+    finally:
+        while left := psutil.Process().children(recursive=True):
+            for process in left:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(left, _GRACE_SECONDS)
+
+
+def _end_with_parent() -> None:
+    _set_process_option(_PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def _set_process_option(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
