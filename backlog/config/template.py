@@ -38,7 +38,7 @@ staging:
 #   horizon: 24h
 #   hooks:                     # told when a verdict changes; `backlogctl watch --test-hooks`
 #     team:
-#       slack: ${env:SLACK_WEBHOOK_URL}    # or pagerduty, or webhook
+#       apprise: ${env:SLACK_URL}    # slack://…, pagerduty://…, mailto://…; or webhook
 #       from: warn
 
 # guards:
