@@ -37,7 +37,7 @@ def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> No
 
 def _find_dag(request: Request, recovery_id: str) -> str | None:
     try:
-        ledger = request.app.state.desk.open().workspace.ledger
+        ledger = request.app.state.cache.open().workspace.ledger
         origin = find_origin(ledger.recoveries.get(recovery_id))
         return None if origin is None else origin.dag_id
     except BacklogError:
