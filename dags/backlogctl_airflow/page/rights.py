@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
-from fastapi import HTTPException, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from backlog.errors import BacklogError
 from backlogctl_airflow.policies import RECOVER
