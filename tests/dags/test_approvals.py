@@ -107,7 +107,7 @@ def test_no_no_answer_and_an_answer_elsewhere(airflow: Airflow, slots: Slots) ->
     reject_plan(shell.workspace, shell.read(), by="shell", reason="not tonight")
     newer = old.plan()
 
-    airflow.await_state(elsewhere[0], "rebuild.approve", {"success"}, within=40)
+    airflow.await_state(elsewhere[0], "rebuild.approve", {"success"}, within=120)
     assert airflow.xcom(elsewhere[0], "rebuild.approve")["approved_by"] == "shell"
     airflow.mark(elsewhere[0], "failed")
     check_nothing_done(airflow, elsewhere[1], "success")

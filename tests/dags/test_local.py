@@ -71,6 +71,9 @@ def test_all_ends_with_its_starter(unique: str, ending: str) -> None:
     process = guarded.start([*before, *guarded.command])
     guarded.await_count(2)
     assert process.stdin is not None
+    if not before:
+        states = {one.status() for one in psutil.Process(process.pid).children(recursive=True)}
+        assert psutil.STATUS_ZOMBIE not in states, "who lost its parent and ended is reaped"
     if ending == "starter killed":
         process.kill()
     elif ending == "stdin closed":

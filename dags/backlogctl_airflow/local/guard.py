@@ -36,16 +36,14 @@ def main(command: list[str]) -> int:
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no other threads here
     )
     try:
-        while child.poll() is None:
+        while (code := _reap(child)) is None:
             ready, _, _ = select.select([0, woken], [], [])
-            asked = {signal.SIGINT, signal.SIGTERM} & set(
-                os.read(woken, 64) if woken in ready else b""
-            )
-            if asked or (0 in ready and not os.read(0, 64)):
+            signals = set(os.read(woken, 64)) if woken in ready else set()
+            if signals & {signal.SIGINT, signal.SIGTERM} or (0 in ready and not os.read(0, 64)):
                 child.send_signal(signal.SIGINT)
                 child.wait(_GRACE_SECONDS)
                 return 0
-        return child.returncode
+        return code
     except subprocess.TimeoutExpired:
         return 0
     finally:
@@ -56,6 +54,17 @@ def main(command: list[str]) -> int:
                 except psutil.NoSuchProcess:
                     continue
             psutil.wait_procs(left, _GRACE_SECONDS)
+
+
+def _reap(child: subprocess.Popen[bytes]) -> int | None:
+    """Takes leave of all that has ended, orphans too; the child's exit code where it has."""
+    while child.returncode is None:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return None
+        if pid == child.pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode
 
 
 def _end_with_parent() -> None:
