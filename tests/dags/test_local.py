@@ -107,7 +107,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_a_wrong_setting_is_explained(tmp_path: Path) -> None:
     """It ends while it starts: the end of its log is in the error."""
     wrong = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////not/there/airflow.db"}
-    with pytest.raises(EmbeddedError, match=r"(?s)ended.*unable to open database file"):
+    with pytest.raises(
+        EmbeddedError, match=r"(?s)could not make its database.*unable to open database file"
+    ):
         AirflowStandalone.start(tmp_path, config=tmp_path / "backlog.yaml", extra_env=wrong)
 
 

@@ -30,6 +30,7 @@ _RUNBOOKS = {
     "classpath": "backlogctl_airflow.bundle.RunbookBundle",
     "kwargs": {},
 }
+_AIRFLOW = (sys.executable, "-m", "airflow")
 _HEALTHY = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 _PASSWORDS = "passwords.json"
 _UP_WITHIN = 300.0
@@ -63,8 +64,16 @@ def check_port(port: int) -> None:
         )
 
 
-def make_environment(home: Path, port: int, config: Path, users: Iterable[User]) -> dict[str, str]:
-    """The environment of Airflow, without the user's own settings of it."""
+def make_environment(
+    home: Path, ports: tuple[int, int], config: Path, users: Iterable[User]
+) -> dict[str, str]:
+    """The environment of Airflow, without the user's own settings of it.
+
+    `ports`: of the pages and the API, and of the API that tasks use. Tasks have a server of their
+    own: what people do is noted by the event loop, which waits for SQLite meanwhile, and a task's
+    request that holds SQLite could not end in the same loop.
+    """
+    port, execution_port = ports
     own = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
     address = f"http://{HOST}:{port}"
     sections = {
@@ -75,7 +84,7 @@ def make_environment(home: Path, port: int, config: Path, users: Iterable[User])
             "load_examples": "False",
             "dags_folder": str(home / "dags"),
             "dags_are_paused_at_creation": "False",
-            "execution_api_server_url": f"{address}/execution/",
+            "execution_api_server_url": f"http://{HOST}:{execution_port}/execution/",
             "simple_auth_manager_users": ",".join(f"{user.name}:{user.role}" for user in users),
             "simple_auth_manager_passwords_file": str(home / _PASSWORDS),
             # A changed file's DAG is there at once.
@@ -137,10 +146,15 @@ class AirflowStandalone:
     """
 
     def __init__(
-        self, home: Path, port: int, users: tuple[User, ...], environment: dict[str, str]
+        self,
+        home: Path,
+        ports: tuple[int, int],
+        users: tuple[User, ...],
+        environment: dict[str, str],
     ) -> None:
         self.home = home
-        self.address = f"http://{HOST}:{port}"
+        self.address = f"http://{HOST}:{ports[0]}"
+        self._execution_port = ports[1]
         self.users = users
         self.environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -172,16 +186,26 @@ class AirflowStandalone:
         passwords = place / _PASSWORDS
         passwords.touch(0o600)
         passwords.write_text(json.dumps({user.name: user.password for user in users}))
-        environment = make_environment(place, port, config.absolute(), users)
-        self = cls(place, port, users, {**environment, **(extra_env or {})})
+        ports = (port, free_port())
+        environment = make_environment(place, ports, config.absolute(), users)
+        self = cls(place, ports, users, {**environment, **(extra_env or {})})
         self.launch(progress)
         return self
 
     def launch(self, progress: Say = lambda _: None) -> None:
         """Starts it, also again after it was stopped or killed."""
         with self.log.open("ab") as out:
+            # Before all: the second server needs the tables.
+            words, env = [*_AIRFLOW, "db", "migrate"], self.environment
+            migrated = subprocess.run(words, check=False, env=env, stdout=out, stderr=out)
+            if migrated.returncode:
+                raise self._explain("could not make its database")
             self._process = subprocess.Popen(
-                [sys.executable, guard.__file__, sys.executable, "-m", "airflow", "standalone"],
+                [
+                    *(sys.executable, guard.__file__, *_AIRFLOW, "standalone", "--"),
+                    *(*_AIRFLOW, "api-server", "--apps", "execution"),
+                    *("--port", str(self._execution_port)),
+                ],
                 cwd=self.home,
                 env=self.environment,
                 stdin=subprocess.PIPE,
@@ -255,7 +279,7 @@ class AirflowStandalone:
     def _wait_until_up(self, progress: Say) -> None:
         limit = time.monotonic() + _UP_WITHIN
         with httpx.Client(base_url=self.address, timeout=30) as client:
-            while not _is_healthy(client):
+            while not (_is_healthy(client) and listens(self._execution_port)):
                 self._check(limit, "is not healthy")
             progress("Airflow is healthy; its DAGs are read")
             client.headers["Authorization"] = f"Bearer {self.log_in(self.users[0].name)}"
