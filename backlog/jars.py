@@ -119,7 +119,8 @@ def _fetch(
         (work / "settings.xml").write_text(_ivy_settings())
         command = [str(java), "-Xmx256m", "-jar", str(_ivy_jar())]
         command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
-        command += ["-cache", str(cache_dir() / "ivy"), "-confs", "default"]
+        # One each: two sets may be fetched at the same time.
+        command += ["-cache", str(cache_dir() / "ivy" / name), "-confs", "default"]
         # OSGi bundles are jars under another name: snappy and the Scala logger come as such.
         command += ["-types", "jar", "bundle"]
         command += ["-retrieve", str(work / "jars" / "[organisation]_[artifact]-[revision].[ext]")]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the locked environment in .venv; `setup.sh airflow` with Airflow in it.
+# Makes the locked environment in .venv: `setup.sh` to work on the code, `setup.sh airflow` with
+# Airflow in it too, `setup.sh demo` with what the demos need and no more.
 # Installs nothing outside this folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,21 +14,21 @@ fail() {
 
 find_python() {
     local candidate
-    for candidate in python3.11 python3 python; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    for candidate in python3.11 python3.12 python3.13 python3 python; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
             "$candidate" -c 'import sys; print(sys.executable)'
             return
         fi
     done
     # uv may know of one that is not on the PATH.
     if uv --version >/dev/null 2>&1; then
-        uv python find --no-python-downloads 3.11 2>/dev/null && return
+        uv python find --no-python-downloads '>=3.11,<3.14' 2>/dev/null && return
     fi
     return 1
 }
 
 python=$(find_python) ||
-    fail "Python 3.11 was not found: install it (apt-get install python3.11 python3.11-venv, pyenv install 3.11, or uv python install 3.11)"
+    fail "Python 3.11, 3.12 or 3.13 was not found: install one (apt-get install python3 python3-venv, pyenv install 3.13, or uv python install 3.13)"
 
 java=java
 [ -z "${JAVA_HOME:-}" ] || java="$JAVA_HOME/bin/java"
@@ -43,17 +44,31 @@ if ! uv --version >/dev/null 2>&1; then
     uv=.uv/bin/uv
     if ! "$uv" --version >/dev/null 2>&1; then
         "$python" -m venv .uv ||
-            fail "a virtual environment could not be made: install Python's venv module (apt-get install python3.11-venv)"
+            fail "a virtual environment could not be made: install Python's venv module (apt-get install python3-venv)"
         .uv/bin/pip install --quiet "uv==$UV_VERSION" || fail "uv could not be installed from PyPI"
     fi
 fi
 
-# Compiled once here: every Python worker of Spark would else compile its libraries again, where
-# PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
-extras=(--extra delivery)
-[ "${1:-}" != airflow ] || extras+=(--extra airflow)
-"$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
+case "${1:-}" in
+    demo)
+        wanted=(--no-dev --extra spark --extra plots --extra delivery)
+        echo "setup: fetching 0.57 GB of Python packages and 0.1 GB of Java libraries, once"
+        ;;
+    # Compiled once here: every Python worker of Spark would else compile its libraries again, where
+    # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
+    airflow) wanted=(--compile-bytecode --extra all) ;;
+    *) wanted=(--compile-bytecode --extra spark --extra plots --extra delivery) ;;
+esac
+"$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
+
+# The two sets of Java libraries beside each other, and beside the compiler.
+.venv/bin/python -c 'from sandbox.jars import ensure_kafka_jars; ensure_kafka_jars()' &
+kafka=$!
+.venv/bin/python -c 'from spark_backfill.spark.jars import ensure_spark_jars; ensure_spark_jars()' &
+spark=$!
 env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
-# Every start of Spark is quicker with it. Everything works without it, only slower.
-.venv/bin/python -m spark_backfill.spark.class_archive_maker || true
+# What could not be fetched is asked for again, and its absence explained, by what needs it.
+wait $kafka $spark || true
+# Every start of Spark is quicker with it; the demo starts it too seldom to make up for a minute.
+[ "${1:-}" = demo ] || .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
 echo "setup: ready, the command is .venv/bin/backlogctl"
