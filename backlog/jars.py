@@ -164,7 +164,9 @@ def _ivy_jar() -> Path:
         for jar in sorted(Path(place).glob("jars/ivy-*.jar")):
             return jar
     raise EmbeddedError(
-        "Ivy was not found in PySpark's jars", subject="pyspark", hint="install pyspark 4"
+        "Ivy was not found in PySpark's jars",
+        subject="pyspark",
+        hint="pip install 'backlogctl[spark]'",
     )
 
 

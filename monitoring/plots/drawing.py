@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from backlog.extras import explain_import
 from monitoring.plots.labels import Label, keep_apart, place_labels
 from monitoring.plots.scales import Unit, choose_ticks, label_ticks
 from monitoring.plots.svg import ALARM, GRID, INK, LINES, adopt_svg, clean_text
@@ -72,7 +73,12 @@ def draw_lines(
     ordered = sorted(marks, key=lambda mark: mark.at)
     with _LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a sign that its font lacks: the page's font draws it
-        text = _draw(drawn, ordered, threshold, y, wide) if drawn else _draw_nothing(wide)
+        try:
+            text = _draw(drawn, ordered, threshold, y, wide) if drawn else _draw_nothing(wide)
+        except ImportError as error:
+            if (missing := explain_import(error)) is None:
+                raise
+            return f"<p>No curve is drawn: {missing.hint}</p>"
     told = repr((series, marks, threshold, y, title, wide, name)).encode("utf-8", "replace")
     prefix = f"p{hashlib.sha256(told).hexdigest()[:10]}-"
     return adopt_svg(text, prefix=prefix, title=clean_text(title))
