@@ -52,7 +52,7 @@ fi
 case "${1:-}" in
     demo)
         wanted=(--no-dev --extra spark --extra plots --extra delivery)
-        echo "setup: fetching 0.57 GB of Python packages and 0.1 GB of Java libraries, once"
+        echo "setup: fetching 560 MB of Python packages and 70 MB of Java libraries, once"
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
