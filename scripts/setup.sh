@@ -59,16 +59,16 @@ case "${1:-}" in
     airflow) wanted=(--compile-bytecode --extra all) ;;
     *) wanted=(--compile-bytecode --extra spark --extra plots --extra delivery) ;;
 esac
+# Java's libraries come beside Python's; the modules that fetch them need nothing installed. What could
+# not be fetched is asked for again, and its absence explained, by what needs it.
+PYTHONPATH=.:delivery "$python" -c '
+from sandbox.jars import ensure_kafka_jars
+from spark_backfill.spark.jars import ensure_spark_jars
+ensure_spark_jars(), ensure_kafka_jars()' &
+jars=$!
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
-
-# The two sets of Java libraries beside each other, and beside the compiler.
-.venv/bin/python -c 'from sandbox.jars import ensure_kafka_jars; ensure_kafka_jars()' &
-kafka=$!
-.venv/bin/python -c 'from spark_backfill.spark.jars import ensure_spark_jars; ensure_spark_jars()' &
-spark=$!
 env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
-# What could not be fetched is asked for again, and its absence explained, by what needs it.
-wait $kafka $spark || true
+wait $jars || true
 # Every start of Spark is quicker with it; the demo starts it too seldom to make up for a minute.
 [ "${1:-}" = demo ] || .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
 echo "setup: ready, the command is .venv/bin/backlogctl"
