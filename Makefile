@@ -31,6 +31,9 @@ $(AIRFLOW): pyproject.toml uv.lock scripts/setup.sh
 	@scripts/setup.sh demo
 	@touch $@
 
+# Of the libraries only what a demo uses is compiled, once, by the first process that uses it.
+demo demo-%: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo
 demo: $(DEMO) ## Lose messages for real, rebuild them, put them back once
 	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)

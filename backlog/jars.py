@@ -105,7 +105,7 @@ def find_java_version() -> int:
 def _find_java() -> tuple[Path, int]:
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    hint = "install Java 17 or 21, for example `apt-get install openjdk-17-jre-headless`"
+    hint = "install Java 17 or 21, for example `apt-get install default-jre-headless`"
     if not found or not Path(found).exists():
         raise EmbeddedError("no Java was found", subject=found or "java", hint=hint)
     done = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)

@@ -35,8 +35,8 @@ java=java
 java_major=$("$java" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1) || true
 case "$java_major" in
     17 | 21) ;;
-    "") fail "Java 17 or 21 was not found: install it (apt-get install openjdk-17-jre-headless) or set JAVA_HOME" ;;
-    *) fail "Java $java_major was found, but Spark 4 needs 17 or 21: install it (apt-get install openjdk-17-jre-headless) and set JAVA_HOME" ;;
+    "") fail "Java 17 or 21 was not found: install it (apt-get install default-jre-headless) or set JAVA_HOME" ;;
+    *) fail "Java $java_major was found, but Spark 4 needs 17 or 21: install it (apt-get install default-jre-headless) and set JAVA_HOME" ;;
 esac
 
 uv=uv
@@ -67,8 +67,11 @@ from spark_backfill.spark.jars import ensure_spark_jars
 ensure_spark_jars(), ensure_kafka_jars()' &
 jars=$!
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
 wait $jars || true
-# Every start of Spark is quicker with it; the demo starts it too seldom to make up for a minute.
-[ "${1:-}" = demo ] || .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
+if [ "${1:-}" != demo ]; then
+    env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
+    # Every start of Spark is quicker with it. Everything works without it, only slower; a demo
+    # starts Spark too seldom to make up for the minute that this takes.
+    .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
+fi
 echo "setup: ready, the command is .venv/bin/backlogctl"
