@@ -12,7 +12,7 @@ _BRINGS = {
     "airflow": ("airflow",),
     "delivery": ("aiosqlite", "greenlet", "grpc", "grpc_health", "httpx", "pymysql", "redis"),
     "plots": ("matplotlib",),
-    "spark": ("py4j", "pyspark"),
+    "spark": ("pandas", "py4j", "pyspark"),
 }
 _EXTRAS = {library: extra for extra, libraries in _BRINGS.items() for library in libraries}
 
