@@ -225,8 +225,10 @@ def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
 def show_error(error: BaseException, *, as_json: bool) -> int:
     """Prints an error as the caller wants it; returns the exit code."""
     from backlog.config import mask_secrets
+    from backlog.extras import explain_import
     from backlogctl_delivery.visible import escape_trace
 
+    error = explain_import(error) or error
     if isinstance(error, BacklogError):
         document = error.to_json()
         code = error.exit_code
