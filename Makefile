@@ -27,23 +27,23 @@ $(AIRFLOW): pyproject.toml uv.lock scripts/setup.sh
 
 .PHONY: demo
 demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
-	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-secure
 demo-secure: $(SETUP) ## The same on a cluster with logins, TLS and narrow rights
-	@.venv/bin/backlogctl demo --secure --report build/demo-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo --secure --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-expand
 demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
-	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo expand --report build/demo-expand-report.html $(ARGS)
 
 .PHONY: demo-offload
 demo-offload: $(SETUP) ## Fill a broker's disk, move what is unread into an archive, put it back
-	@.venv/bin/backlogctl demo offload --report build/demo-offload-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo offload --report build/demo-offload-report.html $(ARGS)
 
 .PHONY: demo-delivery
 demo-delivery: $(SETUP) ## Kill an outbox, look-back and their consumers at random; each order is handled once
-	@.venv/bin/backlogctl demo delivery $(ARGS)
+	@$(PYTHON) -m examples.demo delivery $(ARGS)
 
 .PHONY: airflow
 airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all

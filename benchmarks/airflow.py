@@ -26,8 +26,8 @@ from backlog.progress import Say
 from backlogctl_airflow.local import demo
 from backlogctl_airflow.local.standalone import AirflowStandalone
 from benchmarks.harness import Benchmark, Figures, tabulate
-from replay.demo.expand.shop import await_commits, make_backlog
-from replay.demo.stage import SHORT_LIVED_JVM
+from examples.shop import await_commits, make_backlog
+from examples.stage import SHORT_LIVED_JVM
 from sandbox.embedded import EmbeddedKafka
 
 _API = "/api/v2/dags/recover_backlog/dagRuns"

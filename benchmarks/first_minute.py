@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterable
@@ -18,10 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
 from rich.table import Table
 
+from backlog.clock import utc_now
 from backlog.progress import Say
 from benchmarks.harness import Benchmark, Figures, run_apart, tabulate
+from examples.lost_orders import make_topic, render_configuration
+from examples.rebuild import lose_orders
+from examples.stage import SHORT_LIVED_JVM, Stage
+from sandbox.embedded import EmbeddedKafka
 
 COLUMNS = {
     "wall": "wall",
@@ -114,10 +121,17 @@ def plan(directory: Path, environment: dict[str, str]) -> dict[str, Figures]:
 
 def measure(options: Namespace, say: Say) -> Figures:
     """Loses the demo's orders once, and plans them `runs` times, each from the same files."""
-    from benchmarks.lost_orders import lose_orders
-
-    with lose_orders() as (shop, environment):
-        results = []
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        EmbeddedKafka.start(Path(scratch) / "kafka") as kafka,
+    ):
+        shop, results = Path(scratch) / "shop", []
+        shop.mkdir()
+        # As the demo starts Java.
+        environment = {"SHOP_KAFKA": kafka.bootstrap, "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM}
+        (shop / "backlog.yaml").write_text(render_configuration(utc_now()))
+        make_topic(kafka.client_properties)
+        lose_orders(Stage(Console(quiet=True), shop, environment), shop, kafka.client_properties)
         for run in range(options.runs):
             directory = shop.parent / f"run-{run}"
             shutil.copytree(shop, directory)

@@ -27,7 +27,7 @@ def capture_demo() -> str:
         pieces.append(data)
         return data
 
-    status = pty.spawn([str(ROOT / ".venv/bin/backlogctl"), "demo"], read)
+    status = pty.spawn([sys.executable, "-m", "examples.demo"], read)
     if status != 0:
         sys.exit("the demo failed; no picture was made")
     return b"".join(pieces).decode()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from backlog.config import load_config
-from replay.demo.rebuild.configuration import render_configuration
+from examples.lost_orders import render_configuration
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9][0-9]-*"))
 ENV = {"SHOP_KAFKA": "127.0.0.1:9092", "PAYMENTS": "127.0.0.1:8791"}

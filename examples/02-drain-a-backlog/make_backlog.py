@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Makes a backlog of orders.")
     parser.add_argument("--messages", type=int, default=500_000)
     arguments = parser.parse_args()
-    servers = {"bootstrap.servers": os.environ["SHOP_KAFKA"]}
+    servers: dict[str, str | int | float | bool] = {"bootstrap.servers": os.environ["SHOP_KAFKA"]}
     try:
         AdminClient(servers).create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
     except KafkaException as error:

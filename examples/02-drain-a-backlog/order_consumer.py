@@ -95,7 +95,7 @@ class OrderConsumer:
         now = time.time_ns()
         for message in orders:
             partition, key = message.partition(), (message.key() or b"-").decode()
-            self._handled[partition] = message.offset() + 1
+            self._handled[int(partition or 0)] = int(message.offset() or 0) + 1
             lines.append(f"{key} {_read_sequence(message)} {partition} {TOPIC} {now}\n")
         if self._log is not None:
             data = "".join(lines).encode()

@@ -14,7 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from backlogctl_airflow.local.settings import RUNBOOKS, make_bundle
 from backlogctl_airflow.local.standalone import DAGS, AirflowStandalone
-from replay.demo.stage import SHORT_LIVED_JVM
+from examples.stage import SHORT_LIVED_JVM
 from sandbox.embedded import EmbeddedKafka
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld

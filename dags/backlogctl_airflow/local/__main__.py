@@ -22,7 +22,7 @@ def start(
 ) -> None:
     """Starts Kafka, a shop in trouble and Airflow with the runbooks, until Ctrl-C."""
     from backlogctl_airflow.local.demo import open_place, show_shop
-    from replay.demo.stage import ending_on_sigterm
+    from examples.stage import ending_on_sigterm
 
     try:
         console = make_console(stderr=False)

@@ -15,8 +15,8 @@ import replay.cli.outbox  # noqa: F401
 from backlog.crashpoints import reach
 from delivery.lookback import intake
 from delivery.outbox import settings
+from examples.delivery import order_consumer, order_service, payment_service
 from replay.cli import main
-from replay.demo.delivery import order_consumer, order_service, payment_service
 
 # The partitions of a dead instance wait for seconds.
 _SESSION_MS = 2_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from delivery.outbox.databases import Database
 from delivery.outbox.desk import Desk
-from replay.demo.delivery.tables import COMMITTED_ORDERS, create_orders
+from examples.delivery.facts import COMMITTED_ORDERS, create_orders
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
 from tests.kafka_tools import wait_until

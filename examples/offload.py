@@ -1,36 +1,39 @@
 """The story of a full disk: what nobody has read moves into an archive, its space is freed, the
-consumers go on with what is fresh, and at night the archive is put back. Every command is shown and
-really run.
+consumers go on with what is fresh, and at night the archive is put back.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import tempfile
 import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.kafka.log_dirs import BrokerLogDirs
+from backlog.clock import Deadline, utc_now
+from backlog.errors import KafkaFailure
+from backlog.kafka.admin import create_topic
+from backlog.kafka.log_dirs import BrokerLogDirs, read_log_dirs
 from backlog.ledger import open_ledger
 from backlog.numbers import format_bytes
-from replay.demo.expand.shop import ending_consumers
-from replay.demo.offload.audit import Audit, count_handled
-from replay.demo.offload.shop import (
+from examples.shop import (
     CONFIG,
     GROUP,
     HANDLED,
     TOPIC,
-    Orders,
+    NewOrders,
     Size,
-    make_topic,
-    read_disk,
+    ending_consumers,
     render_configuration,
 )
-from replay.demo.reading import await_handled
-from replay.demo.stage import (
+from examples.stage import (
     Stage,
+    await_handled,
     ending_on_sigterm,
     find_recovery,
     print_end,
@@ -40,8 +43,115 @@ from replay.demo.stage import (
 )
 from sandbox.embedded import EmbeddedKafka
 
+_LOOK_EACH = 1_000  # orders
 
-def tell_story(console: Console, size: Size | None = None, report: Path | None = None) -> Audit:
+
+@dataclass(frozen=True, slots=True)
+class DiskSize(Size):
+    """How large the story is.
+
+    Attributes:
+        disk: bytes that the broker has.
+        filled: the share of it that is used when somebody notices.
+        padding: bytes of each order that no compression makes smaller.
+        slow: orders a second that one consumer handles while its database is ill.
+        rate: the same once that is repaired.
+    """
+
+    rate: int = 10_000
+    slow: int = 40
+    disk: int = 128 * 2**20
+    filled: float = 0.62
+    padding: int = 2_500
+
+
+def make_topic(bootstrap: str, size: DiskSize) -> None:
+    """Small segments: a broker frees whole ones only."""
+    create_topic(
+        {"bootstrap.servers": bootstrap},
+        TOPIC,
+        partitions=size.partitions,
+        replication=1,
+        config={"segment.bytes": str(2**21), "retention.ms": "-1"},
+    )
+
+
+def make_orders(bootstrap: str, size: DiskSize) -> NewOrders:
+    """Large orders of one customer, numbered from 1."""
+
+    def make(index: int) -> tuple[bytes, bytes]:
+        order_id = f"o-{index + 1:08}"
+        note = secrets.token_urlsafe(size.padding * 3 // 4)
+        value = {"order_id": order_id, "customer": "c-000001", "number": index + 1, "note": note}
+        return order_id.encode(), json.dumps(value, separators=(",", ":")).encode()
+
+    return NewOrders(bootstrap, size, make)
+
+
+def fill_disk(orders: NewOrders, bootstrap: str, size: DiskSize) -> BrokerLogDirs:
+    """Orders as fast as they go, until the broker's disk is used as far as `filled`."""
+    while True:
+        orders.publish(_LOOK_EACH)
+        orders.flush()
+        disk = read_disk(bootstrap)
+        if count_used(disk) >= size.filled * size.disk:
+            return disk
+
+
+def read_disk(bootstrap: str) -> BrokerLogDirs:
+    """The broker's disk, as it tells itself.
+
+    Raises:
+        KafkaFailure: it does not.
+    """
+    found = read_log_dirs({"bootstrap.servers": bootstrap}, TOPIC, Deadline(15.0))
+    if not found.brokers or found.brokers[0].usable_bytes is None:
+        raise KafkaFailure(
+            f"the broker does not tell its disk: {found.reason}", subject=f"cluster {bootstrap}"
+        )
+    return found.brokers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the consumers' own logs say, and the disk before and after; bytes."""
+
+    published: int
+    handled: int
+    twice: int
+    missing: int
+    archived: int
+    used_before: int
+    used_after: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, and whether all is well."""
+        return {**asdict(self), "passed": self.passed}
+
+    @property
+    def passed(self) -> bool:
+        """Every order was handled once, some by way of the archive, and space was freed."""
+        whole = self.handled == self.published and not (self.twice or self.missing)
+        return whole and bool(self.archived) and self.used_after < self.used_before
+
+    def __str__(self) -> str:
+        return (
+            f"{self.handled:,} of {self.published:,} orders handled, "
+            f"{self.twice:,} twice, {self.missing:,} missing"
+        )
+
+
+def count_handled(directory: Path) -> Counter[int]:
+    """How often each order was handled, of the consumers' logs (`order_consumer`)."""
+    found: Counter[int] = Counter()
+    for path in directory.glob("*.log"):
+        for line in path.read_bytes().splitlines():
+            _, _, number = line.split()
+            found[int(number)] += 1
+    return found
+
+
+def tell_story(console: Console, size: DiskSize | None = None, report: Path | None = None) -> Audit:
     """Plays the whole story in a temporary directory that is gone at the end, as is every process.
 
     Args:
@@ -51,7 +161,7 @@ def tell_story(console: Console, size: Size | None = None, report: Path | None =
         EmbeddedError: this machine does not let us make a small disk.
         BacklogError: a part of it failed.
     """
-    size, started = size or Size(), time.monotonic()
+    size, started = size or DiskSize(), time.monotonic()
     print_opening(
         console,
         "demo offload",
@@ -74,8 +184,10 @@ def tell_story(console: Console, size: Size | None = None, report: Path | None =
     return audit
 
 
-def _play(stage: Stage, directory: Path, bootstrap: str, size: Size, report: Path | None) -> Audit:
-    orders = Orders(bootstrap, size)
+def _play(
+    stage: Stage, directory: Path, bootstrap: str, size: DiskSize, report: Path | None
+) -> Audit:
+    orders = make_orders(bootstrap, size)
     before = _fill(stage, directory, bootstrap, size, orders)
     with orders:
         offloaded = _offload(stage, directory)
@@ -94,18 +206,17 @@ def _play(stage: Stage, directory: Path, bootstrap: str, size: Size, report: Pat
 
 
 def _fill(
-    stage: Stage, directory: Path, bootstrap: str, size: Size, orders: Orders
+    stage: Stage, directory: Path, bootstrap: str, size: DiskSize, orders: NewOrders
 ) -> BrokerLogDirs:
     stage.open_chapter(
         f"A broker with a disk of {format_bytes(size.disk)}, and orders that fill it"
     )
-    (directory / CONFIG).write_text(render_configuration(size, utc_now(), slow=True))
+    (directory / CONFIG).write_text(render_configuration(replace(size, rate=size.slow), utc_now()))
     make_topic(bootstrap, size)
     # The group's first commit, so that it is known where it stands.
     stage.run("consumers", "start", TOPIC, quiet=True)
     _await_handled(bootstrap, size)
-    orders.fill_disk()
-    disk = read_disk(bootstrap)
+    disk = fill_disk(orders, bootstrap, size)
     stage.tell(
         f"{orders.published:,} orders of about {format_bytes(size.padding)} came at once: "
         f"{_say_used(disk)}.\n{size.arriving:,} more come each second, and the consumers' "
@@ -127,9 +238,9 @@ def _offload(stage: Stage, directory: Path) -> str:
     return recovery_id
 
 
-def _put_back(stage: Stage, directory: Path, size: Size) -> None:
+def _put_back(stage: Stage, directory: Path, size: DiskSize) -> None:
     stage.open_chapter("In the evening the database is repaired")
-    (directory / CONFIG).write_text(render_configuration(size, utc_now(), slow=False))
+    (directory / CONFIG).write_text(render_configuration(size, utc_now()))
     stage.run("consumers", "stop", TOPIC, quiet=True)
     stage.run("consumers", "start", TOPIC, quiet=True)
     stage.open_chapter("At night: the archive is put back, each message once")
@@ -144,7 +255,7 @@ def _put_back(stage: Stage, directory: Path, size: Size) -> None:
     stage.run("run", recovery_id)
 
 
-def _await_handled(bootstrap: str, size: Size) -> None:
+def _await_handled(bootstrap: str, size: DiskSize) -> None:
     await_handled({"bootstrap.servers": bootstrap}, TOPIC, GROUP, size.partitions, slack=1)
 
 
@@ -152,9 +263,12 @@ def _show_disk(stage: Stage, before: BrokerLogDirs, after: BrokerLogDirs) -> Non
     stage.tell(f"Before: {_say_used(before)}. Now: {_say_used(after)}.")
 
 
+def count_used(disk: BrokerLogDirs) -> int:
+    return (disk.total_bytes or 0) - (disk.usable_bytes or 0)
+
+
 def _say_used(disk: BrokerLogDirs) -> str:
-    total, usable = disk.total_bytes or 0, disk.usable_bytes or 0
-    return f"{format_bytes(total - usable)} of {format_bytes(total)} are used"
+    return f"{format_bytes(count_used(disk))} of {format_bytes(disk.total_bytes or 0)} are used"
 
 
 def _audit(
@@ -163,13 +277,12 @@ def _audit(
     handled = count_handled(directory / HANDLED)
     with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
         archived = ledger.archives.get(offloaded).messages
-    used = [(disk.total_bytes or 0) - (disk.usable_bytes or 0) for disk in disks]
     return Audit(
         published=published,
         handled=len(handled),
         twice=sum(1 for count in handled.values() if count > 1),
         missing=sum(1 for number in range(1, published + 1) if number not in handled),
         archived=archived,
-        used_before=used[0],
-        used_after=used[1],
+        used_before=count_used(disks[0]),
+        used_after=count_used(disks[1]),
     )

@@ -1,6 +1,6 @@
 """An order service such as many shops have: an order and its message are one transaction.
 
-    python -m replay.demo.delivery.order_service --database sqlite:///shop.db \\
+    python -m examples.delivery.order_service --database sqlite:///shop.db \\
         --bootstrap localhost:9092 --topic orders --begun begun.log
 
 It sends by itself, right after each commit. A share of its orders it rolls back after their message
@@ -20,9 +20,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from delivery.outbox import Outbox, Settings
-from replay.demo.delivery.audit import Row
-from replay.demo.delivery.serving import Begun, Pace, until_sigterm
-from replay.demo.delivery.tables import CUSTOMERS, KEYS, ORDERS, open_engine, write_value
+from examples.delivery.facts import (
+    CUSTOMERS,
+    KEYS,
+    ORDERS,
+    Begun,
+    Pace,
+    Row,
+    open_engine,
+    until_sigterm,
+    write_value,
+)
 
 REFUSED = 0.15  # of the orders
 # What a killed process left waits so long, not minutes: the story has thirty seconds.

@@ -4,10 +4,22 @@ and nothing else? By ids, not by counts.
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from delivery.once.sql import Marks
 
 _MOST_IDS = 20
 
@@ -146,3 +158,150 @@ def _find_disorder(rows: Iterable[Row]) -> set[str]:
 
 def _list_ids(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(sorted(row.id for row in rows))
+
+
+# The tables of the shop's services, in any database that an outbox can be kept in.
+
+KEYS = 20  # customers
+_BUSY_SECONDS = 15
+
+ORDER_SERVICE, PAYMENT_SERVICE, CONSUMER = sa.MetaData(), sa.MetaData(), sa.MetaData()
+
+# A customer's orders are numbered, so each of them waits for the one before to be committed.
+CUSTOMERS = sa.Table(
+    "customers",
+    ORDER_SERVICE,
+    sa.Column("customer", sa.String(40), primary_key=True),
+    sa.Column("orders", sa.Integer, nullable=False),
+)
+ORDERS = sa.Table(
+    "orders",
+    ORDER_SERVICE,
+    sa.Column("order_id", sa.String(40), primary_key=True),
+    sa.Column("customer", sa.String(40), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+)
+# Without an amount: it was asked about, and will never be paid.
+PAYMENTS = sa.Table(
+    "payments",
+    PAYMENT_SERVICE,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("amount", sa.Integer),
+)
+# What is committed, as the audit's rows.
+COMMITTED_ORDERS = sa.select(ORDERS.c.order_id, ORDERS.c.customer, ORDERS.c.number)
+COMMITTED_PAYMENTS = sa.select(PAYMENTS.c.id, PAYMENTS.c.id, PAYMENTS.c.amount).where(
+    PAYMENTS.c.amount.is_not(None)
+)
+# What a consumer did: a row for each time it did it, so that doing it twice shows.
+HANDLED = sa.Table(
+    "handled",
+    CONSUMER,
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(40), nullable=False),
+    sa.Column("key", sa.String(40), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+)
+# Messages that came again, and were dropped.
+DROPPED = sa.Table(
+    "dropped",
+    CONSUMER,
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("message_id", sa.String(40), nullable=False),
+)
+MARKS = Marks("handled_marks", metadata=CONSUMER)
+
+
+def open_engine(url: str) -> sa.Engine:
+    """An engine whose transactions wait for each other; on SQLite readers hold up no writer."""
+    if not url.startswith("sqlite"):
+        return sa.create_engine(url, pool_pre_ping=True)
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    return engine
+
+
+@contextmanager
+def connect(url: str) -> Iterator[sa.Connection]:
+    """One connection, of which nothing is left."""
+    engine = open_engine(url)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def create_orders(url: str) -> None:
+    """The order service's tables, and its customers."""
+    create_tables(url, ORDER_SERVICE)
+    customers = [{"customer": f"c-{number:03}", "orders": 0} for number in range(KEYS)]
+    with connect(url) as connection:
+        connection.execute(sa.insert(CUSTOMERS), customers)
+        connection.commit()
+
+
+def create_tables(url: str, *owners: sa.MetaData) -> None:
+    """The tables of these services."""
+    with connect(url) as connection:
+        for owner in owners:
+            owner.create_all(connection)
+        connection.commit()
+
+
+def write_value(row: Row) -> str:
+    """A message's value."""
+    return json.dumps({"id": row.id, "number": row.number})
+
+
+def read_value(key: bytes | None, value: bytes | None) -> Row:
+    """The row that a message tells of."""
+    document = json.loads(value or b"")
+    return Row(document["id"], (key or b"").decode(), document["number"])
+
+
+# What processes of the shop share: what they note, how fast they go, when they end.
+
+
+class Begun:
+    """A file with the id of each transaction that is about to begin; it outlives who is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(self, made: str) -> None:
+        """One id."""
+        os.write(self._file, f"{made}\n".encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+
+class Pace:
+    """So many a second, and no more to make up for what was slow."""
+
+    def __init__(self, rate: float) -> None:
+        self._gap, self._due = 1 / rate, time.monotonic()
+
+    def pause(self) -> float:
+        """Seconds until the next one is due."""
+        now = time.monotonic()
+        self._due = max(self._due + self._gap, now)
+        return self._due - now
+
+
+def until_sigterm() -> threading.Event:
+    """Is set by SIGTERM or Ctrl-C."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping

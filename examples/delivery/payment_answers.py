@@ -1,6 +1,6 @@
 """What became of a payment: answers that look-back asks for, from the business table.
 
-python -m replay.demo.delivery.payment_answers --database sqlite:///payments.db --port 8080
+python -m examples.delivery.payment_answers --database sqlite:///payments.db --port 8080
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from replay.demo.delivery.tables import PAYMENTS, open_engine
+from examples.delivery.facts import PAYMENTS, open_engine
 from sandbox.ports import HOST
 
 

@@ -1,8 +1,8 @@
-"""The story: 10,000 orders, a consumer that falls behind, a broker that really deletes, and the
-recovery, with every `backlogctl` command shown and really run."""
+"""The story on a cluster with logins and rules: the user that backlogctl is there."""
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -10,23 +10,27 @@ from pathlib import Path
 from rich.console import Console
 
 from backlog.clock import utc_now
-from backlog.kafka.clients import Properties
+from backlog.config import load_config
+from backlog.kafka.clients import Properties, make_admin
+from backlog.kafka.rights import make_bindings
 from backlog.numbers import format_duration
-from replay.demo.rebuild.audit import Audit, audit_shop
-from replay.demo.rebuild.configuration import render_configuration
-from replay.demo.rebuild.order_service import handle_orders
-from replay.demo.rebuild.secured import grant_rights, make_login
-from replay.demo.rebuild.shop import (
+from examples.lost_orders import (
     RETENTION,
     TOPIC,
     TOTAL,
     YOUNG,
+    Audit,
+    audit_shop,
+    expire_old,
+    handle_orders,
     make_orders,
+    make_topic,
     publish_orders,
+    read_ends,
+    render_configuration,
     write_table,
 )
-from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
-from replay.demo.stage import (
+from examples.stage import (
     Stage,
     ending_on_sigterm,
     find_recovery,
@@ -35,7 +39,43 @@ from replay.demo.stage import (
     tell_progress,
     write_report,
 )
+from replay.around.rights import list_rights
+from replay.kinds import KINDS
 from sandbox.embedded import EmbeddedKafka
+from sandbox.secured import add_rules, add_user
+
+USER = "backlogctl"
+
+
+def make_login(kafka: EmbeddedKafka) -> dict[str, str]:
+    """What the configuration refers to: nothing on a broker without logins."""
+    if kafka.security is None:
+        return {}
+    password = secrets.token_urlsafe(18)
+    add_user(make_admin(kafka.client_properties), USER, password)
+    return {"SHOP_KAFKA_PASSWORD": password, "SHOP_KAFKA_CA": str(kafka.security.ca)}
+
+
+def grant_rights(stage: Stage, directory: Path, client: Properties) -> None:
+    """What `backlogctl acl` prints is granted, and nothing else."""
+    stage.open_chapter("A user with no more rights than it needs")
+    stage.tell(
+        "The cluster wants a login over TLS, and allows nobody what no rule allows. backlogctl "
+        f"logs in as [bold]{USER}[/];\nwho administers the cluster grants it these lines."
+    )
+    stage.run("acl", "rebuild", "orders")
+    placeholders = {
+        "SHOP_KAFKA": "unused:1",
+        "SHOP_KAFKA_PASSWORD": "x",
+        "SHOP_KAFKA_CA": "/dev/null",
+    }
+    config = load_config(directory / "backlog.yaml", placeholders)
+    rights = list_rights(KINDS, "rebuild", config, config.stream("orders"))
+    add_rules(make_admin(client), make_bindings(rights, f"User:{USER}"))
+
+
+# The story: 10,000 orders, a consumer that falls behind, a broker that really deletes, and the
+# recovery, with every `backlogctl` command shown and really run.
 
 # How many of each partition's old orders the consumer does not get to: 1,000 together.
 UNREAD = {0: 412, 1: 331, 2: 257}
@@ -82,7 +122,7 @@ def tell_story(
         make_topic(client)
         if secure:
             grant_rights(stage, directory, client)
-        _lose_orders(stage, directory, client)
+        lose_orders(stage, directory, client)
         recovery_id = _recover(stage, directory, consumed)
         audit = _close(stage, directory, client)
         write_report(stage, recovery_id, report)
@@ -96,7 +136,7 @@ def tell_story(
     return audit
 
 
-def _lose_orders(stage: Stage, directory: Path, client: Properties) -> None:
+def lose_orders(stage: Stage, directory: Path, client: Properties) -> None:
     stage.open_chapter("A shop with 10,000 orders")
     orders = make_orders(utc_now())
     old, young = orders[:-YOUNG], orders[-YOUNG:]

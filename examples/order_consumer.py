@@ -1,7 +1,7 @@
 """A consumer such as many shops have, as a process: it handles orders, so many a second at most.
 
     BACKLOG_TOPIC=orders BACKLOG_GROUP=order-service BACKLOG_BOOTSTRAP_SERVERS=localhost:9092 \\
-        ORDER_LOG=handled ORDER_RATE=1000 python -m replay.demo.expand.order_consumer
+        ORDER_LOG=handled ORDER_RATE=1000 python -m examples.order_consumer
 
 What to read comes from the environment, as `backlogctl` sets it. It handles before it commits. In
 the directory ORDER_LOG it keeps a file of its own with a line for each order it handled: when, in

@@ -1,7 +1,7 @@
 """A payment service with look-back: the message is prepared before the payment, and sent only where
 that was committed.
 
-    python -m replay.demo.delivery.payment_service --database sqlite:///payments.db \\
+    python -m examples.delivery.payment_service --database sqlite:///payments.db \\
         --bootstrap localhost:9092 --topic payments --prepared look_back_msg \
         --begun begun.log
 
@@ -22,9 +22,15 @@ from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import KafkaFailure
 from delivery.lookback.producer import LookBackProducer
-from replay.demo.delivery.audit import Row
-from replay.demo.delivery.serving import Begun, Pace, until_sigterm
-from replay.demo.delivery.tables import PAYMENTS, open_engine, write_value
+from examples.delivery.facts import (
+    PAYMENTS,
+    Begun,
+    Pace,
+    Row,
+    open_engine,
+    until_sigterm,
+    write_value,
+)
 
 BIZ_TYPE = "payment"
 REFUSED, SILENT = 0.15, 0.5  # of the payments

@@ -1,6 +1,6 @@
 """A consumer that handles each message once: what it does commits together with its mark.
 
-    python -m replay.demo.delivery.order_consumer --database sqlite:///warehouse.db \\
+    python -m examples.delivery.order_consumer --database sqlite:///warehouse.db \\
         --bootstrap localhost:9092 --topic orders --group warehouse
 
 It adds a row for each message it handles, so one that is handled twice shows. Until SIGTERM.
@@ -15,8 +15,7 @@ import sqlalchemy as sa
 from confluent_kafka import Consumer, KafkaException, Message
 from sqlalchemy.orm import Session
 
-from replay.demo.delivery.serving import until_sigterm
-from replay.demo.delivery.tables import DROPPED, HANDLED, MARKS, open_engine, read_value
+from examples.delivery.facts import DROPPED, HANDLED, MARKS, open_engine, read_value, until_sigterm
 
 _BATCH, _WAIT_SECONDS = 50, 0.1
 

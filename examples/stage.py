@@ -1,4 +1,4 @@
-"""How the demo looks and runs its commands."""
+"""How a demo looks, runs `backlogctl`, sends orders, and reads what is in a topic."""
 
 from __future__ import annotations
 
@@ -11,23 +11,116 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
 
-from backlog.errors import BacklogError
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, KafkaFailure
+from backlog.kafka.admin import committed_offsets, list_offsets
+from backlog.kafka.clients import Properties, make_admin
 from backlog.ledger import open_ledger
 from backlog.numbers import format_duration
 from backlog.progress import Say
 from replay.telling.texts import Text
 
+# How a demo's customers order; Kafka's own partitioner, so that a key keeps its partition.
+PRODUCER: dict[str, str | int | bool] = {
+    "partitioner": "murmur2_random",
+    "enable.idempotence": True,
+    "linger.ms": 20,
+    "compression.type": "lz4",
+    "log_level": 0,
+}
+_TICK, _PATIENCE_SECONDS = 0.05, 60.0
+
+
+def send(producer: Producer, topic: str, value: bytes, key: bytes, **more: Any) -> None:
+    """Waits while the producer's queue is full."""
+    while True:
+        try:
+            producer.produce(topic, value, key, **more)
+            return
+        except BufferError:
+            producer.poll(0.1)
+
+
+def flush(producer: Producer, topic: str) -> None:
+    """Waits until the broker has all messages.
+
+    Raises:
+        KafkaFailure: it has not after a minute.
+    """
+    if producer.flush(60):
+        raise KafkaFailure("the demo's orders could not be published", subject=f"topic {topic}")
+
+
+def read_topic(client: Properties, topic: str, partitions: int) -> list[Message]:
+    """Every committed message; those of a partition in their order."""
+    reader = Consumer(
+        {
+            **client,
+            "group.id": "demo-audit",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    # Assigned, never committed: the audit does not become a group that reads the topic.
+    reader.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    found: list[Message] = []
+    open_partitions = set(range(partitions))
+    try:
+        while open_partitions:
+            for message in reader.consume(2000, timeout=1.0):
+                error = message.error()
+                if error is None:
+                    found.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    open_partitions.discard(message.partition() or 0)
+                else:
+                    raise RuntimeError(str(error))
+    finally:
+        reader.close()
+    return found
+
+
+def await_handled(
+    client: Properties, topic: str, group: str, partitions: int, *, slack: int = 0
+) -> None:
+    """Waits until a group has committed everything that is in its topic.
+
+    Args:
+        slack: offsets at the end of each partition that hold no message: the control record of a
+            transaction is never committed.
+
+    Raises:
+        KafkaFailure: it has not after a minute.
+    """
+    admin, limit, numbers = make_admin(client), Deadline(_PATIENCE_SECONDS), range(partitions)
+    while True:
+        ends = list_offsets(admin, topic, numbers, "latest", "read_committed")
+        commits = committed_offsets(admin, group, topic, numbers)
+        if all((commits[number] or 0) + slack >= ends[number] for number in numbers):
+            return
+        if limit.expired:
+            raise KafkaFailure(
+                f"not all of {topic} is handled after {_PATIENCE_SECONDS:g} s",
+                subject=f"group {group}",
+            )
+        time.sleep(_TICK)
+
+
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 class Stage:

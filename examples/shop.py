@@ -1,4 +1,4 @@
-"""The shop of `demo expand`: a topic with a backlog, and customers who go on ordering."""
+"""The shop of `expand`, `offload` and `make airflow`: its orders, and who handles them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
+
+from confluent_kafka import Producer
 
 from backlog.clock import Deadline
 from backlog.config import load_config
 from backlog.errors import KafkaFailure
 from backlog.kafka.admin import committed_offsets, create_topic
 from backlog.kafka.clients import make_admin
+from examples.stage import PRODUCER, flush, send
 from fanout.launchers import Fleet, ProcessLauncher, Role
-from replay.demo.orders import OrderProducer
 
 TOPIC = "orders"
 GROUP = "order-service"
@@ -30,9 +32,10 @@ _TICK = 0.05
 _PATIENCE_SECONDS = 60.0
 
 _TEXT = """\
-# A shop whose orders are handled by three processes, of which each has its limits.
+# A shop whose orders are handled by processes, of which each has its limits.
 ledger: sqlite:///ledger.db
 staging: {dir: ./staging}
+spark: {master: "local[2]"}
 
 clusters:
   main:
@@ -45,12 +48,16 @@ streams:
     group: order-service
     consumers:
       launcher: process
-      command: [@PYTHON@, -m, replay.demo.expand.order_consumer]
+      command: [@PYTHON@, -m, examples.order_consumer]
       replicas: @REPLICAS@
       environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
       stop_within: 10s
       ramp: {step: 15, every: 1s}
     expand: {factor: @FACTOR@, order: key}
+"""
+_OFF_PEAK = """\
+    # Put back at night.
+    off_peak: {from: "@FROM@", to: "@TO@", timezone: UTC}
 """
 
 
@@ -85,16 +92,25 @@ class Size:
         return self.partitions * self.factor
 
 
-def render_configuration(size: Size) -> str:
-    """The shop's backlog.yaml."""
+def find_off_peak(now: datetime) -> dict[str, str]:
+    """A window around that moment."""
+    at = now.astimezone(UTC)
+    return {
+        "FROM": f"{at - timedelta(hours=1):%H:00}",
+        "TO": f"{at + timedelta(hours=3):%H:00}",
+    }
+
+
+def render_configuration(size: Size, now: datetime | None = None) -> str:
+    """The shop's backlog.yaml; with `now` it has an off-peak window around that moment."""
+    text, window = (_TEXT, {}) if now is None else (_TEXT + _OFF_PEAK, find_off_peak(now))
     words = {
         "PYTHON": json.dumps(sys.executable),
         "REPLICAS": str(size.partitions),
         "RATE": str(size.rate),
         "FACTOR": str(size.factor),
     }
-    text = _TEXT
-    for name, value in words.items():
+    for name, value in {**words, **window}.items():
         text = text.replace(f"@{name}@", value)
     return text
 
@@ -104,45 +120,63 @@ def make_backlog(bootstrap: str, size: Size) -> None:
     create_topic(
         {"bootstrap.servers": bootstrap}, size.topic, partitions=size.partitions, replication=1
     )
-    producer = OrderProducer(bootstrap, size.topic)
-    for index in range(size.orders):
-        _publish(producer, index, size)
-    producer.flush()
+    orders = NewOrders(bootstrap, size)
+    orders.publish(size.orders)
+    orders.flush()
+
+
+def make_order(index: int, size: Size) -> tuple[bytes, bytes]:
+    """Key and value of one; each customer's orders are numbered from 1."""
+    number, customer = divmod(index, size.customers)
+    value = (
+        f'{{"order_id":"o-{index:08}","customer":"c-{customer:06}","number":{number + 1},'
+        f'"status":"paid","amount":"{index % 9_973 / 100 + 1:.2f}","currency":"EUR"}}'
+    )
+    return f"c-{customer:06}".encode(), value.encode()
 
 
 class NewOrders:
-    """Customers go on ordering while this is entered; `published` counts the backlog too."""
+    """Customers go on ordering while this is entered; `published` counts all of their orders."""
 
-    def __init__(self, bootstrap: str, size: Size) -> None:
-        self._bootstrap = bootstrap
-        self._size = size
+    def __init__(
+        self,
+        bootstrap: str,
+        size: Size,
+        make: Callable[[int], tuple[bytes, bytes]] | None = None,
+        published: int = 0,
+    ) -> None:
+        self._size, self.published = size, published
+        self._make = make or (lambda index: make_order(index, size))
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="new orders", daemon=True)
-        self.published = size.orders
+        self._producer = Producer({"bootstrap.servers": bootstrap, **PRODUCER})
+
+    def publish(self, count: int) -> None:
+        """As fast as they go."""
+        for _ in range(count):
+            key, value = self._make(self.published)
+            send(self._producer, self._size.topic, value, key)
+            self.published += 1
+
+    def flush(self) -> None:
+        """Waits until the broker has all of them."""
+        flush(self._producer, self._size.topic)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join(30.0)
 
     def _run(self) -> None:
-        producer = OrderProducer(self._bootstrap, self._size.topic)
-        began, size = time.monotonic(), self._size
+        began, first = time.monotonic(), self.published
         while not self._end.wait(_TICK):
-            wanted = size.orders + int((time.monotonic() - began) * size.arriving)
-            while self.published < wanted:
-                _publish(producer, self.published, size)
-                self.published += 1
-            producer.poll()
-        producer.flush()
+            wanted = first + int((time.monotonic() - began) * self._size.arriving)
+            self.publish(wanted - self.published)
+            self._producer.poll(0)
+        self.flush()
 
 
 def count_expected(published: int, customers: int) -> Counter[int]:
@@ -200,15 +234,6 @@ def ending_consumers(directory: Path, bootstrap: str) -> Iterator[None]:
             launcher = make_launcher(directory, bootstrap)
             for fleet in list_fleets(directory):
                 launcher.stop(fleet, lambda: None)
-
-
-def _publish(producer: OrderProducer, index: int, size: Size) -> None:
-    number, customer = divmod(index, size.customers)
-    value = (
-        f'{{"order_id":"o-{index:08}","customer":"c-{customer:06}","number":{number + 1},'
-        f'"status":"paid","amount":"{index % 9_973 / 100 + 1:.2f}","currency":"EUR"}}'
-    ).encode()
-    producer.publish(value, f"c-{customer:06}".encode())
 
 
 def names_of(topics: Iterable[str]) -> list[str]:
