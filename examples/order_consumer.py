@@ -1,11 +1,12 @@
-"""A consumer such as many shops have, as a process: it handles orders, so many a second at most.
+"""A consumer of orders that may be started thirty times, on any topic and in any group.
 
     BACKLOG_TOPIC=orders BACKLOG_GROUP=order-service BACKLOG_BOOTSTRAP_SERVERS=localhost:9092 \\
-        ORDER_LOG=handled ORDER_RATE=1000 python -m examples.order_consumer
+        ORDER_LOG=handled ORDER_RATE=1000 python order_consumer.py
 
-What to read comes from the environment, as `backlogctl` sets it. It handles before it commits. In
-the directory ORDER_LOG it keeps a file of its own with a line for each order it handled: when, in
-nanoseconds, the customer, and which of this customer's orders it was.
+What to read comes from the environment, as backlogctl sets it. Each batch is handled, then
+committed, so a message may come twice and none is lost: handling an order must be idempotent. It
+keeps a file of its own in the directory ORDER_LOG, with a line for each order that it handled,
+before the commit: when, in nanoseconds, the key, and which of the key's orders it was.
 """
 
 from __future__ import annotations
@@ -13,93 +14,137 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-COMMIT_SECONDS = 0.25
-_BATCHES_PER_SECOND = 10
-_MOST_BEHIND = 0.2  # seconds of waiting for messages that it may make up for
+TOPIC = os.environ.get("BACKLOG_TOPIC", "orders")
+BATCH = 500
+BATCH_SECONDS = 0.25  # a batch is at most that much work where there is a rate
+
+SETTINGS = {
+    "bootstrap.servers": os.environ.get("BACKLOG_BOOTSTRAP_SERVERS", "localhost:9092"),
+    "group.id": os.environ.get("BACKLOG_GROUP", "order-service"),
+    "client.id": f"order-consumer-{os.environ.get('BACKLOG_INDEX', os.getpid())}",
+    "partition.assignment.strategy": "range",
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": False,  # committed here, once the orders are handled
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    # Thirty of them on one machine: each keeps little in memory.
+    "queued.max.messages.kbytes": 4096,
+    "fetch.wait.max.ms": 100,
+    # A member that joins is noticed at once.
+    "heartbeat.interval.ms": 500,
+    "session.timeout.ms": 6_000,
+    "log_level": 3,
+}
+# Others have these partitions now, and read again what was not committed.
+LOST = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError._ASSIGNMENT_LOST,
+    KafkaError._STATE,
+    KafkaError._NO_OFFSET,
+}
 
 
 class OrderConsumer:
-    """One member of the group."""
+    """Reads, handles, commits, until it is asked to end."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        topic = environment["BACKLOG_TOPIC"]
-        self._rate = float(environment.get("ORDER_RATE", "1000"))
-        directory, mode = environment.get("ORDER_LOG", "."), os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - thirty of us start at once
-        self._log = os.open(f"{directory}/{topic}.{os.getpid()}.log", mode, 0o600)
-        self._stopping = False
-        self._uncommitted = False
-        self._commit_at = 0.0
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": environment["BACKLOG_BOOTSTRAP_SERVERS"],
-                "group.id": environment["BACKLOG_GROUP"],
-                "client.id": f"order-service-{environment.get('BACKLOG_INDEX', '0')}",
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                # A member that joins is noticed at once.
-                "heartbeat.interval.ms": 500,
-                "session.timeout.ms": 6_000,
-                "fetch.wait.max.ms": 100,
-                "log_level": 3,
-            }
-        )
-        self._consumer.subscribe([topic], on_revoke=lambda *_: self._commit(wait=True))
+    def __init__(self, rate: float, log: int) -> None:
+        self._rate = rate
+        self._log = log
+        self._ending = False
+        self._owned: set[int] = set()
+        self._handled: dict[int, int] = {}  # next offset of each partition, not yet committed
+        self._free_at = time.monotonic()
+        self._consumer = Consumer(SETTINGS)
 
     def run(self) -> None:
-        """Handles orders until SIGTERM."""
+        """Until SIGTERM or Ctrl-C; then what was handled is committed, and the group is left."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        size, due = max(1, round(self._rate / _BATCHES_PER_SECOND)), time.monotonic()
+            signal.signal(number, lambda *_: self._end())
+        self._consumer.subscribe(
+            [TOPIC], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
+        )
+        size = BATCH if not self._rate else max(1, min(BATCH, int(self._rate * BATCH_SECONDS)))
         try:
-            while not self._stopping:
-                count = self._handle(size)
-                if self._uncommitted and time.monotonic() >= self._commit_at:
-                    self._commit(wait=False)
-                now = time.monotonic()
-                due = max(due, now - _MOST_BEHIND) + count / self._rate
-                if due > now:
-                    time.sleep(due - now)
+            while not self._ending:
+                messages = self._consumer.consume(size, timeout=0.25)
+                # Of a partition that was taken away meanwhile, others have read already.
+                orders = [m for m in messages if _is_order(m) and m.partition() in self._owned]
+                if orders:
+                    self._handle(orders)
+                    self._commit()
+                    self._keep_pace(len(orders))
         finally:
-            self._commit(wait=True)
-            self._consumer.close()
+            self._consumer.close()  # calls `_revoke`
 
-    def _handle(self, size: int) -> int:
+    def _end(self) -> None:
+        self._ending = True
+
+    def _handle(self, orders: list[Message]) -> None:
+        """What the shop does with orders: here, only a note that it did."""
         lines: list[bytes] = []
-        at = 0
-        for message in self._consumer.consume(size, 0.1):
-            if message.error() is not None:
-                sys.stderr.write(f"{message.error()}\n")
-                continue
-            at = at or time.time_ns()
-            order = json.loads(message.value() or b"{}")
-            lines.append(b"%d %s %d\n" % (at, message.key(), order["number"]))
-        if lines:
-            os.write(self._log, b"".join(lines))
-            self._uncommitted = True
-        return len(lines)
+        now = time.time_ns()
+        for message in orders:
+            self._handled[int(message.partition() or 0)] = int(message.offset() or 0) + 1
+            number = json.loads(message.value() or b"{}")["number"]
+            lines.append(b"%d %s %d\n" % (now, message.key(), number))
+        os.write(self._log, b"".join(lines))
 
-    def _commit(self, *, wait: bool) -> None:
-        """What was handled; before partitions go to another member, it waits for the answer."""
-        if self._uncommitted:
-            try:
-                if wait:
-                    self._consumer.commit(asynchronous=False)
-                else:
-                    self._consumer.commit(asynchronous=True)
-            except KafkaException as error:  # then they are handled again
-                sys.stderr.write(f"{error}\n")
-        self._uncommitted, self._commit_at = False, time.monotonic() + COMMIT_SECONDS
+    def _commit(self) -> None:
+        offsets = [TopicPartition(TOPIC, p, at) for p, at in self._handled.items()]
+        if not offsets:
+            return
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() not in LOST:
+                raise
+        self._handled.clear()
 
-    def _stop(self, *_: object) -> None:
-        self._stopping = True
+    def _keep_pace(self, count: int) -> None:
+        """One sleep for a batch; time that was not used is not saved up."""
+        if self._rate:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - BATCH_SECONDS) + count / self._rate
+            if self._free_at > now:
+                time.sleep(self._free_at - now)
+
+    def _assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._owned |= {partition.partition for partition in partitions}
+
+    def _revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._commit()
+        self._owned -= {partition.partition for partition in partitions}
+
+    def _lose(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            self._owned.discard(partition.partition)
+            self._handled.pop(partition.partition, None)
+
+
+def _is_order(message: Message) -> bool:
+    error = message.error()
+    if error is None:
+        return True
+    # A topic made a moment ago may be unknown for a while; the client asks again by itself.
+    if error.fatal() or not (error.retriable() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART):
+        raise KafkaException(error)
+    return False
+
+
+def main() -> None:
+    """Opens the log and consumes."""
+    directory = os.environ.get("ORDER_LOG", ".")
+    os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - thirty of us start at once
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = os.open(f"{directory}/{TOPIC}.{os.getpid()}.log", flags, 0o600)
+    OrderConsumer(float(os.environ.get("ORDER_RATE", "0")), log).run()
 
 
 if __name__ == "__main__":
-    OrderConsumer(dict(os.environ)).run()
+    main()
