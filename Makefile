@@ -132,7 +132,7 @@ bench-airflow: $(AIRFLOW) ## Measure from a trigger in Airflow to a plan, and to
 
 .PHONY: picture
 picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg
-	$(PYTHON) scripts/record_demo.py
+	$(PYTHON) scripts/pictures.py demo
 
 .PHONY: clean
 clean: ## Remove what was made here (the cache of Java libraries stays)
