@@ -37,6 +37,7 @@ from examples.shop import (
 from examples.stage import (
     Stage,
     await_handled,
+    draw_checks,
     ending_on_sigterm,
     find_recovery,
     print_end,
@@ -283,68 +284,33 @@ class Result:
 
 def draw_result(result: Result) -> Table:
     """Each figure, and whether it is what it should be."""
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
-    table.add_column(no_wrap=True)
     before, during, orders, checks = result.before, result.during, result.orders, result.checks
-
-    def add(name: str, figure: str, how: str, check: str = "") -> None:
-        mark = Text()
-        if check:
-            mark = Text("✔", "green") if checks[check] else Text("✘", "bold red")
-        table.add_row(name, Text(figure, "bold"), how, mark)
-
-    add(
-        f"{before.consumers} consumers",
-        f"{before.rate:,.0f}/s",
-        f"over {before.ended - before.began:.0f} s in which all were at work",
-    )
-    add(
-        f"{during.consumers} consumers",
-        f"{during.rate:,.0f}/s",
-        f"over {during.ended - during.began:.0f} s in which all were at work",
-        "all_consumers_worked",
-    )
-    add(
-        "ratio",
-        f"{result.ratio:.1f} ×",
-        f"target: at least {result.least_ratio:g} ×",
-        "fast_enough",
-    )
-    add(
-        "whole drain",
-        f"{result.ratio_overall:.1f} ×",
-        f"over the {during.last - during.first:.0f} s from first to last, canary and ramp too",
-    )
-    add("set-up", f"{result.set_up:.1f} s", f"from `run` until all {during.consumers} work")
-    add(
-        "restore",
-        f"{result.restore:.1f} s",
-        "from their last order until all is as it was",
-    )
-    add(
-        "together",
-        f"{result.set_up + result.restore:.1f} s",
-        f"target: at most {result.most_seconds:g} s",
-        "quick_enough",
-    )
-    add("handled", f"{orders.handled:,}", f"of {orders.published:,} orders", "nothing_missing")
-    add("twice", f"{orders.twice:,}", "handled again; at least once is what is promised")
-    add(
-        "out of order",
-        f"{orders.out_of_order:,}",
-        f"in each of {orders.customers:,} customers' orders, over both hand-overs",
-        "in_order",
-    )
-    add(
-        "layout",
-        "restored" if result.restored else "differs",
-        "topics, settings, consumers, members of the group",
-        "layout_restored",
-    )
-    return table
+    lines: list[tuple[str, str, str, str]] = [
+        (
+            f"{pace.consumers} consumers",
+            f"{pace.rate:,.0f}/s",
+            f"over {pace.ended - pace.began:.0f} s in which all were at work",
+            check,
+        )
+        for pace, check in ((before, ""), (during, "all_consumers_worked"))
+    ]
+    target = f"target: at least {result.least_ratio:g} ×"
+    over = f"over the {during.last - during.first:.0f} s from first to last, canary and ramp too"
+    most = f"target: at most {result.most_seconds:g} s"
+    customers = f"in each of {orders.customers:,} customers' orders, over both hand-overs"
+    layout = "restored" if result.restored else "differs"
+    lines += [
+        ("ratio", f"{result.ratio:.1f} ×", target, "fast_enough"),
+        ("whole drain", f"{result.ratio_overall:.1f} ×", over, ""),
+        ("set-up", f"{result.set_up:.1f} s", f"from `run` until all {during.consumers} work", ""),
+        ("restore", f"{result.restore:.1f} s", "from their last order until all is as it was", ""),
+        ("together", f"{result.set_up + result.restore:.1f} s", most, "quick_enough"),
+        ("handled", f"{orders.handled:,}", f"of {orders.published:,} orders", "nothing_missing"),
+        ("twice", f"{orders.twice:,}", "handled again; at least once is what is promised", ""),
+        ("out of order", f"{orders.out_of_order:,}", customers, "in_order"),
+        ("layout", layout, "topics, settings, consumers, members of the group", "layout_restored"),
+    ]
+    return draw_checks((*line, checks[check] if check else None) for *line, check in lines)  # type: ignore[misc]
 
 
 def draw_steps(result: Result) -> Table:

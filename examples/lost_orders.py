@@ -11,11 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -32,7 +31,7 @@ from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import Properties
 from backlog.stamps import MESSAGE_ID, find_header
 from examples.shop import find_off_peak
-from examples.stage import PRODUCER, flush, read_topic, send
+from examples.stage import PRODUCER, Audit, count_orders, flush, read_topic, send
 
 TOPIC = "orders"
 GROUP = "order-service"
@@ -342,37 +341,22 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class ShopAudit(Audit):
     """What the comparison of source, topic and consumer's table found."""
 
-    total: int
-    handled: int
-    twice: int
-    missing: int
     processed: int
     in_topic: int
     injected: int
     topic_twice: int
     different: int
 
-    def to_json(self) -> dict[str, Any]:
-        """The figures, and whether all is well."""
-        return {**asdict(self), "passed": self.passed}
-
     @property
     def passed(self) -> bool:
         """Every order handled once, and what is in the topic is what is in the table."""
-        wrong = self.twice + self.missing + self.topic_twice + self.different
-        return self.handled == self.total and wrong == 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.handled:,} of {self.total:,} orders handled, "
-            f"{self.twice:,} twice, {self.missing:,} missing"
-        )
+        return self.is_whole and not (self.topic_twice or self.different)
 
 
-def audit_shop(client: Properties, source: Path, warehouse: Path) -> Audit:
+def audit_shop(client: Properties, source: Path, warehouse: Path) -> ShopAudit:
     """Compares the source with a read_committed reader of the topic and the consumer's table."""
     orders = {order.order_id: order.value for order in read_table(source)}
     with closing(sqlite3.connect(warehouse)) as table:
@@ -386,11 +370,8 @@ def audit_shop(client: Properties, source: Path, warehouse: Path) -> Audit:
         seen[key] += 1
         injected += find_header(headers, MESSAGE_ID) is not None  # type: ignore[arg-type]
         different += orders.get(key) != message.value()
-    return Audit(
-        total=len(orders),
-        handled=sum(1 for order_id in orders if processed[order_id]),
-        twice=sum(1 for count in processed.values() if count > 1),
-        missing=sum(1 for order_id in orders if not processed[order_id]),
+    return ShopAudit(
+        **count_orders(processed, orders),
         processed=processed.total(),
         in_topic=seen.total(),
         injected=injected,

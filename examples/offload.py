@@ -9,9 +9,8 @@ import secrets
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -32,8 +31,10 @@ from examples.shop import (
     render_configuration,
 )
 from examples.stage import (
+    Audit,
     Stage,
     await_handled,
+    count_orders,
     ending_on_sigterm,
     find_recovery,
     print_end,
@@ -113,32 +114,17 @@ def read_disk(bootstrap: str) -> BrokerLogDirs:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class OffloadAudit(Audit):
     """What the consumers' own logs say, and the disk before and after; bytes."""
 
-    published: int
-    handled: int
-    twice: int
-    missing: int
     archived: int
     used_before: int
     used_after: int
 
-    def to_json(self) -> dict[str, Any]:
-        """The figures, and whether all is well."""
-        return {**asdict(self), "passed": self.passed}
-
     @property
     def passed(self) -> bool:
         """Every order was handled once, some by way of the archive, and space was freed."""
-        whole = self.handled == self.published and not (self.twice or self.missing)
-        return whole and bool(self.archived) and self.used_after < self.used_before
-
-    def __str__(self) -> str:
-        return (
-            f"{self.handled:,} of {self.published:,} orders handled, "
-            f"{self.twice:,} twice, {self.missing:,} missing"
-        )
+        return self.is_whole and bool(self.archived) and self.used_after < self.used_before
 
 
 def count_handled(directory: Path) -> Counter[int]:
@@ -151,7 +137,9 @@ def count_handled(directory: Path) -> Counter[int]:
     return found
 
 
-def tell_story(console: Console, size: DiskSize | None = None, report: Path | None = None) -> Audit:
+def tell_story(
+    console: Console, size: DiskSize | None = None, report: Path | None = None
+) -> OffloadAudit:
     """Plays the whole story in a temporary directory that is gone at the end, as is every process.
 
     Args:
@@ -186,7 +174,7 @@ def tell_story(console: Console, size: DiskSize | None = None, report: Path | No
 
 def _play(
     stage: Stage, directory: Path, bootstrap: str, size: DiskSize, report: Path | None
-) -> Audit:
+) -> OffloadAudit:
     orders = make_orders(bootstrap, size)
     before = _fill(stage, directory, bootstrap, size, orders)
     with orders:
@@ -198,7 +186,7 @@ def _play(
     audit = _audit(directory, orders.published, offloaded, (before, after))
     stage.open_chapter("Was every order handled, and none twice?")
     stage.tell(
-        f"{audit.published:,} orders were published, {audit.archived:,} of them went by way of the "
+        f"{audit.total:,} orders were published, {audit.archived:,} of them went by way of the "
         f"archive. The consumers' own logs have {audit.handled:,} of them."
     )
     write_report(stage, offloaded, report)
@@ -273,15 +261,12 @@ def _say_used(disk: BrokerLogDirs) -> str:
 
 def _audit(
     directory: Path, published: int, offloaded: str, disks: tuple[BrokerLogDirs, BrokerLogDirs]
-) -> Audit:
+) -> OffloadAudit:
     handled = count_handled(directory / HANDLED)
     with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
         archived = ledger.archives.get(offloaded).messages
-    return Audit(
-        published=published,
-        handled=len(handled),
-        twice=sum(1 for count in handled.values() if count > 1),
-        missing=sum(1 for number in range(1, published + 1) if number not in handled),
+    return OffloadAudit(
+        **count_orders(handled, range(1, published + 1)),
         archived=archived,
         used_before=count_used(disks[0]),
         used_after=count_used(disks[1]),

@@ -19,7 +19,7 @@ from examples.lost_orders import (
     TOPIC,
     TOTAL,
     YOUNG,
-    Audit,
+    ShopAudit,
     audit_shop,
     expire_old,
     handle_orders,
@@ -87,7 +87,7 @@ def tell_story(
     *,
     consumed: bool = False,
     secure: bool = False,
-) -> Audit:
+) -> ShopAudit:
     """Plays the whole story in a temporary directory that is gone at the end.
 
     Args:
@@ -194,7 +194,7 @@ def _recover(stage: Stage, directory: Path, consumed: bool) -> str:
     return recovery_id
 
 
-def _close(stage: Stage, directory: Path, client: Properties) -> Audit:
+def _close(stage: Stage, directory: Path, client: Properties) -> ShopAudit:
     stage.open_chapter("The consumer goes on")
     handled = handle_orders(client, directory / "warehouse.db")
     stage.tell(f"The service is started again, and handles {handled:,} orders.")

@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
+from rich.table import Table
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure
@@ -117,6 +120,7 @@ def await_handled(
         time.sleep(_TICK)
 
 
+T = TypeVar("T")
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -245,6 +249,58 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Was every order handled, and none twice?"""
+
+    total: int
+    handled: int
+    twice: int
+    missing: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.handled == self.total and not (self.twice or self.missing)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is well."""
+        return self.is_whole
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, and whether all is well."""
+        return {**asdict(self), "passed": self.passed}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.handled:,} of {self.total:,} orders handled, "
+            f"{self.twice:,} twice, {self.missing:,} missing"
+        )
+
+
+def count_orders(handled: Counter[T], expected: Collection[T]) -> dict[str, int]:
+    """Of the orders that there are: how often each was handled."""
+    return {
+        "total": len(expected),
+        "handled": sum(1 for order in expected if handled[order]),
+        "twice": sum(1 for count in handled.values() if count > 1),
+        "missing": sum(1 for order in expected if not handled[order]),
+    }
+
+
+def draw_checks(lines: Iterable[tuple[str, str, str, bool | None]]) -> Table:
+    """Each figure, what it says, and whether it is what it should be; None: it may be any."""
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    table.add_column(no_wrap=True)
+    marks = {True: Text("✔", "green"), False: Text("✘", "bold red"), None: Text()}
+    for name, figure, how, is_right in lines:
+        table.add_row(name, Text(figure, "bold"), how, marks[is_right])
+    return table
 
 
 class Judged(Protocol):

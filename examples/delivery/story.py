@@ -55,6 +55,7 @@ from examples.delivery.facts import (
 from examples.stage import (
     Stage,
     await_handled,
+    draw_checks,
     ending_on_sigterm,
     make_command,
     print_end,
@@ -62,7 +63,6 @@ from examples.stage import (
     read_topic,
     tell_progress,
 )
-from replay.telling.texts import Text
 from sandbox import watchdog
 from sandbox.embedded import EmbeddedKafka
 from sandbox.ports import free_port
@@ -220,33 +220,31 @@ def draw_audit(audit: Audit, rows: str) -> Table:
     Args:
         rows: what is counted, such as `orders`.
     """
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
-    table.add_column(no_wrap=True)
-
-    def add(name: str, figure: int, how: str, is_right: bool | None = None) -> None:
-        mark = Text() if is_right is None else Text("✘", "bold red")
-        if is_right:
-            mark = Text("✔", "green")
-        table.add_row(name, Text(f"{figure:,}", "bold"), how, mark)
-
-    add(f"{rows} in the table", audit.committed, "committed", audit.committed > 0)
-    add("handled", audit.handled, "of these", audit.handled == audit.committed)
-    add("missing", len(audit.missing), "not sent, or not handled", not audit.missing)
-    add("twice", len(audit.twice), "whose work was done again", not audit.twice)
-    add(
-        "rolled back, and seen",
-        len(audit.not_committed),
-        f"of {audit.rolled_back:,} rolled back, on purpose or by a kill",
-        not audit.not_committed,
+    return draw_checks(
+        (name, f"{figure:,}", how, is_right)
+        for name, figure, how, is_right in (
+            (f"{rows} in the table", audit.committed, "committed", audit.committed > 0),
+            ("handled", audit.handled, "of these", audit.handled == audit.committed),
+            ("missing", len(audit.missing), "not sent, or not handled", not audit.missing),
+            ("twice", len(audit.twice), "whose work was done again", not audit.twice),
+            (
+                "rolled back, and seen",
+                len(audit.not_committed),
+                f"of {audit.rolled_back:,} rolled back, on purpose or by a kill",
+                not audit.not_committed,
+            ),
+            (
+                *("out of order", len(audit.out_of_order)),
+                *("keys, by first arrival", not audit.out_of_order),
+            ),
+            (
+                *("other id", len(audit.other_id)),
+                *("whose repeats bear another id", not audit.other_id),
+            ),
+            ("repeats in Kafka", audit.repeats, "sent again after a kill, with the same id", None),
+            ("dropped", audit.dropped, "messages that handle_once knew already", None),
+        )
     )
-    add("out of order", len(audit.out_of_order), "keys, by first arrival", not audit.out_of_order)
-    add("other id", len(audit.other_id), "whose repeats bear another id", not audit.other_id)
-    add("repeats in Kafka", audit.repeats, "sent again after a kill, with the same id")
-    add("dropped", audit.dropped, "messages that handle_once knew already")
-    return table
 
 
 # What of the shop the story starts, counts and compares: its orders, and who handles them.
