@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from backlogctl_airflow.local.standalone import AirflowStandalone
-from replay.demo.stage import SHORT_LIVED_JVM
+from examples.stage import SHORT_LIVED_JVM
 from sandbox.embedded import EmbeddedKafka
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld

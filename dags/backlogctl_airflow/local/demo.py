@@ -31,17 +31,24 @@ from backlog.errors import BacklogError, UsageError
 from backlog.numbers import format_duration
 from backlogctl_airflow.local.standalone import AirflowStandalone, User, check_port
 from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
+from examples.lost_orders import (
+    YOUNG,
+    expire_old,
+    handle_orders,
+    make_orders,
+    make_topic,
+    publish_orders,
+    read_ends,
+    render_configuration,
+    write_table,
+)
+from examples.rebuild import UNREAD
+from examples.shop import NewOrders, Size, await_commits, make_backlog
+from examples.stage import SHORT_LIVED_JVM, ending_on_sigterm
 from fanout.launchers import Fleet, Role
 from monitoring.watcher import watch_streams
 from replay.around.fleets import fleet_of, launcher_of
 from replay.cli.shared import make_console, show_error
-from replay.demo.expand.shop import NewOrders, Size, await_commits, make_backlog
-from replay.demo.rebuild.configuration import render_configuration
-from replay.demo.rebuild.order_service import handle_orders
-from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, write_table
-from replay.demo.rebuild.story import UNREAD
-from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
-from replay.demo.stage import SHORT_LIVED_JVM, ending_on_sigterm
 from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
 from replay.telling.layout import Text
@@ -60,7 +67,7 @@ _PAYMENTS_TEXT = """
     group: @GROUP@
     consumers:
       launcher: process
-      command: [@PYTHON@, -m, replay.demo.expand.order_consumer]
+      command: [@PYTHON@, -m, examples.order_consumer]
       replicas: @REPLICAS@
       environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
       directory: .
@@ -142,7 +149,7 @@ def show_shop(console: Console, place: Path, port: int) -> None:
             stack.callback(stop_consumers, config)
             start_consumers(config)
             await_commits(kafka.bootstrap, PAYMENTS)
-            stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS))
+            stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS, published=PAYMENTS.orders))
             stack.enter_context(watching(config))
         with steps.doing("Airflow"):
             airflow = AirflowStandalone.start(
