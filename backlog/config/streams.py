@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from backlog import stamps
 from backlog.clock import OffPeakWindow
 from backlog.config.base import (
     LATER,
@@ -27,6 +26,7 @@ from backlog.config.consumers import Consumers, Expand
 from backlog.config.outbox_source import expand_outbox
 from backlog.config.redrive import Redrive
 from backlog.config.sections import Positive
+from backlogctl_delivery import stamps
 
 
 class Expr(Section):

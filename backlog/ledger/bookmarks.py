@@ -21,11 +21,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.models import gaps, table_of
 from backlog.ledger.thinning import begin_of_all, find_cell
 from backlog.values import Bookmark
+from backlogctl_delivery.database import UtcTime
 
 BATCH = 500
 

@@ -19,10 +19,10 @@ from sqlalchemy import (
 )
 
 from backlog.errors import Refused, UsageError
-from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.models import choose_type, make_value, read_values, recoveries, table_of
 from backlog.values import Chunk, ChunkState
+from backlogctl_delivery.database import UtcTime
 
 
 @dataclass(frozen=True, slots=True)

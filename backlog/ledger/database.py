@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from backlog import database
-from backlog.database_failures import Trouble, clean_reason, find_trouble
 from backlog.errors import BacklogError, InvalidTransition, LedgerError, Refused
 from backlog.ledger.models import read_value, read_values
+from backlogctl_delivery import database
+from backlogctl_delivery.database_failures import Trouble, clean_reason, find_trouble
 
 T = TypeVar("T")
 REFUSAL = "backlog refuses: "  # how the triggers' messages start

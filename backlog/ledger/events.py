@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from backlog.clock import format_time
-from backlog.ledger.columns import encode_json
 from backlog.ledger.database import Manager
 from backlog.ledger.models import events, read_values, recoveries
 from backlog.ledger.owners import Owner
 from backlog.ledger.recovery_rows import get_recovery_row, refuse_lost_lease
 from backlog.values import Event
+from backlogctl_delivery.database import encode_json
 
 GENESIS = "0" * 64
 _HEAD = (recoveries.c.events_length, recoveries.c.events_head)

@@ -8,11 +8,11 @@ from datetime import datetime
 
 from sqlalchemy import BigInteger, Text, and_, cast, exists, func, or_, select, type_coerce
 
-from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
 from backlog.ledger.recovery_rows import get_recovery
 from backlog.values import FINAL, Cause, GapState, RecoveryState
+from backlogctl_delivery.database import UtcTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, insert, select
 from backlog.ledger.counters import take_id
 from backlog.ledger.gap_changes import change_gap, confirm_bounded, get_range, to_gap
 from backlog.ledger.models import gaps, read_values
-from backlog.sequence import RangeSet
 from backlog.values import Cause, DatePiece, Gap, GapState, SequenceRange
+from backlogctl_delivery.sequenced.sequence import RangeSet
 
 # Who closes a gap that turned out to be none.
 ITSELF = "backlogctl"

@@ -13,12 +13,12 @@ from sqlalchemy import ColumnElement, Connection, Interval, and_, func, literal,
 
 from backlog.clock import format_time, utc_now
 from backlog.errors import BacklogError, LeaseHeld, LedgerError
-from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.events import append_event
 from backlog.ledger.models import recoveries
 from backlog.ledger.owners import Owner
 from backlog.ledger.recovery_rows import get_recovery_row
+from backlogctl_delivery.database import UtcTime
 
 TTL = timedelta(seconds=15)
 _log = logging.getLogger(__name__)

@@ -38,8 +38,8 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from backlog.clock import format_time, read_time
-from backlog.ledger.columns import JsonText, UtcTime
 from backlog.values import Event, Gap, Recovery
+from backlogctl_delivery.database import JsonText, UtcTime
 
 T = TypeVar("T")
 metadata = MetaData()

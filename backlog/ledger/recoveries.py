@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Text, insert, or_, select, text, type_coerce,
 
 from backlog.clock import format_time
 from backlog.errors import InvalidTransition, Refused, UsageError
-from backlog.ledger.columns import encode_json
 from backlog.ledger.counters import take_id
 from backlog.ledger.database import LedgerDatabase, Manager, UniqueConflict
 from backlog.ledger.events import GENESIS, append_event
@@ -33,6 +32,7 @@ from backlog.ledger.recovery_rows import (
     refuse_transition,
 )
 from backlog.values import FINAL, GapState, Recovery, RecoveryState
+from backlogctl_delivery.database import encode_json
 
 State = RecoveryState
 _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Index, func, insert, select, update
 
-from backlog.ledger.columns import UtcTime
 from backlog.ledger.database import Manager
 from backlog.ledger.models import read_values, table_of
 from backlog.ledger.thinning import begin_of_all, delete_rows, list_thinned
 from backlog.values import Sample
+from backlogctl_delivery.database import UtcTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def _say_written(
     from rich.console import Console
 
     from backlog.numbers import format_plural
-    from backlog.visible import quote_word
+    from backlogctl_delivery.visible import quote_word
     from replay.cli.shared import print_text
     from replay.telling.terminal import print_next
 

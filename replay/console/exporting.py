@@ -80,6 +80,7 @@ def open_exporter(
         config.watch.metrics,
         dict if notifier is None else notifier.counts.read,
         partial(collect_deliveries, deliveries.read),
+        by_partition=config.watch.granularity == "partition",
     )
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []

@@ -158,8 +158,9 @@ def test_fault_41_a_wrong_clock_here_does_not_expire_a_lease(
 ) -> None:
     recovery = plan(ledger)
     ledger.leases.acquire(recovery.id, far_owner(), HOUR)
-    from backlog import clock, database
+    from backlog import clock
     from backlog.ledger import leases
+    from backlogctl_delivery import database
 
     ahead = clock.utc_now() + 2 * HOUR
     for module in (clock, database, leases):
