@@ -22,7 +22,7 @@ from backlog.errors import BacklogError
 from backlog.ledger import open_ledger
 from backlog.numbers import format_duration
 from backlog.progress import Say
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from replay.demo.delivery.audit import Audit
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 
 
 @dataclass(frozen=True, slots=True)

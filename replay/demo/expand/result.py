@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from replay.demo.expand.audit import Orders, Pace
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 
 _SPEEDS = ("fast_enough", "quick_enough")
 

@@ -43,7 +43,7 @@ from replay.demo.stage import (
     tell_progress,
     write_report,
 )
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 from sandbox.embedded import EmbeddedKafka
 
 

@@ -35,14 +35,14 @@ KEEP_ERROR = 5.0
 
 
 @dataclass(frozen=True)
-class Opened:
+class PageParts:
     """What the page is made of."""
 
     workspace: Workspace
     page: ASGIApp
 
 
-class Desk:
+class PageCache:
     """Opens it; what was opened, or why it could not be, is kept for a while."""
 
     def __init__(
@@ -53,12 +53,12 @@ class Desk:
         self._load = load or _load_config
         self._clock = clock
         self._lock = threading.Lock()
-        self._opened: Opened | None = None
+        self._opened: PageParts | None = None
         self._error: BacklogError | None = None
         self._stamp: object = None
         self._until = 0.0
 
-    def open(self) -> Opened:
+    def open(self) -> PageParts:
         """Configuration, ledger and page.
 
         Raises:
@@ -108,7 +108,7 @@ class Desk:
             # Samples carry the ledger's time.
             clock=lambda: utc_now() + skew,
         )
-        self._opened = Opened(workspace, page)
+        self._opened = PageParts(workspace, page)
 
 
 def find_approval(recovery: Recovery) -> str:

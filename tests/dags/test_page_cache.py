@@ -14,7 +14,7 @@ import pytest
 
 from backlog.config import Config, load_config
 from backlog.errors import BacklogError, ConfigurationError
-from backlogctl_airflow.page.desk import KEEP, KEEP_ERROR, Desk
+from backlogctl_airflow.page.cache import KEEP, KEEP_ERROR, PageCache
 from backlogctl_airflow.page.mounting import MOST_AT_ONCE, LazyPage
 from tests.replay.makers import write_config
 
@@ -63,15 +63,15 @@ def test_what_was_opened_is_kept_until_it_changes(
     path = write_config(tmp_path)
     monkeypatch.setenv("BACKLOG_CONFIG", str(path))
     loader, now = Loader(path), 0.0
-    desk = Desk(loader, lambda: now)
-    first = desk.open()
-    assert desk.open() is first
+    cache = PageCache(loader, lambda: now)
+    first = cache.open()
+    assert cache.open() is first
     assert loader.loaded == 1
     now += KEEP
-    assert desk.open() is first
+    assert cache.open() is first
     assert loader.loaded == 2
     write_config(tmp_path, watch={"interval": "11s"})
-    second = desk.open()
+    second = cache.open()
     assert second is not first
     assert second.workspace.config.watch.interval.total_seconds() == 11
 
@@ -79,19 +79,19 @@ def test_what_was_opened_is_kept_until_it_changes(
     now += KEEP
     for _ in range(3):
         with pytest.raises(BacklogError, match="no connection"):
-            desk.open()
+            cache.open()
     assert loader.loaded == 4
     loader.error = None
     now += KEEP_ERROR
-    assert desk.open() is second
+    assert cache.open() is second
 
     loader.error = RuntimeError("a fault")
     now += KEEP
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            desk.open()
+            cache.open()
     loader.error = None
-    assert desk.open() is second
+    assert cache.open() is second
     second.workspace.ledger.close()
 
 
