@@ -107,7 +107,7 @@ class Config(Section):
     def _check_names(self) -> Self:
         check_hook_streams(self.watch.hooks, self.streams)
         if self.look_back is not None:
-            at: documents.Path = ("look_back", "cluster")
+            at: documents.KeyPath = ("look_back", "cluster")
             _check_known(at, "cluster", self.look_back.cluster, self.clusters)
         for name, outbox in self.outboxes.items():
             _check_known(("outboxes", name), "source", name, self.sources)
@@ -330,12 +330,14 @@ def mask_secrets(text: str) -> str:
     return references.mask(text, secrets)
 
 
-def _check_known(path: documents.Path, kind: str, name: str, known: Mapping[str, object]) -> None:
+def _check_known(
+    path: documents.KeyPath, kind: str, name: str, known: Mapping[str, object]
+) -> None:
     if name not in known:
         raise base.fail_at(path, base.describe_unknown(kind, name, known))
 
 
-def _check_readable(path: documents.Path, name: str, sources: Mapping[str, Source]) -> None:
+def _check_readable(path: documents.KeyPath, name: str, sources: Mapping[str, Source]) -> None:
     """A database that a rebuild or an audit reads: other ones may hold an outbox only."""
     _check_known(path, "source", name, sources)
     if problem := find_unsupported(sources[name].reveal_url(), DATABASES):
