@@ -55,7 +55,7 @@ def test_commits_that_have_one_are_found(ledger: Ledger) -> None:
 
 def test_those_of_an_observation_are_one_statement(ledger: Ledger) -> None:
     statements: list[tuple[str, bool]] = []
-    engine = ledger._database._writer
+    engine = ledger._database.writer
     event.listen(
         engine,
         "before_cursor_execute",

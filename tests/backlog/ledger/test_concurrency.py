@@ -20,7 +20,7 @@ WORKER = """
 import json, sys
 from datetime import timedelta
 from backlog.errors import BacklogError
-from backlog import database
+from backlogctl_delivery import database
 from backlog.ledger import Owner, open_ledger
 from backlog.values import GapState, RecoveryState
 from tests.backlog.ledger.makers import LONG_AGO, make_gap, make_sample, plan

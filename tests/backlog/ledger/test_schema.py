@@ -52,7 +52,7 @@ def test_upgrade_twice_is_upgrade_once(empty_url: str) -> None:
 
 def test_two_that_make_the_ledger_at_once_both_have_it(empty_url: str) -> None:
     code = (
-        "import sys; from backlog import database; from backlog.ledger import *\n"
+        "import sys; from backlogctl_delivery import database; from backlog.ledger import *\n"
         "database.BUSY_SECONDS = 60; upgrade(sys.argv[1]); open_ledger(sys.argv[1])"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, empty_url]) for _ in range(3)]
