@@ -27,8 +27,8 @@ from rich.table import Table
 from backlog.config.sections import SparkSection
 from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import make_producer
-from backlog.sequence import SEQUENCE
 from backlog.values import OffsetRange
+from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.audits.sequence import audit_sequence
 from spark_backfill.originals.reading import read_log

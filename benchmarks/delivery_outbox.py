@@ -16,8 +16,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from backlog.kafka.clients import make_producer
-from delivery.outbox import Outbox, OutboxSender, Settings
-from delivery.outbox.tables import State, messages
+from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
+from backlogctl_delivery.outbox.database import State, messages
 
 TOPIC = "orders"
 KEYS = 5_000

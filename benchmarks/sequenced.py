@@ -35,8 +35,8 @@ from rich.table import Table
 from backlog.clock import Deadline
 from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import Admin, make_admin
-from backlog.sequence import SEQUENCE
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.producer import SequencedProducer
+from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from sandbox.embedded import EmbeddedKafka
 
 RESULTS = Path(__file__).parent / "results" / "sequenced.json"

@@ -20,11 +20,12 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
     place = (status.topic, status.group)
     known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
     waiting = [gap for gap in known if gap.archive is not None]
-    if waiting:
+    for archive in dict.fromkeys(gap.archive for gap in waiting):
+        mine = [gap for gap in waiting if gap.archive == archive]
         status = _add(
             status,
-            f"at most {_count(waiting)} of it in an archive, not put back yet",
-            f"backlogctl plan rebuild {status.stream}",
+            f"at most {_count(mine)} of it in archive {archive}, not put back yet",
+            f"backlogctl plan redrive {status.stream} --from archive:{archive}",
         )
     lows = {part.partition: part.log_start for part in status.partitions}
     unhandled = [

@@ -53,7 +53,7 @@ fi
 extras=(--extra delivery)
 [ "${1:-}" != airflow ] || extras+=(--extra airflow)
 "$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery/backlogctl_delivery sandbox monitoring fanout spark_backfill replay dags
 # Every start of Spark is quicker with it. Everything works without it, only slower.
 .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
 echo "setup: ready, the command is .venv/bin/backlogctl"

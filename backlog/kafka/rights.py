@@ -28,7 +28,7 @@ from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 
 
 class Resource(StrEnum):

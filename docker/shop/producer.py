@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from settings import ALIVE, catch_signals, connect, read_rate
 from sqlalchemy import Engine, create_engine, text
 
-from delivery.outbox import Outbox
+from backlogctl_delivery.outbox import Outbox
 from replay.demo.rebuild.shop import Order
 
 _TICK = 0.5

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from backlog import families
-from backlog.metric import Metric
-from backlog.visible import escape_name
+from backlogctl_delivery import metrics as families
+from backlogctl_delivery.metrics import Metric
+from backlogctl_delivery.visible import escape_name
 from monitoring.metrics.catalogue import BY_NAME
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

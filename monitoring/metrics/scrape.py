@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 
 from backlog.ledger import Ledger
-from backlog.polling import Poll
+from backlogctl_delivery.metrics import Poll
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import CATALOGUE, Family
 from monitoring.metrics.checkups import describe_checkups, describe_members

@@ -15,7 +15,7 @@ from typing import Any
 from backlog.clock import format_time
 from backlog.config import Hook
 from backlog.hashing import hash_value
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 from monitoring.notifications.mailbox import Notice
 from monitoring.notifications.settling import Seen
 from monitoring.verdicts import Verdict

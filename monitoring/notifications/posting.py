@@ -22,7 +22,7 @@ from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandl
 
 from backlog.clock import utc_now
 from backlog.config import mask_secrets
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 from monitoring.notifications.messages import Message
 
 _ANSWER_BYTES = 2000

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from backlog.visible import VisibleFormatter
+from backlogctl_delivery.visible import VisibleFormatter
 from replay.cli import shared
 from replay.cli.acl import print_rights
 from replay.cli.approve import approve_recovery

@@ -167,9 +167,12 @@ def purge_files(
 
 
 def _list_next(state: ArchiveState) -> list[str]:
+    from replay.injection.archived import ARCHIVE, name_redrive
+
     if state.record.purged_at is not None:
         return []
     if state.counts["waiting"]:
-        return [f"backlogctl plan rebuild {state.record.stream}"]
+        source = f"{ARCHIVE}:{state.record.recovery_id}"
+        return [name_redrive(state.record.stream, source)]
     done = state.expires_at is not None
     return [f"backlogctl archive purge {state.record.recovery_id}"] if done else []

@@ -226,7 +226,7 @@ def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
 def show_error(error: BaseException, *, as_json: bool) -> int:
     """Prints an error as the caller wants it; returns the exit code."""
     from backlog.config import mask_secrets
-    from backlog.visible import escape_trace
+    from backlogctl_delivery.visible import escape_trace
 
     if isinstance(error, BacklogError):
         document = error.to_json()

@@ -152,7 +152,8 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
     if needed and ALLOW_LOSE not in allow:
         count = sum(count_messages(state.record, gap)[0] for gap in needed)
         plans = " and ".join(
-            f"`backlogctl plan rebuild {name}`" for name in sorted({gap.stream for gap in needed})
+            f"`backlogctl plan redrive {name} --from archive:{recovery_id}`"
+            for name in sorted({gap.stream for gap in needed})
         )
         raise Refused(
             f"{format_plural(count, 'message')} of {_name(needed)} {'is' if count == 1 else 'are'} "

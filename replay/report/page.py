@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backlog.numbers import format_duration, format_moment
-from backlog.visible import escape_text, show_value
+from backlogctl_delivery.visible import escape_text, show_value
 from replay.report.figures import draw_figures
 
 _PARTITIONS_SHOWN = 64

@@ -18,7 +18,7 @@ from rich.console import RenderableType
 
 from backlog.clock import format_time
 from backlog.numbers import format_bytes, format_moment
-from backlog.visible import escape_name, join_lines
+from backlogctl_delivery.visible import escape_name, join_lines
 from replay.telling.layout import Facts
 from replay.telling.texts import Text
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from rich import text as rich_text
 from rich.style import Style
 
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 
 # One that may be cut from another, and is escaped as that was.
 AnyText = rich_text.Text

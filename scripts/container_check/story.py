@@ -22,7 +22,7 @@ _ALERTS = "http://prometheus:9090/api/v1/alerts"
 _ENDED = ("airflow", "exporter", "shop-p", "spark", "outbox", "lookback")
 _PREPARE = """
 from confluent_kafka import Producer
-from delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.producer import LookBackProducer
 producer = Producer({"bootstrap.servers": "kafka-1:9092", "acks": "all"})
 look_back = LookBackProducer(producer, service="shop")
 look_back.prepare("check", "1", topic="receipts", key="1", value="{}")

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import (
     BacklogError,
     HangingTransaction,
@@ -25,6 +24,7 @@ from backlog.errors import (
 from backlog.kafka.calls import outlast
 from backlog.kafka.clients import make_admin
 from backlog.values import Chunk
+from backlogctl_delivery.crashpoints import reach
 from spark_backfill.injection.brakes import Brakes, InjectionProgress, NoBrakes
 from spark_backfill.injection.canary import await_group_past, read_canary_back
 from spark_backfill.injection.job import InjectionJob, InjectionResult

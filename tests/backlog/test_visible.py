@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from backlog.visible import (
+from backlogctl_delivery.visible import (
     VisibleFormatter,
     escape_name,
     escape_text,

@@ -16,7 +16,7 @@ from backlog.clock import utc_now
 from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.values import GapState, RecoveryState
-from backlog.visible import escape_name
+from backlogctl_delivery.visible import escape_name
 from monitoring.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
 from monitoring.board import TopicPartitionState as PartitionState
 from monitoring.doctor.finding import Finding, Level

@@ -15,8 +15,8 @@ from typing import Any
 from backlog.config import load_config
 from backlog.kafka.admin import list_offsets
 from backlog.ledger import upgrade
-from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Recovery
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from replay.demo.stage import SHORT_LIVED_JVM
 from replay.injection.ledger import find_ledger
 from replay.kinds.rebuild.options import RebuildOptions

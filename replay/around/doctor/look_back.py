@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 from backlog.clock import Deadline
-from backlog.config import Config, LookBack, LookBackService
+from backlog.config import Config, LookBack
 from backlog.errors import Refused
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import find_addresses
@@ -22,7 +22,8 @@ from monitoring.doctor.retention import judge_retention
 from replay.around.deliveries import opened_look_back, within
 
 if TYPE_CHECKING:
-    from delivery.lookback.operating import Count
+    from backlogctl_delivery.lookback.admin import Count
+    from backlogctl_delivery.lookback.settings import ServiceSettings
 
 SUBJECT = "look-back"
 # Today and the next days that the service keeps a partition for; one less within a look of its own.
@@ -60,14 +61,15 @@ def judge_look_back(
     else:
         yield from judge_tables(tables)
         yield from judge_stuck(tables, settings.late, kafka_answers=kafka_answers)
-    if not settings.services:
+    services = settings.to_settings().services
+    if not services:
         yield Finding(
             *("look-back-service", Level.WARNS, SUBJECT),
             "no service is listed: an application that falls silent is asked by nobody, and its "
             "messages are parked",
             "list each application under `look_back.services`",
         )
-    for name, service in sorted(settings.services.items()):
+    for name, service in sorted(services.items()):
         yield from judge_service(name, service)
 
 
@@ -88,8 +90,8 @@ def _judge_topic(config: Config, settings: LookBack) -> Iterator[Finding]:
 
 
 def _read(config: Config) -> LookBackTables:
-    from delivery.lookback.operating import count_messages
-    from delivery.lookback.tables import has_tables, list_partitions
+    from backlogctl_delivery.lookback.admin import count_messages
+    from backlogctl_delivery.lookback.tables import has_tables, list_partitions
 
     with opened_look_back(config) as database:
         with database.read() as connection:
@@ -100,9 +102,9 @@ def _read(config: Config) -> LookBackTables:
     return LookBackTables(are_there, is_sqlite, today, days, counts)
 
 
-def _resolve(service: LookBackService) -> str:
+def _resolve(service: ServiceSettings) -> str:
     """Why its name does not resolve to where it may; "" where it does. Nobody is asked."""
-    from delivery.lookback.asking.addresses import Resolver
+    from backlogctl_delivery.lookback.checkers import Resolver
 
     host, port = service.address
     resolver = Resolver(host, port, service.networks, threads=1)
@@ -233,7 +235,7 @@ def judge_stuck(
     tables: LookBackTables, late: timedelta, *, kafka_answers: bool
 ) -> Iterator[Finding]:
     """Whether messages end."""
-    from delivery.lookback.states import State
+    from backlogctl_delivery.lookback.messages import State
 
     if parked := sum(one.messages for one in tables.counts if one.state is State.PARKED):
         yield Finding(
@@ -262,7 +264,7 @@ def judge_stuck(
     "Of an application that falls silent only its service knows what became of a transaction.",
     "Its name is resolved and compared with the addresses that may be asked; nobody is asked.",
 )
-def judge_service(name: str, service: LookBackService) -> Iterator[Finding]:
+def judge_service(name: str, service: ServiceSettings) -> Iterator[Finding]:
     """Whether it may be asked: its name resolves, and to where it may."""
     if problem := _resolve(service):
         yield Finding(

@@ -14,8 +14,8 @@ from monitoring.doctor.finding import Finding, Level, Room, Unread, read_part
 from replay.around.deliveries import opened_outbox, within
 
 if TYPE_CHECKING:
-    from delivery.outbox.desk import OutboxStatus
-    from delivery.outbox.shape import Shape
+    from backlogctl_delivery.outbox.admin import OutboxStatus
+    from backlogctl_delivery.outbox.database import Shape
 
 _SECONDS = 30.0
 
@@ -64,7 +64,7 @@ def _judge_stream(config: Config, name: str, settings: Outbox, stream: Stream) -
 
 
 def _is_fed(stream: Stream, outbox: str) -> bool:
-    from delivery.outbox.tables import messages
+    from backlogctl_delivery.outbox.database import messages
 
     source = stream.source
     if source is None or source.database != outbox:
@@ -73,17 +73,17 @@ def _is_fed(stream: Stream, outbox: str) -> bool:
 
 
 def _read_table(config: Config, name: str) -> Shape:
-    from delivery.outbox.shape import read_shape
+    from backlogctl_delivery.outbox.database import read_shape
 
     with opened_outbox(config, name) as database:
         return read_shape(database)
 
 
 def _read_status(config: Config, name: str) -> OutboxStatus:
-    from delivery.outbox.desk import Desk
+    from backlogctl_delivery.outbox.admin import OutboxAdmin
 
     with opened_outbox(config, name) as database:
-        return Desk(database).read_status()
+        return OutboxAdmin(database).read_status()
 
 
 @Room.DELIVERY.check(
@@ -118,7 +118,7 @@ def judge_table(name: str, table: Shape) -> Iterator[Finding]:
             "its table is of another version: it has no "
             f"{'column' if len(table.columns) == 1 else 'columns'} " + ", ".join(table.columns),
             "run the application's own migrations; the columns are those of "
-            "delivery/outbox/tables.py",
+            "backlogctl_delivery/outbox/tables.py",
         )
     if table.indexes:
         yield Finding(

@@ -56,11 +56,11 @@ class OrderConsumer:
     def handle(self, message: Message) -> None:
         """Handles it, or drops it where it was handled."""
         with Session(self._engine) as session, session.begin():
-            with MARKS.handle_once(session, message) as turn:
-                if turn.is_first:
+            with MARKS.handle_once(session, message) as attempt:
+                if attempt.is_first:
                     self.do(session, message)
-            if not turn.is_first:
-                session.execute(sa.insert(DROPPED).values(message_id=turn.message_id))
+            if not attempt.is_first:
+                session.execute(sa.insert(DROPPED).values(message_id=attempt.message_id))
 
     def do(self, session: Session, message: Message) -> None:
         """The work."""

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from delivery.outbox import Outbox, Settings
+from backlogctl_delivery.outbox import Outbox, Settings
 from replay.demo.delivery.audit import Row
 from replay.demo.delivery.serving import Begun, Pace, until_sigterm
 from replay.demo.delivery.tables import CUSTOMERS, KEYS, ORDERS, open_engine, write_value

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import KafkaFailure
-from delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.producer import LookBackProducer
 from replay.demo.delivery.audit import Row
 from replay.demo.delivery.serving import Begun, Pace, until_sigterm
 from replay.demo.delivery.tables import PAYMENTS, open_engine, write_value

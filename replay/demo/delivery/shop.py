@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from confluent_kafka import Message
 
 from backlog.kafka.clients import Properties
-from backlog.stamps import EVENT_ID, find_header
+from backlogctl_delivery.stamps import EVENT_ID, find_header
 from replay.demo.delivery.audit import Facts, Row, Sent
 from replay.demo.delivery.players import Part
 from replay.demo.delivery.tables import DROPPED, HANDLED, connect, read_value

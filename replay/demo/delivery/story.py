@@ -19,10 +19,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from backlog.clock import Deadline
 from backlog.errors import BacklogError
 from backlog.kafka.admin import create_topic
-from delivery.lookback.database import Database as LookBackDatabase
-from delivery.lookback.operating import count_messages
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
+from backlogctl_delivery.lookback.admin import count_messages
+from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database
 from replay.demo.delivery import order_service, payment_service
 from replay.demo.delivery.audit import Audit, audit_facts
 from replay.demo.delivery.players import Part, Player, kill_at_random, playing
@@ -124,7 +124,7 @@ class _Story:
         stage.open_chapter(
             f"{size.seconds:g} seconds of SIGKILL at random moments; the broker restarts once"
         )
-        desk = Desk(Database(ledger.database))
+        desk = OutboxAdmin(Database(ledger.database))
 
         def drain() -> None:
             _await(lambda: desk.read_status().unsent == 0, "all orders are sent")

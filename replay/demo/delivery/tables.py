@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 from replay.demo.delivery.audit import Row
 
 KEYS = 20  # customers

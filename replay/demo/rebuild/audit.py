@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backlog.kafka.clients import Properties
-from backlog.stamps import MESSAGE_ID, find_header
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from replay.demo.reading import read_topic
 from replay.demo.rebuild.shop import PARTITIONS, TOPIC, read_table
 

@@ -47,7 +47,8 @@ def _say_where(plan: OffloadPlan, record: RecoveryRecord) -> str:
         return " None of them waits any more: each gap is verified, or waived."
     if plan.place is None:
         return f" `backlogctl plan rebuild {plan.stream}` puts back what can be rebuilt."
-    return f" They wait in the archive: `backlogctl plan rebuild {plan.stream}` puts them back."
+    command = f"backlogctl plan redrive {plan.stream} --from archive:{record.recovery.id}"
+    return f" They wait in the archive: `{command}` puts them back."
 
 
 def _say_verified(plan: OffloadPlan, record: RecoveryRecord) -> str:

@@ -10,7 +10,7 @@ from backlog.config import Config, Stream
 from backlog.errors import Refused
 from backlog.numbers import format_bytes, format_duration, format_plural
 from backlog.values import Recovery
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 from fanout.disk import PartitionBacklog, measure_share
 from fanout.launchers import Role, make_launcher
 from monitoring.disks import Forecast

@@ -58,8 +58,8 @@ def describe_given_back(
     told = [f"{replicas} of group {stream.group}, which go on with what is written from then on"]
     if place is not None:
         told.append(
-            "what was archived waits as a gap: the nightly backfill, or `backlogctl plan rebuild "
-            f"{stream.name}`, puts it back as it was"
+            "what was archived waits as a gap: the nightly backfill, or `backlogctl plan redrive "
+            f"{stream.name} --from archive:...`, puts it back as it was"
         )
     elif has_source:
         told.append(

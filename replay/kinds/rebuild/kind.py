@@ -73,8 +73,7 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
     def suggest(
         self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
     ) -> bool:
-        """Where a gap is open, or waits in an archive, that can be put back; any other stays until
-        a person waives it."""
+        """Where a gap is open that rows can fill; any other stays until a person waives it."""
         from replay.kinds.rebuild.choosing import list_repairable
 
         return bool(list_repairable(ledger, stream, topic_id))
@@ -110,8 +109,6 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         if not plan.delivers:
             return "the gaps are as they were: it sent nothing to the stream's own topic"
         told = "its gaps are open again"
-        if any(gap.archive for gap in plan.gaps):
-            told = "its gaps are open, or wait in their archive, as before"
         if not recovery.injected:
             return told
         were = "was" if recovery.injected == 1 else "were"

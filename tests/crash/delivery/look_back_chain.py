@@ -8,11 +8,10 @@ from threading import Thread
 
 import pyarrow.parquet as pq
 
-from delivery.lookback.database import Database
-from delivery.lookback.operating import count_messages, list_incidents
-from delivery.lookback.states import State
-from delivery.lookback.tables import create_tables as create_look_back
-from delivery.lookback.tables import list_partitions
+from backlogctl_delivery.lookback.admin import count_messages, list_incidents
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.tables import Database, list_partitions
+from backlogctl_delivery.lookback.tables import create_tables as create_look_back
 from replay.demo.delivery.payment_answers import make_server
 from replay.demo.delivery.shop import PARTITIONS
 from replay.demo.delivery.tables import (

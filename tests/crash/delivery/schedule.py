@@ -130,7 +130,7 @@ def list_points(chain: str, sends: bool, *, fails: bool) -> dict[str, tuple[str,
     """
     sending = SENDER_POINTS + (FAILING_POINTS if fails else ())
     if chain == LOOK_BACK:
-        own = dict.fromkeys(INSTANCES, LOOK_BACK_POINTS + KEEPER_POINTS)
+        own = dict.fromkeys(INSTANCES, LOOK_BACK_POINTS + sending + KEEPER_POINTS)
         return {APPLICATION: PREPARING_POINTS, **own, READER: CONSUMER_POINTS}
     if sends:
         # The senders have only what a killed application left.

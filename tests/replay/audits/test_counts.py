@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from backlog import stamps
 from backlog.clock import format_time, utc_now
 from backlog.errors import UsageError
 from backlog.numbers import format_moment
+from backlogctl_delivery import stamps
 from replay.audits.audit import AuditOptions, AuditResult, Finding
 from replay.audits.counts import CountsAuditing
 from replay.recovery.options import read_options

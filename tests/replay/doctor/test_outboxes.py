@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from backlog.kafka.admin import create_topic
-from delivery.outbox.shape import Shape
+from backlogctl_delivery.outbox.database import Shape
 from monitoring.doctor.finding import Finding, Level
 from replay.around.doctor.deliveries import examine_deliveries
 from replay.around.doctor.outboxes import judge_table
@@ -85,13 +85,15 @@ def test_a_table_of_another_version_is_told_by_what_it_lacks(
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text(f"DROP INDEX backlog_outbox_sent_at{on}"))
-        connection.execute(text(f"DROP INDEX backlog_outbox_lane{on}"))
+        connection.execute(text(f"DROP INDEX backlog_outbox_ordering_key{on}"))
         # By another name, and with a column more, it does as well.
         connection.execute(text("CREATE INDEX theirs ON backlog_outbox (sent_at, id)"))
     found = look(url)["outbox-table"]
     assert found.level is Level.WARNS
     (statement,) = found.commands
-    assert statement.startswith("CREATE INDEX backlog_outbox_lane ON backlog_outbox (lane, id)")
+    assert statement.startswith(
+        "CREATE INDEX backlog_outbox_ordering_key ON backlog_outbox (ordering_key, id)"
+    )
     with engine.begin() as connection:
         connection.execute(text(statement))
     assert "outbox-table" not in look(url)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog import stamps
 from backlog.values import GapState, Recovery
+from backlogctl_delivery import stamps
 from replay.kinds.rebuild.kind import KIND
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.approval import approve_plan

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backlog import stamps
 from backlog.kafka.clients import make_producer
+from backlogctl_delivery import stamps
 from tests.kafka_tools import read_all
 from tests.replay.shop import PARTITIONS, Shop, place
 
