@@ -89,7 +89,7 @@ def relay(broker: Broker, source: str, order: Order, messages: int, scratch: Pat
         TARGETS,
         group,
         guard.join(lambda: None),
-        order,
+        order=order,
         transactional_prefix=f"bench-{target}",
     )
     ranges = [SourceRange(each, 0, ends[each]) for each in range(PARTITIONS)]
