@@ -89,7 +89,7 @@ def relay(broker: Broker, source: str, order: Order, messages: int, scratch: Pat
         TARGETS,
         group,
         guard.join(lambda: None),
-        order,
+        order=order,
         transactional_prefix=f"bench-{target}",
     )
     ranges = [SourceRange(each, 0, ends[each]) for each in range(PARTITIONS)]
@@ -154,7 +154,12 @@ def _conclude(
 def _check(broker: Broker, target: str, messages: int) -> float:
     """Reads the copy, read committed: each number once; the fullest partition by the emptiest."""
     admin, properties = make_admin(broker.properties), broker.properties
-    ends = list_offsets(admin, target, range(TARGETS), "latest", "read_committed")
+    # The coordinator answers a commit before each partition has its marker.
+    before, ends = None, list_offsets(admin, target, range(TARGETS), "latest", "read_committed")
+    while sum(ends.values()) < messages or ends != before:
+        time.sleep(0.5)
+        before = ends
+        ends = list_offsets(admin, target, range(TARGETS), "latest", "read_committed")
     consumer = make_consumer(
         properties, {"enable.partition.eof": True, "max.partition.fetch.bytes": 4 * 1024 * 1024}
     )

@@ -60,7 +60,8 @@ class DiskSize(Size):
     """
 
     rate: int = 10_000
-    slow: int = 40
+    slow: int = 15
+    arriving: int = 60  # little enough for the disk, though the story takes minutes
     disk: int = 128 * 2**20
     filled: float = 0.62
     padding: int = 2_500
