@@ -174,7 +174,8 @@ class Gap:
     """Messages the group will never read. `start`/`end` are None where the range is unknown.
 
     `archive` is the offload in whose archive its messages lie; None where they are in none.
-    `sequences` are those of a `producer_gap`, whose messages never had an offset.
+    `sequences` are those of a `producer_gap`, whose messages never had an offset. `recovery_id` is
+    the recovery that has the gap now.
     """
 
     id: str
@@ -195,6 +196,8 @@ class Gap:
     reason: str = ""
     archive: str | None = None
     sequences: SequenceRange | None = None
+    recovery_id: str | None = field(default=None, compare=False)
+    changed_by: str = field(default="", compare=False)
 
     @property
     def count(self) -> int | None:

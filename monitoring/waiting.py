@@ -14,7 +14,7 @@ from monitoring.status import GroupStatus
 _SETTLED = (GapState.VERIFIED, GapState.WAIVED)
 
 
-def tell_waiting(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
     """The status, with how many messages an offload put aside, or were never handled, and what puts
     them back."""
     place = (status.topic, status.group)

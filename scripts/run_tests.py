@@ -33,7 +33,7 @@ EXACTLY_ONCE = (
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",
-    "tests/replay/test_demo_delivery.py",
+    "tests/test_demos.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
     "tests/spark_backfill/injection/",

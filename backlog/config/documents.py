@@ -31,7 +31,7 @@ class DocumentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     """The data, and the line (from 1) on which each key stands."""
 
     data: dict[str, Any]
@@ -59,7 +59,7 @@ for _tag, _pattern, _first in _PLAIN:
     )
 
 
-def read_document(text: str) -> Document:
+def read_document(text: str) -> YamlDocument:
     """Parses the text of a configuration file.
 
     Raises:
@@ -86,7 +86,7 @@ def read_document(text: str) -> Document:
     raise problem
 
 
-def _parse(text: str) -> Document:
+def _parse(text: str) -> YamlDocument:
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -96,7 +96,7 @@ def _parse(text: str) -> Document:
             raise DocumentError("it must be a mapping of sections", node.start_mark.line + 1)
         lines: dict[Path, int] = {}
         _Inspection(lines).visit(node, ())
-        return Document(loader.construct_document(node), lines)
+        return YamlDocument(loader.construct_document(node), lines)
     finally:
         loader.dispose()
 

@@ -62,7 +62,7 @@ def is_secret(path: Path) -> bool:
             return name in SECRET_PROPERTIES
         case ("streams", _, "consumers", "environment", _):
             return True
-        case ("watch", "hooks", _, "slack" | "pagerduty" | "webhook" | "token"):
+        case ("watch", "hooks", _, "apprise" | "webhook" | "token"):
             return True
         case ("look_back", "services", _, "token"):
             return True

@@ -223,6 +223,11 @@ class Watch(Section):
         description="Names of other exporters that are served too, for dashboards that exist; "
         "`backlog_` names always are.",
     )
+    granularity: Literal["topic", "partition"] = Field(
+        default="topic",
+        description="`topic`: partitions that are ok, of groups that are no stream, are exported "
+        "together, without the label `partition`; `partition`: each by itself.",
+    )
     max_partitions: int = Field(
         default=200_000,
         ge=1,

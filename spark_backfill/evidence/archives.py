@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
 from backlog.archive import ArchiveManifest
+from backlogctl_delivery import stamps
 from spark_backfill.archive.filesystem import normalize_location
 from spark_backfill.archive.reading import read_archive
 from spark_backfill.archive.verification import read_manifest, verify_archive

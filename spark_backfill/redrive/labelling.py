@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
+from backlogctl_delivery import stamps
 from spark_backfill.messages.rules import ORIGINAL
 from spark_backfill.originals.frame import format_message_time, last_header
 from spark_backfill.originals.identity import hash_original_id, identify

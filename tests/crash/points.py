@@ -100,10 +100,6 @@ LOOK_BACK_POINTS = (
     "p8.asked.before",
     "p8.answer.before",
     "p8.answer.after",
-    "p8.claimed.after",
-    "p8.sent.middle",
-    "p8.marked.before",
-    "p8.marked.after",
 )
 # Of the same, when it starts: days ahead are made, old ones archived and dropped.
 KEEPER_POINTS = (

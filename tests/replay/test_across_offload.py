@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backlog.errors import Refused
-from backlog.stamps import MESSAGE_ID, find_header
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL
 from tests.replay.test_across_kinds import MORE, Stream, stream

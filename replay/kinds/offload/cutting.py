@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from backlog.errors import Refused
 from backlog.kafka.readers import TopicReaders
 from backlog.numbers import format_plural
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 from replay.kinds.offload.options import ALLOW_OTHERS, ALLOW_UNKNOWN
 from replay.kinds.offload.plan import CutGroup
 

@@ -67,9 +67,9 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: OffloadPlan | None = None
     ) -> tuple[Right, ...]:
         """Records are deleted, and offsets of the group are committed."""
-        from replay.kinds.offload.rights import list_offloading
+        from replay.around.rights import select_rights
 
-        return list_offloading(config, stream)
+        return select_rights("see offload", stream)
 
     @property
     def context(self) -> type[RunContext[OffloadPlan]]:

@@ -14,7 +14,7 @@ from backlog.kafka.groups import GroupState
 from backlog.kafka.log_dirs import LogDirs, read_log_dirs
 from backlog.kafka.readers import TopicReaders
 from backlog.values import PartitionSample, Sample
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 from fanout.disk import PartitionBacklog, measure_share
 from monitoring.disks import WINDOW, Forecast, forecast_full, make_readings
 from replay.around.observation import list_group_topics, look_at_stream

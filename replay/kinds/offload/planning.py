@@ -10,7 +10,7 @@ from backlog.config import Config, Stream
 from backlog.errors import Refused
 from backlog.numbers import format_bytes, format_duration, format_plural
 from backlog.values import Recovery
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 from fanout.disk import PartitionBacklog, measure_share
 from fanout.launchers import Role, make_launcher
 from monitoring.disks import Forecast
@@ -21,7 +21,7 @@ from replay.around.fleets import (
     keep_waits,
     require_consumers,
 )
-from replay.around.rights import require_rights
+from replay.around.rights import require_rights, select_rights
 from replay.kinds.offload.cutting import find_cut_groups, refuse_cutting
 from replay.kinds.offload.looking import Seen, Unread, look
 from replay.kinds.offload.options import ALLOW_DISK, ALLOW_LOSE, ALLOW_UNKNOWN, OffloadOptions
@@ -35,7 +35,6 @@ from replay.kinds.offload.plan import (
     PlannedPartition,
     PlannedPlace,
 )
-from replay.kinds.offload.rights import list_offloading
 from replay.kinds.offload.sentences import (
     describe_freed,
     describe_given_back,
@@ -81,7 +80,7 @@ def plan_offload(
     refuse_active(workspace, stream)
     refuse_group_type(workspace, stream)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    told = require_rights(workspace, stream, list_offloading(workspace.config, stream))
+    told = require_rights(workspace, stream, select_rights("see offload", stream))
     refuse_losing(stream, discard=options.discard, allowed=options.allow)
     plan = compute_plan(workspace, stream, options, look(workspace, stream, say), recovery_id, told)
     plan = plan.model_copy(update={"origin": origin})

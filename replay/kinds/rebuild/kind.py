@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Config, Stream
+from backlog.config import Stream
 from backlog.errors import Refused
 from backlog.numbers import format_plural
 from backlog.values import Gap, Recovery
@@ -23,7 +23,6 @@ from replay.telling.account import Account, RecoveryRecord
 from replay.telling.value import Telling
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
     from backlog.ledger import Ledger
 
 SURPLUS = "surplus"
@@ -82,18 +81,6 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
     def is_configured(self, stream: Stream) -> bool:
         """There is a table to rebuild from."""
         return stream.source is not None
-
-    def list_rights(
-        self, config: Config, stream: Stream, recovery_id: str, plan: RebuildPlan | None = None
-    ) -> tuple[Right, ...]:
-        """The topic and the Kafka ledger are written in transactions."""
-        from replay.injection.rights import list_rehearsing
-        from replay.kinds.rebuild.rights import list_rebuilding
-
-        if plan is None:
-            optional = list_rehearsing(stream.topic, recovery_id, needed=False)
-            return (*list_rebuilding(config, stream, recovery_id), *optional)
-        return list_rebuilding(config, stream, recovery_id, plan)
 
     def tell(self, plan: RebuildPlan, recovery: Recovery) -> Telling:
         """What will be put back, and why."""

@@ -20,13 +20,13 @@ from replay.injection.archived import list_archived, list_archives, suggest_redr
 from replay.injection.checks import warn_about_readers
 from replay.injection.plan import To
 from replay.injection.rehearsals import clear_rehearsals, name_superseded
+from replay.injection.rights import list_sending
 from replay.injection.storing import stage_and_store
 from replay.kinds.rebuild.choosing import choose_gaps, take_every
 from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
 from replay.kinds.rebuild.put_back import leave_out_put_back
-from replay.kinds.rebuild.rights import list_rebuilding
 from replay.kinds.rebuild.targets import Target, find_target
 from replay.recovery.approval import approve_automatically
 from replay.recovery.guards import (
@@ -100,7 +100,7 @@ def plan_rebuild(
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     target = find_target(workspace, stream, options.to, recovery_id)
     planned = None if target is None else target.planned
-    rights = list_rebuilding(workspace.config, stream, recovery_id, target=planned)
+    rights = list_sending(workspace.config, stream, recovery_id, None, planned)
     told = require_rights(workspace, stream, rights)
     say("looking at the topic")
     losses = observe_losses(workspace, stream, options, wants)

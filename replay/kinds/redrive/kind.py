@@ -80,9 +80,12 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: RedrivePlan | None = None
     ) -> tuple[Right, ...]:
         """The source is read; the target and the Kafka ledger are written in transactions."""
-        from replay.kinds.redrive.rights import list_redriving
+        from replay.injection.rights import list_sending
 
-        return list_redriving(config, stream, recovery_id, plan)
+        if plan is None:
+            return super().list_rights(config, stream, recovery_id)
+        letters = plan.source.letters
+        return list_sending(config, stream, recovery_id, plan, plan.target, letters)
 
     def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
         """Which messages go where."""

@@ -22,6 +22,11 @@ class PlannedSource(PlanPart):
     partitions: int
     archive: str | None = None
 
+    @property
+    def letters(self) -> str | None:
+        """The topic of dead letters, where it is one."""
+        return self.topic if self.origin is Origin.DEAD_LETTERS else None
+
     def __str__(self) -> str:
         """`the dead letters in topic orders-dlt`."""
         match self.origin:

@@ -24,6 +24,7 @@ from replay.injection import ledger as injection
 from replay.injection.plan import PlannedTarget, To
 from replay.injection.prior import Lost, find_lost, locate_chunks
 from replay.injection.rehearsals import clear_rehearsals, name_superseded
+from replay.injection.rights import list_sending
 from replay.injection.storing import stage_and_store
 from replay.injection.target import choose_target
 from replay.injection.unprocessed import WORD, list_places, take_unprocessed
@@ -41,7 +42,6 @@ from replay.kinds.redrive.cautions import list_cautions
 from replay.kinds.redrive.keys import read_keys
 from replay.kinds.redrive.options import ALLOW_REPLAYS, RedriveOptions
 from replay.kinds.redrive.plan import ElsewhereTopic, PlannedSource, RedrivePlan
-from replay.kinds.redrive.rights import list_chosen
 from replay.kinds.redrive.seen import Seen
 from replay.kinds.redrive.sources import Source, find_source, open_archive
 from replay.recovery.approval import approve_automatically
@@ -112,7 +112,8 @@ def _look(
     source = find_source(workspace, stream, options.source, topic)
     target = choose_target(workspace, stream, options.to, recovery_id, topic)
     _refuse_target(source, target, topic)
-    rights = list_chosen(workspace.config, stream, recovery_id, source.planned, target)
+    letters = source.planned.letters
+    rights = list_sending(workspace.config, stream, recovery_id, None, target, letters)
     warnings = require_rights(workspace, stream, rights)
     info = topic
     if target is not None and target.to is To.OTHER:

@@ -8,9 +8,8 @@ import pytest
 
 from backlog.archive import ArchivedRange
 from backlog.errors import InvalidTransition, Refused, UsageError
-from backlog.ledger import ArchiveRecord, Ledger, schema, upgrade
+from backlog.ledger import ArchiveRecord, Ledger
 from backlog.values import Cause, Gap, GapState, RecoveryState
-from tests.backlog.ledger.conftest import upgrade_to
 from tests.backlog.ledger.makers import NOON, approve, make_gap, plan
 
 S = GapState
@@ -121,18 +120,3 @@ def test_an_archived_gap_is_waived_when_its_archive_goes(ledger: Ledger) -> None
     gap = offload(ledger)
     (waived,) = ledger.gaps.advance([gap.id], S.WAIVED, reason="its archive was purged")
     assert waived.state is S.WAIVED
-
-
-def test_a_ledger_of_every_revision_is_upgraded(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(1, int(schema.HEAD)):
-        upgrade_to(f"{number:04d}", empty_url, monkeypatch)
-    assert upgrade(empty_url) == schema.HEAD
-
-
-def test_the_revision_before_this_one_is_known(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upgrade_to(f"{int(schema.HEAD) - 1:04d}", empty_url, monkeypatch)
-    assert upgrade(empty_url) == schema.HEAD

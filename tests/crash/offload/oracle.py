@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 
-from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import ChunkState, Recovery
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from fanout.launchers import Role
 from replay.injection.ledger import find_ledger
 from spark_backfill.injection.ledger_topic import CLOSED, read_visible

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from backlog import crashpoints
+from backlogctl_delivery import crashpoints
 from replay.kinds.offload import looking
 from replay.kinds.offload.steps import archive, verify
 from spark_backfill.archive import writing

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backlog import stamps
 from backlog.kafka.clients import make_producer
+from backlogctl_delivery import stamps
 from tests.kafka_tools import commit, read_all
 from tests.replay.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition, place
 from tests.spark_backfill.world import make_order as make_row

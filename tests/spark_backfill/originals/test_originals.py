@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
 from backlog.manifest import CHUNK_SCHEMA, HEADER_TYPE
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.messages.chunks import StampValues, stamp_messages
 from spark_backfill.originals.frame import ORIGINALS_SCHEMA, format_message_time

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backlog.crashpoints import reach
 from backlog.numbers import format_bytes, format_plural
 from backlog.step import Step
 from backlog.values import OffsetRange
+from backlogctl_delivery.crashpoints import reach
 from replay.kinds.offload.context import OffloadContext
 from replay.kinds.offload.discarding import record_expired
 from replay.recovery.brakes import HELD, PausedBecause, check_requests

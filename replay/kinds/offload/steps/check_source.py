@@ -5,13 +5,12 @@ from __future__ import annotations
 from backlog.clock import Deadline
 from backlog.kafka.admin import describe_topic, list_offsets, list_topic_readers
 from backlog.step import Step
-from replay.around.rights import require_rights
+from replay.around.rights import require_rights, select_rights
 from replay.kinds.offload.context import OffloadContext
 from replay.kinds.offload.cutting import find_cut_groups
 from replay.kinds.offload.looking import read_disks, refuse_undeletable
 from replay.kinds.offload.place import look_at_place
 from replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
-from replay.kinds.offload.rights import list_offloading
 from replay.recovery.approval import check_runnable
 from replay.recovery.archives import name_owner
 from replay.recovery.guards import check_configuration, check_denied
@@ -43,7 +42,7 @@ class CheckSource(Step[OffloadContext]):
         context.check_topic()
         limit = Deadline(_SECONDS)
         refuse_undeletable(describe_topic(context.admin, plan.topic, limit))
-        require_rights(workspace, context.stream, list_offloading(workspace.config, context.stream))
+        require_rights(workspace, context.stream, select_rights("see offload", context.stream))
         if not context.goes_forward:
             refuse_losing(context.stream, discard=plan.place is None, allowed=plan.allowed)
         if not context.was_started("stop_consumers"):

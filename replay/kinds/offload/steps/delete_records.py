@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import Refused
 from backlog.kafka.admin import delete_records, list_topic_readers
 from backlog.numbers import format_plural
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from replay.kinds.offload.context import ASK_SECONDS, BYTES_BEFORE, OffloadContext
 from replay.kinds.offload.cutting import find_cut_groups, refuse_cutting
 from replay.kinds.offload.options import ALLOW_UNKNOWN

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.kafka.admin import set_group_offsets
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from replay.kinds.offload.context import ASK_SECONDS, FORWARD, OffloadContext
 from replay.kinds.offload.discarding import record_discarded, stage_discarded
 

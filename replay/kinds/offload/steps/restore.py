@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backlog.crashpoints import reach
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from replay.around.leftovers import CONSUMERS_MISSING
 from replay.kinds.offload.context import OffloadContext
 from replay.kinds.offload.skipping import note_skipped

@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import VerificationFailed
 from backlog.numbers import format_bytes
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from replay.around.movement import await_movement
 from replay.kinds.offload.context import BYTES_BEFORE, OffloadContext
 from replay.kinds.offload.skipping import refuse_skipped
