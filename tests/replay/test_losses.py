@@ -196,7 +196,7 @@ def test_readers_of_the_topic_matter_only_where_they_get_the_messages(
     target = None if to is To.TOPIC else Target(planned, {}, {})
     monkeypatch.setattr(plans, "refuse_group_type", lambda *_: None)
     monkeypatch.setattr(plans, "require_rights", lambda *_: [])
-    monkeypatch.setattr(plans, "list_rebuilding", lambda *_, **__: [])
+    monkeypatch.setattr(plans, "list_sending", lambda *_, **__: [])
     monkeypatch.setattr(plans, "observe_losses", lambda *_: losses)
     monkeypatch.setattr(plans, "find_target", lambda *_: target)
 
