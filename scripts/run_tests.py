@@ -30,7 +30,6 @@ EXACTLY_ONCE = (
     "tests/fanout/relay/",
     "tests/replay/offload/",
     "tests/replay/expand/",
-    "tests/replay/rebuild_archive/",
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",

@@ -23,7 +23,6 @@ _FINAL = (
 _STORIES = (
     "tests/delivery/once/",
     "tests/replay/offload/",
-    "tests/replay/rebuild_archive/",
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",

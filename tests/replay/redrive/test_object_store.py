@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from tests.replay.offloaded import offload
-from tests.replay.rebuild_archive.test_whole_way import UNREAD, plain_shop, read_own
+from tests.replay.redrive.world import UNREAD, plain_shop, read_own
 from tests.replay.shop import LOCAL_SPARK, Shop
 from tests.spark_backfill.archive.test_s3 import BUCKET, KEYS, endpoint
 
@@ -38,8 +38,9 @@ def test_the_whole_way(plain_shop: Shop, spark: SparkSession, endpoint: str) -> 
     peeked = shop.run("archive", "peek", archive, "--partition", "1", "-n", "2").out
     assert '"user_id": "***"' in peeked
     assert shop.run("archive", "verify", archive, "--json").document["messages"] == UNREAD
-    plan = shop.run("plan", "rebuild", "orders", "--json").document
-    assert plan["counts"]["from_archive"] == UNREAD
+    source = f"archive:{archive}"
+    plan = shop.run("plan", "redrive", "orders", "--from", source, "--json").document
+    assert plan["counts"]["staged"] == UNREAD
     shop.call("approve", plan["id"], "--by", "Ada")
     shop.run("run", plan["id"])
     assert len(read_own(shop)) == UNREAD
