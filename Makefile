@@ -5,6 +5,8 @@ SHELL := bash
 PYTHON := .venv/bin/python
 SETUP := .venv/.setup
 AIRFLOW := .venv/.airflow
+# The demos need less; an environment that has all stays as it is.
+DEMO := $(or $(wildcard $(SETUP)),.venv/.demo)
 N ?= 50
 ARGS ?=
 
@@ -25,29 +27,36 @@ $(AIRFLOW): pyproject.toml uv.lock scripts/setup.sh
 	@scripts/setup.sh airflow
 	@touch $(SETUP) $@
 
+.venv/.demo: pyproject.toml uv.lock scripts/setup.sh
+	@scripts/setup.sh demo
+	@touch $@
+
+# Of the libraries only what a demo uses is compiled, once, by the first process that uses it.
+demo demo-%: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo
-demo: $(SETUP) ## Lose messages for real, rebuild them, put them back once
-	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)
+demo: $(DEMO) ## Lose messages for real, rebuild them, put them back once
+	@$(PYTHON) -m examples.demo --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-secure
-demo-secure: $(SETUP) ## The same on a cluster with logins, TLS and narrow rights
-	@.venv/bin/backlogctl demo --secure --report build/demo-report.html $(ARGS)
+demo-secure: $(DEMO) ## The same on a cluster with logins, TLS and narrow rights
+	@$(PYTHON) -m examples.demo --secure --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-expand
-demo-expand: $(SETUP) ## Drain 300,000 messages ten times as fast, and restore the layout
-	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
+demo-expand: $(DEMO) ## Drain 300,000 messages ten times as fast, and restore the layout
+	@$(PYTHON) -m examples.demo expand --report build/demo-expand-report.html $(ARGS)
 
 .PHONY: demo-offload
-demo-offload: $(SETUP) ## Fill a broker's disk, move what is unread into an archive, put it back
-	@.venv/bin/backlogctl demo offload --report build/demo-offload-report.html $(ARGS)
+demo-offload: $(DEMO) ## Fill a broker's disk, move what is unread into an archive, put it back
+	@$(PYTHON) -m examples.demo offload --report build/demo-offload-report.html $(ARGS)
 
 .PHONY: demo-delivery
-demo-delivery: $(SETUP) ## Kill an outbox, look-back and their consumers at random; each order is handled once
-	@.venv/bin/backlogctl demo delivery $(ARGS)
+demo-delivery: $(DEMO) ## Kill an outbox, look-back and their consumers at random; each order is handled once
+	@$(PYTHON) -m examples.demo delivery $(ARGS)
 
 .PHONY: airflow
 airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all
-	@$(PYTHON) -m backlogctl_airflow.local $(ARGS)
+	@$(PYTHON) -m backlogctl_airflow.local.demo $(ARGS)
 
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium
@@ -132,7 +141,7 @@ bench-airflow: $(AIRFLOW) ## Measure from a trigger in Airflow to a plan, and to
 
 .PHONY: picture
 picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg
-	$(PYTHON) scripts/record_demo.py
+	$(PYTHON) scripts/pictures.py demo
 
 .PHONY: clean
 clean: ## Remove what was made here (the cache of Java libraries stays)

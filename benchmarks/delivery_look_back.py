@@ -23,17 +23,18 @@ from tests.delivery.kit import make_settings, run_instance
 
 VALUE = b'{"status":"PAID","note":"' + b"x" * 300 + b'"}'
 PARTITIONS = 6
-_ONE_BY_ONE = 60
 
 
-def make_ways(url: str, bootstrap: str, count: int) -> dict[str, Callable[[], float]]:
+def make_ways(
+    url: str, bootstrap: str, count: int, one_by_one: int
+) -> dict[str, Callable[[], float]]:
     """By name what is measured."""
     database = LookBackDatabase(url)
     create_tables(database)
     latencies: list[float] = []
 
     def measure_median() -> float:
-        latencies[:] = measure_latencies(database, bootstrap)
+        latencies[:] = measure_latencies(database, bootstrap, one_by_one)
         return statistics.median(latencies)
 
     return {
@@ -85,7 +86,7 @@ def forward_all(database: LookBackDatabase, bootstrap: str, count: int) -> float
         return count / (time.perf_counter() - began)
 
 
-def measure_latencies(database: LookBackDatabase, bootstrap: str) -> list[float]:
+def measure_latencies(database: LookBackDatabase, bootstrap: str, count: int) -> list[float]:
     """Milliseconds from the call of `prepare` until a consumer has it, one after the other."""
     own, out = make_topics(database, bootstrap)
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}
@@ -94,7 +95,7 @@ def measure_latencies(database: LookBackDatabase, bootstrap: str) -> list[float]
     consumer.assign([TopicPartition(out, number, 0) for number in range(PARTITIONS)])
     found: list[float] = []
     with start_instance(database, bootstrap, own):
-        for number in range(_ONE_BY_ONE + 1):
+        for number in range(count + 1):
             began = time.perf_counter()
             sender.prepare("payment", str(number), topic=out, key=str(number), value=VALUE)
             sender.commit("payment", str(number))

@@ -20,12 +20,14 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
     place = (status.topic, status.group)
     known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
     waiting = [gap for gap in known if gap.archive is not None]
-    for archive in dict.fromkeys(gap.archive for gap in waiting):
-        mine = [gap for gap in waiting if gap.archive == archive]
+    if waiting:
         status = _add(
             status,
-            f"at most {_count(mine)} of it in archive {archive}, not put back yet",
-            f"backlogctl plan redrive {status.stream} --from archive:{archive}",
+            f"at most {_count(waiting)} of it in an archive, not put back yet",
+            *(
+                f"backlogctl plan redrive {status.stream} --from archive:{archive}"
+                for archive in dict.fromkeys(gap.archive for gap in waiting)
+            ),
         )
     lows = {part.partition: part.log_start for part in status.partitions}
     unhandled = [
@@ -46,9 +48,9 @@ def _count(gaps: Iterable[Gap]) -> str:
     return format_plural(sum(gap.count or 0 for gap in gaps), "message")
 
 
-def _add(status: GroupStatus, told: str, command: str) -> GroupStatus:
+def _add(status: GroupStatus, told: str, *commands: str) -> GroupStatus:
     return replace(
         status,
         sentence=f"{status.sentence}; {told}",
-        next_commands=tuple(dict.fromkeys((*status.next_commands, command))),
+        next_commands=tuple(dict.fromkeys((*status.next_commands, *commands))),
     )

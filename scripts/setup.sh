@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the locked environment in .venv; `setup.sh airflow` with Airflow in it.
+# Makes the locked environment in .venv: `setup.sh` to work on the code, `setup.sh airflow` with
+# Airflow in it too, `setup.sh demo` with what the demos need and no more.
 # Installs nothing outside this folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,29 +14,29 @@ fail() {
 
 find_python() {
     local candidate
-    for candidate in python3.11 python3 python; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    for candidate in python3.11 python3.12 python3.13 python3 python; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
             "$candidate" -c 'import sys; print(sys.executable)'
             return
         fi
     done
     # uv may know of one that is not on the PATH.
     if uv --version >/dev/null 2>&1; then
-        uv python find --no-python-downloads 3.11 2>/dev/null && return
+        uv python find --no-python-downloads '>=3.11,<3.14' 2>/dev/null && return
     fi
     return 1
 }
 
 python=$(find_python) ||
-    fail "Python 3.11 was not found: install it (apt-get install python3.11 python3.11-venv, pyenv install 3.11, or uv python install 3.11)"
+    fail "Python 3.11, 3.12 or 3.13 was not found: install one (apt-get install python3 python3-venv, pyenv install 3.13, or uv python install 3.13)"
 
 java=java
 [ -z "${JAVA_HOME:-}" ] || java="$JAVA_HOME/bin/java"
 java_major=$("$java" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1) || true
 case "$java_major" in
     17 | 21) ;;
-    "") fail "Java 17 or 21 was not found: install it (apt-get install openjdk-17-jre-headless) or set JAVA_HOME" ;;
-    *) fail "Java $java_major was found, but Spark 4 needs 17 or 21: install it (apt-get install openjdk-17-jre-headless) and set JAVA_HOME" ;;
+    "") fail "Java 17 or 21 was not found: install it (apt-get install default-jre-headless) or set JAVA_HOME" ;;
+    *) fail "Java $java_major was found, but Spark 4 needs 17 or 21: install it (apt-get install default-jre-headless) and set JAVA_HOME" ;;
 esac
 
 uv=uv
@@ -43,17 +44,34 @@ if ! uv --version >/dev/null 2>&1; then
     uv=.uv/bin/uv
     if ! "$uv" --version >/dev/null 2>&1; then
         "$python" -m venv .uv ||
-            fail "a virtual environment could not be made: install Python's venv module (apt-get install python3.11-venv)"
+            fail "a virtual environment could not be made: install Python's venv module (apt-get install python3-venv)"
         .uv/bin/pip install --quiet "uv==$UV_VERSION" || fail "uv could not be installed from PyPI"
     fi
 fi
 
-# Compiled once here: every Python worker of Spark would else compile its libraries again, where
-# PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
-extras=(--extra delivery)
-[ "${1:-}" != airflow ] || extras+=(--extra airflow)
-"$uv" sync --locked "${extras[@]}" --compile-bytecode --no-python-downloads --python "$python"
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery/backlogctl_delivery sandbox monitoring fanout spark_backfill replay dags
-# Every start of Spark is quicker with it. Everything works without it, only slower.
-.venv/bin/python -m spark_backfill.spark.class_archive_maker || true
+case "${1:-}" in
+    demo)
+        wanted=(--no-dev --extra spark --extra delivery)
+        echo "setup: fetching 575 MB of Python packages and 70 MB of Java libraries, once"
+        ;;
+    # Compiled once here: every Python worker of Spark would else compile its libraries again, where
+    # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
+    airflow) wanted=(--compile-bytecode --extra all) ;;
+    *) wanted=(--compile-bytecode --extra spark --extra delivery) ;;
+esac
+# Java's libraries come beside Python's; the modules that fetch them need nothing installed. What could
+# not be fetched is asked for again, and its absence explained, by what needs it.
+PYTHONPATH=.:delivery "$python" -c '
+from sandbox.jars import ensure_kafka_jars
+from spark_backfill.spark.jars import ensure_spark_jars
+ensure_spark_jars(), ensure_kafka_jars()' &
+jars=$!
+"$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
+wait $jars || true
+if [ "${1:-}" != demo ]; then
+    env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery/backlogctl_delivery sandbox monitoring fanout spark_backfill replay dags
+    # Every start of Spark is quicker with it. Everything works without it, only slower; a demo
+    # starts Spark too seldom to make up for the minute that this takes.
+    .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
+fi
 echo "setup: ready, the command is .venv/bin/backlogctl"

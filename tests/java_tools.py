@@ -6,18 +6,14 @@ import os
 import subprocess
 from pathlib import Path
 
-from backlog.jars import Artifact, ensure_jars, find_java
-from sandbox.jars import KAFKA_VERSION
+from backlog.jars import ensure_jars, find_java
 
-_TOOLS = (
-    Artifact("org.apache.kafka", "kafka-tools", KAFKA_VERSION, transitive=True),
-    Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
-)
+_TOOLS = Path(__file__).with_name("kafka-tools.jars")
 
 
 def write_script(path: Path, name: str) -> Path:
     """A shell script that runs a tool, such as `AclCommand`."""
-    jars = os.pathsep.join(map(str, ensure_jars("kafka-tools", _TOOLS, None)))
+    jars = os.pathsep.join(map(str, ensure_jars(_TOOLS)))
     options = "-XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     path.write_text(
         f'#!/bin/sh\nexec {find_java()} {options} -cp {jars} org.apache.kafka.tools.{name} "$@"\n'

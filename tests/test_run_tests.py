@@ -23,11 +23,10 @@ _FINAL = (
 _STORIES = (
     "tests/delivery/test_idempotent",
     "tests/replay/offload/",
-    "tests/replay/rebuild_archive/",
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",
-    "tests/replay/test_demo_delivery.py",
+    "tests/test_demos.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
 )

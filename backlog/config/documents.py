@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 _MAX_BYTES = 1_000_000
 _MAX_NODES = 50_000
@@ -35,7 +35,7 @@ class YamlDocument:
     """The data, and the line (from 1) on which each key stands."""
 
     data: dict[str, Any]
-    lines: dict[Path, int]
+    lines: dict[KeyPath, int]
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,7 +94,7 @@ def _parse(text: str) -> YamlDocument:
             raise DocumentError("the file is empty")
         if not isinstance(node, yaml.MappingNode):
             raise DocumentError("it must be a mapping of sections", node.start_mark.line + 1)
-        lines: dict[Path, int] = {}
+        lines: dict[KeyPath, int] = {}
         _Inspection(lines).visit(node, ())
         return YamlDocument(loader.construct_document(node), lines)
     finally:
@@ -104,11 +104,11 @@ def _parse(text: str) -> YamlDocument:
 class _Inspection:
     """Walks the nodes before anything is built: duplicate keys, other keys than text, bombs."""
 
-    def __init__(self, lines: dict[Path, int]) -> None:
+    def __init__(self, lines: dict[KeyPath, int]) -> None:
         self._lines = lines
         self._seen = 0
 
-    def visit(self, node: yaml.Node, path: Path) -> None:
+    def visit(self, node: yaml.Node, path: KeyPath) -> None:
         self._seen += 1
         if self._seen > _MAX_NODES or len(path) > _MAX_DEPTH:
             raise DocumentError("it is too large once its aliases are followed, or nested too far")
@@ -118,7 +118,7 @@ class _Inspection:
         elif isinstance(node, yaml.MappingNode):
             self._visit_mapping(node, path)
 
-    def _visit_mapping(self, node: yaml.MappingNode, path: Path) -> None:
+    def _visit_mapping(self, node: yaml.MappingNode, path: KeyPath) -> None:
         keys: set[str] = set()
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -134,5 +134,5 @@ class _Inspection:
             self.visit(value, (*path, key.value))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     return ".".join(path) or "the file"

@@ -6,7 +6,6 @@ import re
 from dataclasses import fields
 from datetime import timedelta
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from backlog.config.base import Duration, GroupId, Label, Section, Text, TopicName
 from backlog.config.hooks import SecretKey
+from backlog.config.paths import DatabaseUrl, LocalPath
 from backlog.config.sections import Positive, check_database_url
 from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
 
@@ -112,7 +112,7 @@ _DEFAULT = LookBackSettings()
 class LookBack(Section):
     """Transactional messages: `backlogctl lookback run`."""
 
-    database: SecretStr = Field(
+    database: Annotated[SecretStr, DatabaseUrl] = Field(
         description="SQLAlchemy URL, PostgreSQL, or SQLite for trying it out. The password by "
         "reference. A SQLite file is relative to the configuration file.",
     )
@@ -169,7 +169,7 @@ class LookBack(Section):
         "on PostgreSQL. Longer than the topic's retention: a message that is read again after "
         "that would be a new one.",
     )
-    archive: Path | None = Field(
+    archive: LocalPath | None = Field(
         default=None,
         description="Directory for what is older than `keep`, as Parquet. Without it that is "
         "deleted.",

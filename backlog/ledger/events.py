@@ -19,6 +19,7 @@ from backlog.values import Event
 from backlogctl_delivery.database import encode_json
 
 GENESIS = "0" * 64
+_HEAD = (recoveries.c.events_length, recoveries.c.events_head)
 
 
 class Events(Manager):
@@ -66,7 +67,7 @@ class Events(Manager):
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            head = get_recovery_row(connection, recovery_id, lock=True)
+            head = get_recovery_row(connection, recovery_id, *_HEAD, lock=True)
             lines = _read_events(connection, recovery_id)
         previous = GENESIS
         for expected, line in enumerate(lines, start=1):
@@ -107,7 +108,7 @@ def append_event(
     detail: Mapping[str, Any],
 ) -> Event:
     """Adds a line inside a transaction; the recovery's row is locked, so lines do not fork."""
-    head = get_recovery_row(connection, recovery_id, lock=True)
+    head = get_recovery_row(connection, recovery_id, *_HEAD, lock=True)
     sequence = int(head["events_length"]) + 1
     line = Event(recovery_id, sequence, at, actor, action, dict(detail), head["events_head"], "")
     line = replace(line, hash=hash_event(line))

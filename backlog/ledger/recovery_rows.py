@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
@@ -15,13 +15,15 @@ from backlog.ledger.owners import Owner
 from backlog.values import Recovery, RecoveryState
 
 
-def get_recovery_row(connection: Connection, recovery_id: str, *, lock: bool = False) -> RowMapping:
-    """The row of a recovery.
+def get_recovery_row(
+    connection: Connection, recovery_id: str, *columns: ColumnElement[Any], lock: bool = False
+) -> RowMapping:
+    """The row of a recovery, or these columns of it: plans are large.
 
     Raises:
         UsageError: there is no such recovery.
     """
-    query = select(recoveries, runner).where(recoveries.c.id == recovery_id)
+    query = select(*(columns or (recoveries, runner))).where(recoveries.c.id == recovery_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
         raise UsageError(

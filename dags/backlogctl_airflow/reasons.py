@@ -30,6 +30,7 @@ from backlog.errors import (
     Refused,
     UsageError,
 )
+from backlog.extras import explain_import
 from backlogctl_delivery.visible import escape_text, escape_trace
 from replay.recovery.brakes import CANARY, CancelRequested, PausedBecause
 from replay.telling.standing import say_standing
@@ -88,9 +89,12 @@ def translated_errors(context: Context | None = None) -> Iterator[None]:
     except BacklogError as error:
         failure = _translate(error)
     except Exception as error:  # noqa: BLE001 whatever it is, it is masked
-        LOG.error("%s", mask_secrets(traceback.format_exc()))
-        told = mask_secrets(f"{type(error).__name__}: {error}")
-        failure = RunbookError(f"a fault of the program, its traceback is above: {told}")
+        if missing := explain_import(error):
+            failure = _translate(missing)
+        else:
+            LOG.error("%s", mask_secrets(traceback.format_exc()))
+            told = mask_secrets(f"{type(error).__name__}: {error}")
+            failure = RunbookError(f"a fault of the program, its traceback is above: {told}")
     fail(context, failure)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
@@ -21,17 +20,11 @@ from monitoring.metrics.exposition import Counter, Gauge, Lines, write_head
 from monitoring.metrics.families import list_others, write_group_totals, write_groups, write_topics
 from monitoring.metrics.recorded import Record
 from monitoring.metrics.sequences import describe_sequences
+from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus
 
 # Cluster, group, topic.
 _Place = tuple[str, str, str]
-
-
-class StreamLike(Protocol):
-    """A configured stream's place."""
-
-    @property
-    def cluster(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, LookBackDatabase
 def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
     from rich.table import Table
 
-    from replay.telling.texts import Text
+    from replay.telling.layout import Text
 
     table = Table(box=None, pad_edge=False, show_header=any(name.strip() for name in columns))
     for name in columns:

@@ -142,6 +142,10 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         """
         return False
 
+    def suggest_options(self, ledger: Ledger, stream: Stream) -> dict[str, Any]:
+        """The options that `auto` plans it with, where the form says nothing else."""
+        return {}
+
     @property
     def is_suggested(self) -> bool:
         """Whether `auto` may take it: it says when."""

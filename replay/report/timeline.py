@@ -13,9 +13,9 @@ from backlog.ledger.holds import Hold
 from backlog.numbers import format_duration, format_plural
 from backlog.values import Cause, Event, Gap, GapState
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
-from replay.report.collecting import measure_lag
 from replay.telling.account import RecoveryRecord
 from replay.telling.events import find_finished_starts, name_line, name_step, read_step
+from replay.telling.figures import measure_lag
 
 # A group that works has some lag all the time: it falls behind from where it had this share of
 # the most that it came to.

@@ -1,4 +1,4 @@
-"""What waits for a scheduler's runbooks to go on: lost without a sound where one is paused."""
+"""Recoveries that a paused Airflow DAG would silently leave unfinished."""
 
 from __future__ import annotations
 

@@ -330,17 +330,11 @@ class _Injection:
             reach("p3.7.copy.after")
 
     def _progress(self) -> InjectionProgress:
-        seconds = max(1e-9, time.monotonic() - self._began)
-        total = self._job.manifest.count
-        rate = self._injected / seconds
-        left = total - self._injected - self._skipped
         return InjectionProgress(
             injected=self._injected,
             skipped=self._skipped,
-            total=total,
+            total=self._job.manifest.count,
             wave=self._waves,
-            rate=rate,
-            eta_seconds=left / rate if rate > 0 else None,
             slots=dict(self._slots),
             chunks=dict(self._chunks),
         )

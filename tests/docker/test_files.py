@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from backlog.config import Config, load_config
-from scripts.container_check.image import read_instructions
-from tests.docker.compose import DOCKER, ROOT, read_compose
+from tests.docker.compose import DOCKER, ROOT, read_compose, read_instructions
 from tests.monitoring.prometheus import run_promtool
 
 DOCKERFILE = DOCKER / "Dockerfile"
@@ -72,7 +71,7 @@ def test_image_is_built_from_the_lock_file_and_is_not_root() -> None:
     assert ("ARG", f"UV_VERSION={version[1]}") in INSTRUCTIONS
     syncs = [rest for name, rest in INSTRUCTIONS if name == "RUN" and "uv sync" in rest]
     assert len(syncs) == 2
-    assert all("--locked --no-dev --extra airflow --extra delivery" in sync for sync in syncs)
+    assert all("--locked --no-dev --extra all" in sync for sync in syncs)
     images = [rest.split()[0] for name, rest in INSTRUCTIONS if name == "FROM"]
     assert images == ["debian:12.13-slim", "base", "base"]
     users = [rest for name, rest in INSTRUCTIONS if name == "USER"]

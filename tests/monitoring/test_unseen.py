@@ -65,7 +65,7 @@ def test_fault_85_a_loss_forecast_that_cannot_be_made_is_unknown(
     status = look(ledger, secured.add_user("little", LITTLE))
     assert status.lag == 7
     assert {one.what for one in status.unseen} == {"retention", "bookmarks"}
-    assert status.loss_is_unknown
+    assert status.seconds_to_loss is None
     told = status.to_json()["unseen"]
     assert "access denied" in json.dumps(told)
     lines = write_groups([status])["backlog_unseen"]

@@ -17,7 +17,7 @@ from backlog.kafka.admin import list_offsets
 from backlog.ledger import upgrade
 from backlog.values import Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from replay.demo.stage import SHORT_LIVED_JVM
+from examples.stage import SHORT_LIVED_JVM
 from replay.injection.ledger import find_ledger
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.planning import plan_rebuild

@@ -62,7 +62,7 @@ def test_seen_and_looked_into(offloaded: tuple[Shop, str]) -> None:
     assert {gap["stage"] for gap in shown["gaps"]} == {"waiting"}
     told = shop.call("archive", "show", archive).out
     assert f"{UNREAD} messages" in told
-    assert "backlogctl plan rebuild orders" in told
+    assert f"backlogctl plan redrive orders --from archive:{archive}" in told
 
     first = shop.call(
         "archive", "peek", archive, "--partition", "1", "--offset", "30", "-n", "2", "--json"

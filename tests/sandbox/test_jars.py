@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from backlog.errors import EmbeddedError
-from backlog.jars import cache_dir, find_java
+from backlog.jars import cache_dir, ensure_jars, find_java, read_jars
 from sandbox.jars import ensure_kafka_jars
-from spark_backfill.spark.jars import SPARK_ARTIFACTS, ensure_spark_jars
+from spark_backfill.spark.jars import SPARK_JARS, ensure_spark_jars
 
 
 @pytest.mark.kafka
@@ -42,12 +42,10 @@ def test_an_unreachable_repository_is_told_and_leaves_nothing(
 
 def make_repository(place: Path) -> str:
     """A Maven repository of what this machine has fetched already: the network may be away."""
-    for artifact in SPARK_ARTIFACTS:
-        name = f"{artifact.name}-{artifact.version}.jar"
-        (kept,) = [jar for jar in ensure_spark_jars() if jar.name == f"{artifact.group}_{name}"]
-        folder = place / artifact.group.replace(".", "/") / artifact.name / artifact.version
-        folder.mkdir(parents=True)
-        (folder / name).symlink_to(kept)
+    kept = ensure_spark_jars()[0].parent
+    for jar in read_jars(SPARK_JARS):
+        (place / jar.path).parent.mkdir(parents=True)
+        (place / jar.path).symlink_to(kept / jar.name)
     return f"{place.as_uri()}/"
 
 
@@ -64,7 +62,23 @@ def test_two_processes_may_fetch_at_the_same_time(tmp_path: Path) -> None:
     ]
     answers = [process.communicate(timeout=240) for process in both]
     assert [out.strip() for out, _ in answers] == ["6", "6"]
-    assert sum("fetched 6 jars" in err for _, err in answers) == 1
+    assert sum("fetching 6 jars" in err for _, err in answers) == 1
+
+
+def test_another_file_than_the_listed_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "one.jars"
+    listed.write_text(f"a.b:c:1.0 {'0' * 64} 3\n")
+    (jar,) = read_jars(listed)
+    (tmp_path / "maven" / jar.path).parent.mkdir(parents=True)
+    (tmp_path / "maven" / jar.path).write_bytes(b"bad")
+    monkeypatch.setenv("BACKLOG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BACKLOG_MAVEN", (tmp_path / "maven").as_uri())
+    with pytest.raises(EmbeddedError, match="another file") as caught:
+        ensure_jars(listed)
+    assert caught.value.subject.endswith("/a/b/c/1.0/c-1.0.jar")
+    assert [path.name for path in (tmp_path / "cache" / "jars").iterdir()] == [".one.lock"]
 
 
 def test_a_missing_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

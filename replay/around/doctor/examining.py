@@ -174,9 +174,10 @@ def _read_group(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admi
     )
     if len(parts.unread) > known or say_why_not(kind):
         return
-    parts.read(
+    state = parts.read(
         "state",
         f"the members of group {group}",
         lambda limit: describe_group_state(admin, group, limit),
     )
-    parts.known["rebalancing"], parts.known["samples"] = count_rebalancing(workspace, stream)
+    if state is not None:
+        parts.known["rebalancing"], parts.known["samples"] = count_rebalancing(workspace, stream)

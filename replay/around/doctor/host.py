@@ -168,8 +168,13 @@ def _judge_spark() -> Iterator[Finding]:
         yield from _judge_java(java)
     if importlib.util.find_spec("pyspark") is None:
         yield Finding(
-            *("spark", Level.STOPS, "pyspark", "PySpark is not installed"),
-            "install backlogctl with its dependencies: `uv sync`",
+            *(
+                "spark",
+                Level.STOPS,
+                "pyspark",
+                "PySpark is not installed: rebuilds, redrives and archives need it",
+            ),
+            "pip install 'backlogctl[spark]'",
         )
         return
     from spark_backfill.spark.jars import find_spark_jars

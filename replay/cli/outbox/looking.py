@@ -152,9 +152,9 @@ def _describe(entry: OutboxEntry) -> dict[str, Any]:
 
 def _draw(entries: list[OutboxEntry]) -> RenderableType:
     from backlog.clock import format_time
-    from replay.telling.terminal import make_table
+    from replay.telling.layout import Table
 
-    table = make_table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
+    table = Table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
     for entry in entries:
         table.add(
             str(entry.id),

@@ -10,7 +10,7 @@ from backlog.config import Config, Stream
 from backlog.numbers import format_plural
 from backlog.values import Gap, Recovery
 from monitoring.verdicts import Verdict
-from replay.injection.archived import list_archived
+from replay.injection.archived import ARCHIVE, list_archived
 from replay.injection.checks import has_readers_alone
 from replay.injection.kind import InjectionKind
 from replay.injection.plan import To
@@ -61,6 +61,16 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
     ) -> bool:
         """Where messages wait in an archive."""
         return bool(list_archived(ledger, stream, topic_id))
+
+    @property
+    def is_suggested(self) -> bool:
+        """No: `auto` takes it as `suggest_options` says, and not with options of a form."""
+        return False
+
+    def suggest_options(self, ledger: Ledger, stream: Stream) -> dict[str, Any]:
+        """What waits in the oldest archive."""
+        found = list_archived(ledger, stream)
+        return {"source": f"{ARCHIVE}:{found[0].record.recovery_id}"} if found else {}
 
     def is_configured(self, stream: Stream) -> bool:
         """A stream needs nothing for it."""

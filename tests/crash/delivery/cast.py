@@ -15,8 +15,8 @@ import replay.cli.outbox  # noqa: F401
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.lookback import intake
 from backlogctl_delivery.outbox import sender as settings
+from examples.delivery import order_consumer, order_service, payment_service
 from replay.cli import main
-from replay.demo.delivery import order_consumer, order_service, payment_service
 
 # The partitions of a dead instance wait for seconds.
 _SESSION_MS = 2_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
-from replay.demo.delivery.tables import COMMITTED_ORDERS, create_orders
+from examples.delivery.facts import COMMITTED_ORDERS, create_orders
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
 from tests.kafka_tools import wait_until

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay.demo.delivery.audit import Audit, audit_facts
+from examples.delivery.facts import Audit, audit_facts
 from sandbox.embedded import EmbeddedKafka
 from tests.crash.delivery.chain import APPLICATION, READER, Chain
 from tests.crash.delivery.look_back_chain import INSTANCES, LookBackChain

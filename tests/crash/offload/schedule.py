@@ -21,7 +21,7 @@ import pytest
 from backlog.config import SparkSection
 from backlog.errors import BacklogError
 from backlog.values import Recovery
-from replay.demo.stage import SHORT_LIVED_JVM
+from examples.stage import SHORT_LIVED_JVM
 from replay.kinds.offload.context import FORWARD
 from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
 from tests.crash.offload.shortened import shorten_offload

@@ -23,7 +23,7 @@ from replay.audits.audit import AuditOptions, AuditResult, Finding
 from replay.audits.counts import CountsAuditing
 from replay.recovery.options import read_options
 from replay.telling.audits import draw_audit
-from replay.telling.count_plot import draw_counts
+from replay.telling.figures import make_counts_figure
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.offloaded import offload
@@ -390,9 +390,9 @@ def test_the_plot_marks_the_worst_windows_and_leaves_out_narrow_ones() -> None:
         }
         for number, (start, end) in enumerate(pairwise(moments))
     ]
-    drawn = draw_counts(windows)
+    drawn = make_counts_figure(windows).draw()
     assert drawn.startswith("<svg")
     assert "7 without message" in drawn
     assert "3 without message" not in drawn, "the first one has half a minute"
     assert ">handled<" not in drawn
-    assert "no data yet" in draw_counts([])
+    assert "no data yet" in make_counts_figure([]).draw()

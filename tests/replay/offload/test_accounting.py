@@ -27,7 +27,7 @@ def tell(
         unread=100, place=place, stream="orders", topic="orders", group="shop", partitions=()
     )
     step = SimpleNamespace(step="verify", is_complete=True, detail=detail)
-    recovery = SimpleNamespace(detail={"counts": {}}, state="verified")
+    recovery = SimpleNamespace(id="r-1", detail={"counts": {}}, state="verified")
     record = RecoveryRecord(
         cast(Any, recovery),
         cast(Any, None),

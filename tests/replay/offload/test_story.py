@@ -34,7 +34,8 @@ def test_what_is_archived_is_not_lost(idle: OffloadWorld) -> None:
     assert entry["lost"] == 0
     assert entry["verdict"] != "lost"
     assert "580 messages of it in an archive" in entry["sentence"]
-    assert "backlogctl plan rebuild orders" in entry["next_commands"]
+    command = f"backlogctl plan redrive orders --from archive:{recovery.id}"
+    assert command in entry["next_commands"]
     told = " ".join(idle.call("gaps", "orders").out.split())
     assert f"archive {recovery.id}" in told
     assert "0 open, at most 0 messages lost; at most 580 messages in archives" in told

@@ -1,0 +1,99 @@
+"""Writes the lists of Java libraries to fetch, by PySpark's Ivy: `python -m scripts.lock_jars`."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pyspark
+
+from backlog.jars import find_java
+from sandbox.jars import KAFKA_VERSION
+
+
+class Wanted(NamedTuple):
+    """What a list is resolved from; `transitive` takes what it needs at run time as well."""
+
+    file: str
+    coordinates: tuple[str, ...]
+    transitive: bool = False
+
+
+_SLF4J = "org.slf4j:slf4j-simple:1.7.36"
+# hadoop-aws is of Spark's own Hadoop, and takes of Amazon's SDK these; in one piece it has 550 MB.
+_SDK = (
+    "annotations apache-client arns auth aws-core aws-query-protocol aws-xml-protocol checksums "
+    "checksums-spi crt-core endpoints-spi http-auth http-auth-aws http-auth-spi http-client-spi "
+    "identity-spi json-utils metrics-spi netty-nio-client profiles protocol-core regions s3 "
+    "s3-transfer-manager sdk-core sts third-party-jackson-core utils"
+)
+LISTS = (
+    Wanted("sandbox/kafka.jars", (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", _SLF4J), True),
+    Wanted(
+        "tests/kafka-tools.jars", (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}", _SLF4J), True
+    ),
+    # Spelled out: the rest of what the connector needs is in Spark's own jars, and a second Scala
+    # library or Spark core on the class path breaks it.
+    Wanted(
+        "spark_backfill/spark/spark.jars",
+        (
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+            "org.apache.kafka:kafka-clients:3.9.0",
+            "org.apache.commons:commons-pool2:2.12.0",
+            "org.postgresql:postgresql:42.7.5",
+            "org.xerial:sqlite-jdbc:3.49.1.0",
+        ),
+    ),
+    Wanted(
+        "spark_backfill/spark/s3.jars",
+        (
+            "org.apache.hadoop:hadoop-aws:3.4.1",
+            *(f"software.amazon.awssdk:{name}:2.25.53" for name in _SDK.split()),
+            "software.amazon.eventstream:eventstream:1.0.1",
+            "org.reactivestreams:reactive-streams:1.0.4",
+        ),
+    ),
+)
+
+
+def resolve(wanted: Wanted) -> str:
+    """The lines of a list."""
+    needs = "".join(
+        '<dependency org="{}" name="{}" rev="{}" transitive="{}" conf="default->default"/>'.format(
+            *coordinate.split(":"), str(wanted.transitive).lower()
+        )
+        for coordinate in wanted.coordinates
+    )
+    (ivy,) = Path(pyspark.__path__[0], "jars").glob("ivy-*.jar")
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        (work / "ivy.xml").write_text(
+            '<ivy-module version="2.0"><info organisation="backlogctl" module="jars"/>'
+            f'<configurations><conf name="default"/></configurations>'
+            f"<dependencies>{needs}</dependencies></ivy-module>"
+        )
+        (work / "settings.xml").write_text(
+            '<ivysettings><settings defaultResolver="maven"/><resolvers>'
+            '<ibiblio name="maven" m2compatible="true"/></resolvers></ivysettings>'
+        )
+        command = [str(find_java()), "-jar", str(ivy), "-settings", str(work / "settings.xml")]
+        command += ["-ivy", str(work / "ivy.xml"), "-cache", str(work / "cache"), "-confs"]
+        # OSGi bundles are jars under another name: snappy and the Scala logger come as such.
+        command += ["default", "-types", "jar", "bundle", "-retrieve"]
+        command += [str(work / "jars" / "[organisation]:[artifact]:[revision].[ext]")]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        return "".join(
+            f"{jar.name.removesuffix('.jar')} {hashlib.sha256(jar.read_bytes()).hexdigest()} "
+            f"{jar.stat().st_size}\n"
+            for jar in sorted((work / "jars").iterdir())
+        )
+
+
+if __name__ == "__main__":
+    for one in LISTS:
+        Path(one.file).write_text(resolve(one))
