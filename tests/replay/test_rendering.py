@@ -310,7 +310,7 @@ def test_a_run_of_a_rebuild_shows_its_steps_and_what_is_put_back(desk: Workspace
 
 
 def test_the_record_names_steps_and_leaves_out_starts_that_came_to_an_end() -> None:
-    lines = [
+    lines: list[tuple[str, dict[str, Any]]] = [
         ("step started", {"step": "check_target"}),
         ("step completed", {"step": "check_target", "seconds": 2.0}),
         ("step started", {"step": "inject"}),

@@ -29,7 +29,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.setattr("replay.kinds.expand.standing._SECONDS", 1.0)
     for module in ("groups", "topics", "readers", "configs"):
         monkeypatch.setattr(f"backlog.kafka.{module}.DEFAULT_SECONDS", 1.0)
-    monkeypatch.setattr("monitoring.looking.OBSERVE_SECONDS", 1.0)
+    monkeypatch.setattr("replay.around.observation.LOOK_SECONDS", 1.0)
     return open_desk(tmp_path)
 
 
