@@ -76,15 +76,15 @@ def list_messages(
     unsent = select_unsent(_SENDING.in_(names)).order_by(OUTBOX.c.created_at).limit(limit)
     with database.read() as connection:
         ids = list(connection.execute(unsent).scalars())
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         for condition in (MESSAGES.c.state.in_(names), MESSAGES.c.id.in_(ids)):
             wanted = select(*_SHOWN).where(condition)
             if service is not None:
                 wanted = wanted.where(MESSAGES.c.service == service)
             rows = connection.execute(wanted.order_by(MESSAGES.c.created_at).limit(limit))
-            found |= {row["id"]: dict(row) for row in rows.mappings()}
-        _add_sending(connection, found)
-    chosen = (row for row in found.values() if row["state"] in names)
+            by_id |= {row["id"]: dict(row) for row in rows.mappings()}
+        _add_sending(connection, by_id)
+    chosen = (row for row in by_id.values() if row["state"] in names)
     return sorted(chosen, key=lambda row: row["created_at"])[:limit]
 
 
@@ -109,11 +109,11 @@ def show_message(database: LookBackDatabase, message: str) -> dict[str, Any]:
     wanted = select(*_SHOWN, sizes[0].label("key_bytes"), sizes[1].label("value_bytes"))
     with database.read() as connection:
         rows = connection.execute(wanted.where(MESSAGES.c.id == message)).mappings()
-        found = {row["id"]: dict(row) for row in rows}
-        _add_sending(connection, found)
-    if not found:
+        by_id = {row["id"]: dict(row) for row in rows}
+        _add_sending(connection, by_id)
+    if not by_id:
         raise _refuse_unknown(message)
-    return {**found[message], "incidents": list_incidents(database, 100, message)}
+    return {**by_id[message], "incidents": list_incidents(database, 100, message)}
 
 
 def park_message(database: LookBackDatabase, message: str, who: str) -> None:
@@ -194,13 +194,13 @@ def _resume_sending(
     return [row.message_id for row in rows]
 
 
-def _add_sending(connection: Connection, found: dict[str, dict[str, Any]]) -> None:
+def _add_sending(connection: Connection, by_id: dict[str, dict[str, Any]]) -> None:
     """The state and the last error of messages that the outbox has not sent."""
     unsent = select(OUTBOX.c.message_id, _SENDING, OUTBOX.c.attempts, OUTBOX.c.last_error).where(
-        OUTBOX.c.due_at.is_not(None), OUTBOX.c.message_id.in_(list(found))
+        OUTBOX.c.due_at.is_not(None), OUTBOX.c.message_id.in_(list(by_id))
     )
     for message_id, state, attempts, error in connection.execute(unsent):
-        row = found[message_id]
+        row = by_id[message_id]
         row |= {"state": state, "last_outcome": error or row["last_outcome"]}
         if state == State.PARKED:
             row["parked_because"] = f"the brokers refused it {attempts} times"

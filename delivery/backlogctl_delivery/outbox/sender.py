@@ -353,10 +353,10 @@ class OutboxSender:
 
     def _collect(self, seconds: float) -> None:
         try:
-            told = self._added.get(timeout=seconds) if seconds else self._added.get_nowait()
+            hints = self._added.get(timeout=seconds) if seconds else self._added.get_nowait()
             while True:
-                self._hints.add(told)
-                told = self._added.get_nowait()
+                self._hints.add(hints)
+                hints = self._added.get_nowait()
         except queue.Empty:
             return
 
@@ -369,9 +369,9 @@ class OutboxSender:
             return
         self._settled_at = now
         results, self._unmarked = self._unmarked, DeliveryResults()
-        told = self._in_flight.take_results()
-        self._note_kafka(told.delivered, told.failed)
-        results.add(told)
+        latest = self._in_flight.take_results()
+        self._note_kafka(latest.delivered, latest.failed)
+        results.add(latest)
         try:
             if results.delivered:
                 marked = self._claims.mark_sent(results.delivered)
