@@ -36,27 +36,27 @@ demo demo-%: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo
 demo: $(DEMO) ## Lose messages for real, rebuild them, put them back once
-	@.venv/bin/backlogctl demo --report build/demo-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-secure
 demo-secure: $(DEMO) ## The same on a cluster with logins, TLS and narrow rights
-	@.venv/bin/backlogctl demo --secure --report build/demo-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo --secure --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-expand
 demo-expand: $(DEMO) ## Drain 300,000 messages ten times as fast, and restore the layout
-	@.venv/bin/backlogctl demo expand --report build/demo-expand-report.html $(ARGS)
+	@$(PYTHON) -m examples.demo expand --report build/demo-expand-report.html $(ARGS)
 
-.PHONY: demo-drain
-demo-drain: $(DEMO) ## Fill a broker's disk, move what is unread into an archive, put it back
-	@.venv/bin/backlogctl demo drain --report build/demo-drain-report.html $(ARGS)
+.PHONY: demo-offload
+demo-offload: $(DEMO) ## Fill a broker's disk, move what is unread into an archive, put it back
+	@$(PYTHON) -m examples.demo offload --report build/demo-offload-report.html $(ARGS)
 
 .PHONY: demo-delivery
 demo-delivery: $(DEMO) ## Kill an outbox, look-back and their consumers at random; each order is handled once
-	@.venv/bin/backlogctl demo delivery $(ARGS)
+	@$(PYTHON) -m examples.demo delivery $(ARGS)
 
 .PHONY: airflow
 airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all
-	@$(PYTHON) -m backlogctl_airflow.local $(ARGS)
+	@$(PYTHON) -m backlogctl_airflow.local.demo $(ARGS)
 
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium
@@ -111,10 +111,10 @@ bench-relay: $(SETUP) ## Measure the relay beside kcat
 	@scripts/need.sh kcat
 	$(PYTHON) -m benchmarks.relay $(ARGS)
 
-.PHONY: bench-drain
-bench-drain: $(SETUP) ## Measure the archive beside Spark's own Parquet and kcat
+.PHONY: bench-offload
+bench-offload: $(SETUP) ## Measure the archive beside Spark's own Parquet and kcat
 	@scripts/need.sh kcat
-	$(PYTHON) -m benchmarks.drain $(ARGS)
+	$(PYTHON) -m benchmarks.offload $(ARGS)
 
 .PHONY: bench-audit
 bench-audit: $(SETUP) ## Measure audits by Spark and by batch headers, and what numbering costs a producer
@@ -141,7 +141,7 @@ bench-airflow: $(AIRFLOW) ## Measure from a trigger in Airflow to a plan, and to
 
 .PHONY: picture
 picture: $(SETUP) ## Run the demo and draw it as docs/demo.svg
-	$(PYTHON) scripts/record_demo.py
+	$(PYTHON) scripts/pictures.py demo
 
 .PHONY: clean
 clean: ## Remove what was made here (the cache of Java libraries stays)

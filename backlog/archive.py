@@ -1,4 +1,4 @@
-"""What an archive of drained messages holds: its files with their hashes, and what they cover.
+"""What an archive of offloaded messages holds: its files with their hashes, and what they cover.
 
 An archive is a place of its own, a folder or a prefix in an object store:
 
@@ -114,7 +114,7 @@ class ArchiveManifest:
             raise StagingError(
                 f"it is not the manifest of an archive: {type(error).__name__}",
                 subject=subject,
-                hint="name the place that a drain has written to",
+                hint="name the place that an offload has written to",
             ) from error
         raise StagingError(
             f"the archive was made by a later version of backlogctl (format {version}, known up "

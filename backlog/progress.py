@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 
 Say = Callable[[str], None]
 """Takes one line for people."""

@@ -17,7 +17,7 @@ class Cause(StrEnum):
 
     EXPIRED = "expired"
     SKIPPED = "skipped"
-    DISCARDED = "discarded"  # a drain took it off the brokers
+    DISCARDED = "discarded"  # an offload took it off the brokers
     PRODUCER_GAP = "producer_gap"  # its producer numbered them, and they never reached the topic
     UNPROCESSED = "unprocessed"  # committed, and the consumer's own table lacks them
     TOPIC_RECREATED = "topic_recreated"
@@ -173,8 +173,9 @@ DatePiece = Callable[[int, int], TimeBounds]
 class Gap:
     """Messages the group will never read. `start`/`end` are None where the range is unknown.
 
-    `archive` is the drain in whose archive its messages lie; None where they are in none.
-    `sequences` are those of a `producer_gap`, whose messages never had an offset.
+    `archive` is the offload in whose archive its messages lie; None where they are in none.
+    `sequences` are those of a `producer_gap`, whose messages never had an offset. `recovery_id` is
+    the recovery that has the gap now.
     """
 
     id: str
@@ -195,6 +196,8 @@ class Gap:
     reason: str = ""
     archive: str | None = None
     sequences: SequenceRange | None = None
+    recovery_id: str | None = field(default=None, compare=False)
+    changed_by: str = field(default="", compare=False)
 
     @property
     def count(self) -> int | None:

@@ -1,36 +1,35 @@
 """From a trigger in Airflow to a plan that waits for its approval, and to the end of the recovery.
 
 `python -m benchmarks.airflow` starts the shop of `make airflow`, triggers a rebuild of its 1,000
-lost orders and an expansion of its waiting payments by REST, prints a table and keeps
-`results/airflow.json`. Everything is on one machine, Spark in local mode.
+lost orders and an expansion of its waiting payments by REST. Everything is on one machine, Spark in
+local mode. With `--smoke` only the imports of DAG files are measured.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from rich.console import Console
 from rich.table import Table
 
+from backlog.progress import Say
 from backlogctl_airflow.local import demo
 from backlogctl_airflow.local.standalone import AirflowStandalone
-from replay.demo.expand.shop import await_commits, make_backlog
-from replay.demo.stage import SHORT_LIVED_JVM
+from benchmarks.harness import Benchmark, Figures, tabulate
+from examples.shop import await_commits, make_backlog
+from examples.stage import SHORT_LIVED_JVM
 from sandbox.embedded import EmbeddedKafka
 
-RESULTS = Path(__file__).parent / "results" / "airflow.json"
 _API = "/api/v2/dags/recover_backlog/dagRuns"
 _WITHIN = 600.0
 # What any DAG file of these operators imports.
@@ -53,10 +52,13 @@ print(time.perf_counter() - began)
 """
 
 
-def main() -> None:
-    console, figures = Console(), dict[str, float]()
+def measure(options: Namespace, _: Say) -> Figures:
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         place = Path(scratch)
+        if options.smoke:
+            config = demo.write_configuration(place, "localhost:1")
+            return {"seconds": parse_all_dag_files(config)}
         kafka = stack.enter_context(EmbeddedKafka.start(place / "kafka"))
         config = demo.write_configuration(place, kafka.bootstrap)
         demo.lose_orders(place, kafka.bootstrap)
@@ -67,32 +69,24 @@ def main() -> None:
         stack.enter_context(demo.watching(config))
         figures |= parse_all_dag_files(config)
         began = time.monotonic()
+        extra = {"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM}
         airflow = stack.enter_context(
-            AirflowStandalone.start(
-                place / "airflow",
-                config=config,
-                extra_env={"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM},
-            )
+            AirflowStandalone.start(place / "airflow", config=config, extra_env=extra)
         )
         figures["airflow_start"] = time.monotonic() - began
-        token = airflow.log_in("oncall")
+        token = {"Authorization": f"Bearer {airflow.log_in('oncall')}"}
         client = stack.enter_context(
-            httpx.Client(
-                base_url=airflow.address, headers={"Authorization": f"Bearer {token}"}, timeout=60
-            )
+            httpx.Client(base_url=airflow.address, headers=token, timeout=60)
         )
         for stream, kind in (("orders", "rebuild"), ("payments", "expand")):
-            measure(client, stream, kind, figures)
-    document = {
-        "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "machine": {"cores": os.cpu_count(), "system": platform.platform()},
-        "seconds": {name: round(value, 1) for name, value in figures.items()},
-    }
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    table = Table("what", "seconds")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), f"{value:.1f}")
-    console.print(table)
+            recover(client, stream, kind, figures)
+    return {"seconds": {name: round(value, 1) for name, value in figures.items()}}
+
+
+def draw(document: Figures) -> Iterable[Table]:
+    found = document["seconds"].items()
+    rows = [[name.replace("_", " "), f"{value:.1f}"] for name, value in found]
+    yield tabulate("from a trigger in Airflow", {"s": "seconds"}, rows)
 
 
 def parse_all_dag_files(config: Path) -> dict[str, float]:
@@ -112,7 +106,7 @@ def parse_all_dag_files(config: Path) -> dict[str, float]:
     return found
 
 
-def measure(client: httpx.Client, stream: str, kind: str, figures: dict[str, float]) -> None:
+def recover(client: httpx.Client, stream: str, kind: str, figures: dict[str, float]) -> None:
     """One recovery: to its question, and from the answer to its end."""
     began = time.monotonic()
     body = {"logical_date": None, "conf": {"stream": stream, "action": kind}}
@@ -140,5 +134,7 @@ def read_state(client: httpx.Client, path: str) -> Any:
     return client.get(path).raise_for_status().json()["state"]
 
 
+BENCHMARK = Benchmark("airflow", __doc__, {}, {}, measure, draw)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

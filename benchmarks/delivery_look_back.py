@@ -12,30 +12,29 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import delete
 
-from backlog.config import LookBack
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin, make_consumer, make_producer
-from delivery.lookback.database import Database
-from delivery.lookback.envelope import Decided, make_prepared, write_envelope
-from delivery.lookback.producer import LookBackProducer
-from delivery.lookback.service import Service
-from delivery.lookback.states import Event
-from delivery.lookback.tables import MESSAGES, create_tables
+from backlogctl_delivery.lookback.messages import Decided, Event, Prepared, write_envelope
+from backlogctl_delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.service import Service
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.lookback.tables import MESSAGES, Database, create_tables
 from tests.delivery.lookback.world import make_settings, run_instance
 
 VALUE = b'{"status":"PAID","note":"' + b"x" * 300 + b'"}'
 PARTITIONS = 6
-_ONE_BY_ONE = 60
 
 
-def make_ways(url: str, bootstrap: str, count: int) -> dict[str, Callable[[], float]]:
+def make_ways(
+    url: str, bootstrap: str, count: int, one_by_one: int
+) -> dict[str, Callable[[], float]]:
     """By name what is measured."""
     database = Database(url)
     create_tables(database)
     latencies: list[float] = []
 
     def measure_median() -> float:
-        latencies[:] = measure_latencies(database, bootstrap)
+        latencies[:] = measure_latencies(database, bootstrap, one_by_one)
         return statistics.median(latencies)
 
     return {
@@ -48,10 +47,8 @@ def make_ways(url: str, bootstrap: str, count: int) -> dict[str, Callable[[], fl
 @contextmanager
 def start_instance(
     database: Database, bootstrap: str, own: str
-) -> Iterator[tuple[Service, LookBack]]:
-    settings = make_settings(
-        database.url.render_as_string(hide_password=False), topic=own, group=own
-    )
+) -> Iterator[tuple[Service, LookBackSettings]]:
+    settings = make_settings(topic=own, group=own)
     with run_instance(database, settings, bootstrap) as service:
         yield service, settings
 
@@ -73,7 +70,7 @@ def forward_all(database: Database, bootstrap: str, count: int) -> float:
     producer: Producer = make_producer({"bootstrap.servers": bootstrap})
     for number in range(count):
         biz_id = str(number)
-        made = make_prepared("payment", biz_id, "payments", out, biz_id.encode(), VALUE, ())
+        made = Prepared("payment", biz_id, "payments", out, biz_id.encode(), VALUE, ())
         decided = Decided(event=Event.COMMITTED, biz_type="payment", biz_id=biz_id)
         for envelope in (made, decided):
             producer.produce(own, write_envelope(envelope), biz_id)
@@ -81,15 +78,15 @@ def forward_all(database: Database, bootstrap: str, count: int) -> float:
     producer.flush()
     began = time.perf_counter()
     with start_instance(database, bootstrap, own) as (service, _):
-        sent = service.metrics.forwards.labels("sent")._value
-        while sent.get() < count:
+        sent = service.metrics.forwards
+        while sent.delivered < count:
             time.sleep(0.01)
             if time.perf_counter() - began > 300:
-                sys.exit(f"{sent.get():,.0f} of {count:,} were forwarded in 300 s")
+                sys.exit(f"{sent.delivered:,.0f} of {count:,} were forwarded in 300 s")
         return count / (time.perf_counter() - began)
 
 
-def measure_latencies(database: Database, bootstrap: str) -> list[float]:
+def measure_latencies(database: Database, bootstrap: str, count: int) -> list[float]:
     """Milliseconds from the call of `prepare` until a consumer has it, one after the other."""
     own, out = make_topics(database, bootstrap)
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}
@@ -98,7 +95,7 @@ def measure_latencies(database: Database, bootstrap: str) -> list[float]:
     consumer.assign([TopicPartition(out, number, 0) for number in range(PARTITIONS)])
     found: list[float] = []
     with start_instance(database, bootstrap, own):
-        for number in range(_ONE_BY_ONE + 1):
+        for number in range(count + 1):
             began = time.perf_counter()
             sender.prepare("payment", str(number), topic=out, key=str(number), value=VALUE)
             sender.commit("payment", str(number))

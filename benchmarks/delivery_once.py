@@ -13,8 +13,8 @@ from datetime import timedelta
 import redis
 import sqlalchemy as sa
 
-from delivery.once.redis import RedisMarks
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.redis import RedisMarks
+from backlogctl_delivery.idempotent.sql import Marks
 
 WORK = sa.table("work", sa.column("id"))
 _BATCH = 100
@@ -67,8 +67,8 @@ def _make_sql_ways(engine: sa.Engine) -> dict[str, Way]:
             for at in range(0, len(numbers), batch):
                 with connection.begin():
                     for number in numbers[at : at + batch]:
-                        with marks.handle_once(connection, f"m-{number}") as turn:
-                            if turn.is_first:
+                        with marks.handle_once(connection, f"m-{number}") as attempt:
+                            if attempt.is_first:
                                 connection.execute(insert, {"id": f"m-{number}"})
 
     return {
@@ -91,7 +91,7 @@ def _make_redis_ways(client: redis.Redis) -> dict[str, Way]:
 
     def do_once(numbers: range) -> None:
         for number in numbers:
-            with marks.handle_once(f"m-{number}", b"payload") as turn:
-                _ = turn.is_first
+            with marks.handle_once(f"m-{number}", b"payload") as attempt:
+                _ = attempt.is_first
 
     return {"redis_first": do_once, "redis_repeat": do_once}

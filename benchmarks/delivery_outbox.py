@@ -16,12 +16,11 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from backlog.kafka.clients import make_producer
-from delivery.outbox import Outbox, OutboxSender, Settings
-from delivery.outbox.tables import State, messages
+from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
+from backlogctl_delivery.outbox.database import State, messages
+from benchmarks.harness import Broker
 
-TOPIC = "orders"
 KEYS = 5_000
-TRANSACTIONS = 1_000
 _WRITERS, _WRITES = 4, 250
 VALUE = json.dumps({"status": "PAID", "amount": "12.50", "note": "x" * 300})
 orders = Table(
@@ -33,36 +32,38 @@ orders = Table(
 )
 
 
-def make_ways(engine: Engine, bootstrap: str, count: int) -> dict[str, Callable[[], float]]:
+def make_ways(engine: Engine, broker: Broker, count: int) -> dict[str, Callable[[], float]]:
     """By name what is measured; each leaves the table as the next one needs it."""
     orders.metadata.create_all(engine)
     outbox = Outbox(engine)
     outbox.create()
     cpu: list[float] = []
+    writes = min(1_000, count)
+    bootstrap, topic = broker.bootstrap, broker.make_topic("orders", 6)
 
     def scan() -> float:
-        fill(engine, outbox, count)
+        fill(engine, outbox, topic, count)
         return scan_all(engine, bootstrap, count, cpu)
 
     return {
-        "insert_ms": lambda: write_orders(engine, None),
-        "insert_with_message_ms": lambda: write_orders(engine, outbox),
+        "insert_ms": lambda: write_orders(engine, None, topic, writes),
+        "insert_with_message_ms": lambda: write_orders(engine, outbox, topic, writes),
         "outbox_per_second": scan,
         "outbox_cpu_us": lambda: cpu[-1],
         # The rows of before, which it reads again: it does not mark any.
         "polling_per_second": lambda: poll_all(engine, bootstrap, count),
-        "polling_missed": lambda: count_missed(engine, outbox, None),
-        "outbox_missed": lambda: count_missed(engine, outbox, bootstrap),
+        "polling_missed": lambda: count_missed(engine, outbox, topic, None),
+        "outbox_missed": lambda: count_missed(engine, outbox, topic, bootstrap),
     }
 
 
-def fill(engine: Engine, outbox: Outbox, count: int) -> None:
+def fill(engine: Engine, outbox: Outbox, topic: str, count: int) -> None:
     with engine.begin() as connection:
         connection.execute(messages.delete())
     for at in range(0, count, 1_000):
         with Session(engine) as session, session.begin():
             for number in range(at, min(at + 1_000, count)):
-                outbox.add(session, topic=TOPIC, key=f"k{number * 7919 % KEYS}", value=VALUE)
+                outbox.add(session, topic=topic, key=f"k{number * 7919 % KEYS}", value=VALUE)
 
 
 def scan_all(engine: Engine, bootstrap: str, count: int, cpu: list[float]) -> float:
@@ -104,7 +105,7 @@ def poll_all(engine: Engine, bootstrap: str, count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def count_missed(engine: Engine, outbox: Outbox, bootstrap: str | None) -> float:
+def count_missed(engine: Engine, outbox: Outbox, topic: str, bootstrap: str | None) -> float:
     """How many of 1,000 messages are never sent, whose transactions take up to 10 ms each.
 
     Args:
@@ -118,7 +119,7 @@ def count_missed(engine: Engine, outbox: Outbox, bootstrap: str | None) -> float
     def write(own: list[float]) -> None:
         for number, pause in enumerate(own):
             with Session(engine) as session, session.begin():
-                outbox.add(session, topic=TOPIC, key=f"k{number}", value=VALUE)
+                outbox.add(session, topic=topic, key=f"k{number}", value=VALUE)
                 session.flush()
                 time.sleep(pause)
 
@@ -148,12 +149,12 @@ def count_missed(engine: Engine, outbox: Outbox, bootstrap: str | None) -> float
     return float(_WRITERS * _WRITES - seen)
 
 
-def write_orders(engine: Engine, outbox: Outbox | None) -> float:
+def write_orders(engine: Engine, outbox: Outbox | None, topic: str, count: int) -> float:
     """Milliseconds of one business transaction."""
     began = time.perf_counter()
-    for number in range(TRANSACTIONS):
+    for number in range(count):
         with Session(engine) as session, session.begin():
             session.execute(insert(orders).values(status="PAID", note="x" * 300))
             if outbox is not None:
-                outbox.add(session, topic=TOPIC, key=f"k{number}", value=VALUE)
-    return (time.perf_counter() - began) / TRANSACTIONS * 1_000
+                outbox.add(session, topic=topic, key=f"k{number}", value=VALUE)
+    return (time.perf_counter() - began) / count * 1_000

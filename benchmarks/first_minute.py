@@ -1,123 +1,163 @@
 """Where the time of a small plan goes: `plan rebuild` of the demo's 10,000 orders, phase by phase.
 
-`python -m benchmarks.first_minute [--runs 3]` prints a table and keeps `results/first_minute.json`.
-Each run is a process of its own, beside one broker; the table is of the run with the fewest CPU
-seconds. Wall seconds hang on what else the machine does; CPU seconds, jobs and workers less.
+`python -m benchmarks.first_minute [--runs 3]`. Each run is a process of its own, beside one broker;
+the table is of the run with the fewest CPU seconds. A phase begins with the line that the plan says
+of it; jobs, stages and tasks are those that Spark's status store knows. Wall seconds hang on what
+else the machine does; CPU seconds, jobs and workers less.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
+import time
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from backlog.clock import utc_now
-from replay.demo.rebuild import story
-from replay.demo.rebuild.configuration import render_configuration
-from replay.demo.rebuild.topic import make_topic
-from replay.demo.stage import SHORT_LIVED_JVM, Stage
+from backlog.progress import Say
+from benchmarks.harness import Benchmark, Figures, run_apart, tabulate
+from examples.lost_orders import make_topic, render_configuration
+from examples.rebuild import lose_orders
+from examples.stage import SHORT_LIVED_JVM, Stage
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.spark.class_archive import find_archive
 
-RESULTS = Path(__file__).parent / "results" / "first_minute.json"
-_COLUMNS = (
-    "wall",
-    "driver_cpu",
-    "jvm_cpu",
-    "worker_cpu",
-    "workers_started",
-    "jobs",
-    "stages",
-    "tasks",
-)
+COLUMNS = {
+    "wall": "wall",
+    "driver_cpu": "driver CPU",
+    "jvm_cpu": "JVM CPU",
+    "worker_cpu": "worker CPU",
+    "workers": "workers",
+    "jobs": "jobs",
+    "stages": "stages",
+    "tasks": "tasks",
+}
 
 
-def measure(runs: int) -> list[dict[str, Any]]:
+class Phases:
+    """What was spent between one line of the plan and the next."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, Figures] = {}
+        # What Python needed before this line is a part of its imports.
+        self._phase = "Python imports"
+        self._last: Figures = dict.fromkeys(COLUMNS, 0.0)
+        self._last["wall"] = psutil.Process().create_time()
+        self._workers: set[int] = set()
+
+    def begin(self, line: str) -> None:
+        """A line of the plan; one that only says how far its phase is does not begin another."""
+        if not line.startswith(f"{self._phase}:"):
+            self.account()
+            self._phase = line
+
+    def account(self) -> None:
+        now = self._measure()
+        spent = self.spent.setdefault(self._phase, dict.fromkeys(COLUMNS, 0.0))
+        for name, value in now.items():
+            spent[name] = round(spent[name] + value - self._last[name], 2)
+        self._last = now
+
+    def _measure(self) -> Figures:
+        own = psutil.Process().cpu_times()
+        found: Figures = {"wall": time.time(), "driver_cpu": own.user + own.system}
+        found |= {"jvm_cpu": 0.0, "worker_cpu": 0.0}
+        for process in psutil.Process().children(recursive=True):
+            try:
+                is_python, times = "python" in process.name(), process.cpu_times()
+            except psutil.Error:
+                continue
+            # With those of its children that have ended.
+            found["worker_cpu" if is_python else "jvm_cpu"] += sum(times[:4])
+            if is_python:
+                self._workers.add(process.pid)
+        return {**found, "workers": len(self._workers), **count_work()}
+
+
+def count_work() -> dict[str, int]:
+    """Jobs that Spark's status store knows, and what of them is complete."""
+    if "pyspark" not in sys.modules:
+        return {"jobs": 0, "stages": 0, "tasks": 0}
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return {"jobs": 0, "stages": 0, "tasks": 0}
+    context: Any = session.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    found = context.statusStore().jobsList(None)
+    jobs = [found.apply(number) for number in range(found.size())]
+    return {
+        "jobs": len(jobs),
+        "stages": sum(job.numCompletedStages() for job in jobs),
+        "tasks": sum(job.numCompletedTasks() for job in jobs),
+    }
+
+
+def plan(directory: Path, environment: dict[str, str]) -> dict[str, Figures]:
+    """Plans the stream `orders` of the configuration there."""
+    os.environ.update(environment)
+    os.chdir(directory)
+    phases = Phases()
+    from backlog.config import load_config
+    from replay.kinds.rebuild.options import RebuildOptions
+    from replay.kinds.rebuild.planning import plan_rebuild
+    from replay.opening import open_workspace
+
+    config = load_config(Path("backlog.yaml"))
+    workspace = open_workspace(config)
+    plan_rebuild(workspace, config.stream("orders"), RebuildOptions(), say=phases.begin)
+    phases.account()
+    return phases.spent
+
+
+def measure(options: Namespace, say: Say) -> Figures:
     """Loses the demo's orders once, and plans them `runs` times, each from the same files."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         EmbeddedKafka.start(Path(scratch) / "kafka") as kafka,
     ):
-        shop = Path(scratch) / "shop"
+        shop, results = Path(scratch) / "shop", []
         shop.mkdir()
-        environment = {"SHOP_KAFKA": kafka.bootstrap}
+        # As the demo starts Java.
+        environment = {"SHOP_KAFKA": kafka.bootstrap, "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM}
         (shop / "backlog.yaml").write_text(render_configuration(utc_now()))
         make_topic(kafka.client_properties)
-        stage = Stage(Console(quiet=True), shop, environment)
-        story._lose_orders(stage, shop, kafka.client_properties)
-        return [_plan(shop, Path(scratch) / f"run-{run}", environment) for run in range(runs)]
-
-
-def _plan(shop: Path, directory: Path, environment: dict[str, str]) -> dict[str, Any]:
-    shutil.copytree(shop, directory)
-    root = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.first_minute_run"],
-        cwd=directory,
-        # As the demo starts Java.
-        env={
-            **os.environ,
-            **environment,
-            "PYTHONPATH": root,
-            "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return dict(json.loads(done.stdout.splitlines()[-1])["phases"])
-
-
-def total(phases: dict[str, Any], column: str) -> float:
-    """Over all phases."""
-    return round(sum(float(spent[column]) for spent in phases.values()), 2)
-
-
-def total_cpu(phases: dict[str, Any]) -> float:
-    """Driver, JVM and workers together."""
-    return sum(total(phases, name) for name in ("driver_cpu", "jvm_cpu", "worker_cpu"))
-
-
-def render(phases: dict[str, Any]) -> Table:
-    """A line for each phase, in the order in which they came, and their sum."""
-    table = Table(title="plan rebuild of 10,000 rows, seconds")
-    table.add_column("")
-    for name in _COLUMNS:
-        table.add_column(name.replace("_", " ").replace("jvm", "JVM").replace("cpu", "CPU"))
-    for phase, spent in phases.items():
-        table.add_row(phase, *(f"{spent[name]:g}" for name in _COLUMNS))
-    table.add_row("all", *(f"{total(phases, name):g}" for name in _COLUMNS))
-    return table
-
-
-def main() -> None:
-    """Measures, prints the table, keeps the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    results = measure(options.runs)
+        lose_orders(Stage(Console(quiet=True), shop, environment), shop, kafka.client_properties)
+        for run in range(options.runs):
+            directory = shop.parent / f"run-{run}"
+            shutil.copytree(shop, directory)
+            results.append(run_apart(plan, directory, environment))
+            say(f"{run + 1} of {options.runs}: {total_cpu(results[-1]):.1f} CPU s")
     best = min(results, key=total_cpu)
-    Console(width=140).print(render(best))
-    document = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "class_archive": find_archive().is_file(),
-        "cpu_seconds": [round(total_cpu(phases), 2) for phases in results],
-        "phases": best,
-    }
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return {"cpu_seconds": [round(total_cpu(one), 2) for one in results], "phases": best}
 
+
+def total_cpu(phases: dict[str, Figures]) -> float:
+    """Driver, JVM and workers together."""
+    names = ("driver_cpu", "jvm_cpu", "worker_cpu")
+    return sum(float(spent[name]) for spent in phases.values() for name in names)
+
+
+def draw(document: Figures) -> Iterable[Table]:
+    phases = document["phases"]
+    whole = {name: round(sum(spent[name] for spent in phases.values()), 2) for name in COLUMNS}
+    rows = [
+        [phase, *(f"{spent[name]:g}" for name in COLUMNS)]
+        for phase, spent in {**phases, "all": whole}.items()
+    ]
+    yield tabulate("plan rebuild of 10,000 rows, seconds", COLUMNS, rows)
+
+
+BENCHMARK = Benchmark("first_minute", __doc__, {"runs": 3}, {"runs": 1}, measure, draw)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,33 +1,52 @@
 """A million rows in PostgreSQL, a tenth of their messages left in the topic: rebuild the others.
 
-`python -m benchmarks.rebuild [--rows 1000000]` prints tables and keeps `results/rebuild.json`.
-Each size runs in a process of its own with a broker and a database of its own: first for speed in
-one JVM, then with the executor in a JVM of its own, for memory. Beside the injection, in the same
-run and on the same staged files, stands Spark's own Kafka sink, which is at-least-once.
+`python -m benchmarks.rebuild [--rows 1000000]`. A tenth and the whole run in processes of their own
+with a broker and a database of their own: first for speed in one JVM, then with the executor in a
+JVM of its own, for memory. Beside the injection, in the same run and on the same staged files,
+stands Spark's own Kafka sink, which is at-least-once.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+import numpy as np
+import psutil
+import psycopg
+import pyarrow as pa
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from rich.table import Table
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_admin
-from benchmarks.shop import COLUMNS, count_lost, expire_messages, fill_table, publish_survivors
-from sandbox.embedded import EmbeddedKafka
+from backlog.config import Config
+from backlog.kafka.admin import create_topic, describe_topic
+from backlog.kafka.clients import make_admin, make_producer
+from backlog.manifest import read_manifest
+from backlog.partitioners import place_murmur2
+from backlog.progress import Say
+from backlog.values import Cause, Certainty, Gap, GapState
+from benchmarks.harness import Benchmark, Figures, open_world, run_apart, send, tabulate
+from spark_backfill.injection.brakes import InjectionProgress
+from spark_backfill.injection.job import InjectionJob
+from spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
+from spark_backfill.injection.targets import record_target_ends
+from spark_backfill.injection.verification import verify
+from spark_backfill.injection.waves import inject
+from spark_backfill.messages.staging import CANARY_CHUNKS
+from spark_backfill.rebuild import plan_rebuild
+from spark_backfill.request import RebuildOutcome, RebuildRequest
+from spark_backfill.spark.session import open_session
 from tests.services import EmbeddedPostgres
 
-RESULTS = Path(__file__).parent / "results" / "rebuild.json"
 PARTITIONS = 4
 # One executor of two cores beside the driver: with local[*] both are one JVM.
 APART = "local-cluster[1,2,1536]"
@@ -42,7 +61,7 @@ sources:
 streams:
   orders:
     cluster: main
-    topic: orders
+    topic: {topic}
     group: order-service
     source:
       database: shop
@@ -57,50 +76,310 @@ streams:
       identity: {{row: order_id, message: key}}
       stale: restate
 """
+PADDING = "x" * 230
+_TABLE = """
+CREATE TABLE orders (
+    order_id bigint PRIMARY KEY, user_id bigint NOT NULL, status text NOT NULL,
+    amount numeric(12, 2) NOT NULL, note text NOT NULL, updated_at timestamptz NOT NULL)
+"""
+_ROWS = """
+INSERT INTO orders
+SELECT n, n %% 5000, 'paid', (n %% 100000) / 100.0, %(padding)s,
+       timestamptz '2026-11-01 00:00:00.123456Z' + n * interval '1 second'
+FROM generate_series(1, %(rows)s) AS n
+"""
+_SURVIVORS = """
+SELECT order_id, user_id, status, amount::text, note,
+       to_char(updated_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+FROM orders WHERE order_id > %(after)s ORDER BY order_id
+"""
+HEADERS: list[tuple[str, str | bytes | None]] = [("type", b"OrderPaid")]
+COLUMNS = ("order_id", "user_id", "status", "amount", "note", "updated_at")
+MIB = 1024 * 1024
+RECOVERY = "r-20261121-0001"
 
 
-def measure(rows: int, *, master: str, sink: bool) -> dict[str, Any]:
-    survivors = rows // 10
-    with tempfile.TemporaryDirectory() as scratch, EmbeddedPostgres() as postgres:
+@dataclass
+class MemoryWatch:
+    """Follows this process's tree; `peaks` has MiB by kind, the largest process of each kind.
+
+    Kinds: `driver_python` (this process), `driver_jvm` (the JVM it started), `executor_jvm` (JVMs
+    that a JVM started), `worker_python` (Spark's Python workers, all of them together).
+    """
+
+    peaks: dict[str, float] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> MemoryWatch:
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(0.2):
+            for kind, size in _measure().items():
+                self.peaks[kind] = max(self.peaks.get(kind, 0.0), round(size / MIB, 1))
+
+
+def _measure() -> dict[str, float]:
+    this = psutil.Process()
+    jvms: set[int] = set()
+    found: dict[str, float] = {"driver_python": this.memory_info().rss}
+    # Parents come before their children.
+    for process in this.children(recursive=True):
+        try:
+            size, is_jvm = process.memory_info().rss, process.name() == "java"
+            under_jvm = any(parent.pid in jvms for parent in process.parents())
+        except psutil.Error:
+            continue
+        if is_jvm:
+            jvms.add(process.pid)
+            kind = "executor_jvm" if under_jvm else "driver_jvm"
+            found[kind] = max(found.get(kind, 0.0), size)
+        elif under_jvm:
+            found["worker_python"] = found.get("worker_python", 0.0) + size
+    return found
+
+
+def fill_table(url: str, rows: int) -> None:
+    """Makes the table with `rows` orders, one a second, messages of about 400 B."""
+    with psycopg.connect(url) as connection:
+        connection.execute(_TABLE)
+        connection.execute(_ROWS, {"rows": rows, "padding": PADDING})
+        connection.execute("CREATE INDEX ON orders (updated_at)")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE orders")
+
+
+def expire_messages(bootstrap: str, topic: str, lost: dict[int, int]) -> None:
+    """Moves the log starts over as many messages as are lost; their content does not matter."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50})
+    for partition, count in lost.items():
+        for _ in range(count):
+            send(producer, topic, b"", b"", partition)
+    assert producer.flush(60) == 0
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    ends = [TopicPartition(topic, partition, count) for partition, count in lost.items()]
+    for future in admin.delete_records(ends).values():
+        future.result(30)
+
+
+def publish_survivors(url: str, bootstrap: str, topic: str, *, after: int, partitions: int) -> int:
+    """Publishes the orders after number `after` as the shop does; returns how many."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"}
+    )
+    messages = list(_read_messages(url, after))
+    placed = place_murmur2(pa.array([key for key, _ in messages], pa.binary()), partitions)
+    for (key, value), partition in zip(messages, placed.tolist(), strict=True):
+        send(producer, topic, value, key, partition, headers=HEADERS)
+    assert producer.flush(60) == 0
+    return len(messages)
+
+
+def count_lost(rows: int, partitions: int) -> dict[int, int]:
+    """How many of the orders 1 to `rows` belong to each partition."""
+    keys = pa.array([str(number).encode() for number in range(1, rows + 1)], pa.binary())
+    counts = np.bincount(place_murmur2(keys, partitions), minlength=partitions)
+    return dict(enumerate(counts.tolist()))
+
+
+def _read_messages(url: str, after: int) -> Iterator[tuple[bytes, bytes]]:
+    with psycopg.connect(url) as connection, connection.cursor("survivors") as cursor:
+        cursor.execute(_SURVIVORS, {"after": after})
+        for row in cursor:
+            value = json.dumps(dict(zip(COLUMNS, row, strict=True)), separators=(",", ":"))
+            yield str(row[0]).encode(), value.encode()
+
+
+def make_gaps(lost: dict[str, int], topic: str, topic_id: str) -> tuple[Gap, ...]:
+    """One gap a partition, as wide as the messages that were never published."""
+    now = datetime.now(UTC)
+    return tuple(
+        Gap(
+            id=f"g-{partition}",
+            stream="orders",
+            cluster="main",
+            topic=topic,
+            group="order-service",
+            topic_id=topic_id,
+            partition=int(partition),
+            start=0,
+            end=count,
+            cause=Cause.EXPIRED,
+            certainty=Certainty.EXACT,
+            state=GapState.OPEN,
+            first_time=None,
+            last_time=None,
+            detected_at=now,
+        )
+        for partition, count in lost.items()
+    )
+
+
+def run_rebuild(order: Figures) -> Figures:
+    """Plans, injects and verifies; seconds, rates and peak memory."""
+    config = Config.from_text(order["config"], Path(order["directory"]), {"SHOP": order["url"]})
+    stream = config.stream("orders")
+    properties = dict(config.clusters["main"].client_properties())
+    admin = make_admin(properties)
+    info = describe_topic(admin, stream.topic)
+    spark = open_session(config.spark, "bench")
+    with MemoryWatch() as memory:
+        ensure_ledger_topic(admin)
+        ledger = snapshot_ledger(admin)
+        ends = record_target_ends(admin, stream.topic, info.partitions)
+        request = RebuildRequest(
+            recovery_id=RECOVERY,
+            stream=stream,
+            sources=config.sources,
+            client_properties=properties,
+            partitions=info.partitions,
+            topic_config=info.config,
+            gaps=make_gaps(order["lost"], stream.topic, info.topic_id),
+            staging_root=config.staging.dir,
+            since=datetime(2026, 10, 31, tzinfo=UTC),
+        )
+        began = time.monotonic()
+        outcome = plan_rebuild(spark, request)
+        planned = time.monotonic() - began
+        assert outcome.verdict != "surplus", outcome
+        assert outcome.counts.rebuilt == sum(order["lost"].values()), outcome.counts
+        directory = config.staging.dir / RECOVERY
+        job = InjectionJob(
+            recovery_id=RECOVERY,
+            topic=stream.topic,
+            topic_id=info.topic_id,
+            partitions=info.partitions,
+            plan_hash="bench",
+            manifest=read_manifest(directory, outcome.manifest_sha256),
+            directory=directory,
+            properties=properties,
+            ledger=ledger,
+            start_offsets=ends,
+        )
+        warm_transactions(properties)
+        marks: list[tuple[float, InjectionProgress]] = []
+        began = began_inject = time.monotonic()
+        result = inject(
+            spark, job, on_progress=lambda progress: marks.append((time.monotonic(), progress))
+        )
+        injected = time.monotonic() - began
+        # The canary is a few small chunks, sent alone and read back: a fixed price.
+        canary_at, canary = [mark for mark in marks if mark[1].wave <= CANARY_CHUNKS][-1]
+        began = time.monotonic()
+        checked = verify(
+            spark,
+            properties=properties,
+            topic=stream.topic,
+            topic_id=info.topic_id,
+            partitions=info.partitions,
+            manifest=job.manifest,
+            directory=directory,
+            start_offsets=ends,
+        )
+        checked.require_exact("topic orders")
+        verified = time.monotonic() - began
+    after = round((result.injected - canary.injected) / (marks[-1][0] - canary_at))
+    return {
+        **describe_plan(outcome, planned),
+        "messages": result.injected,
+        "waves": result.waves,
+        "inject_seconds": round(injected, 2),
+        "messages_per_second": round(result.injected / injected),
+        "canary_seconds": round(canary_at - began_inject, 2),
+        "after_canary_per_second": after,
+        "verify_seconds": round(verified, 2),
+        "peak_mib": memory.peaks,
+        **(compare_sink(spark, job, properties, after) if order["sink"] else {}),
+    }
+
+
+def warm_transactions(properties: dict[str, str]) -> None:
+    """A broker makes its transaction log when it is first asked; not a part of an injection."""
+    producer = make_producer(properties, transactional_id="warm-up")
+    producer.init_transactions(60)
+
+
+def describe_plan(outcome: RebuildOutcome, seconds: float) -> Figures:
+    """The plan's figures; rows are those that it read from the table."""
+    rows = outcome.counts.candidates
+    return {
+        "rows": rows,
+        "survivors": outcome.counts.surviving,
+        "plan_seconds": round(seconds, 2),
+        "rows_per_second": round(rows / seconds),
+        "read_per_second": round(rows / outcome.seconds["candidates"]),
+        "staged_per_second": round(outcome.counts.rebuilt / outcome.seconds["staging"]),
+        "parts": dict(outcome.seconds),
+        "bytes_per_message": round(outcome.bytes / max(1, outcome.counts.rebuilt)),
+    }
+
+
+def compare_sink(
+    spark: SparkSession, job: InjectionJob, properties: dict[str, str], after: int
+) -> Figures:
+    """Spark's own Kafka sink on the same staged files: at-least-once, into another topic."""
+    topic = f"{job.topic}-sink"
+    create_topic(make_admin(properties), topic, partitions=job.partitions, replication=1, config={})
+    staged = spark.read.parquet(str(job.directory / "messages"))
+    headers = F.transform(
+        "headers", lambda h: F.struct(h["name"].alias("key"), h["value"].alias("value"))
+    )
+    began = time.monotonic()
+    (
+        staged.select("key", "value", "partition", headers.alias("headers"))
+        .write.format("kafka")
+        .option("kafka.bootstrap.servers", properties["bootstrap.servers"])
+        .option("kafka.compression.type", "lz4")
+        .option("kafka.linger.ms", "50")
+        .option("includeHeaders", "true")
+        .option("topic", topic)
+        .save()
+    )
+    rate = round(job.manifest.count / (time.monotonic() - began))
+    return {"sink_per_second": rate, "over_sink": round(after / rate, 2)}
+
+
+def prepare_and_run(rows: int, master: str, sink: bool) -> Figures:
+    """The table, the survivors in a topic whose other messages expired, and the rebuild."""
+    survivors, after = rows // 10, rows - rows // 10
+    with EmbeddedPostgres() as postgres, open_world() as (broker, scratch):
         # psycopg takes the plain URL, SQLAlchemy the one with the driver's name.
         plain = postgres.url().replace("+psycopg", "")
         fill_table(plain, rows)
-        with EmbeddedKafka.start(Path(scratch) / "kafka", heap="1g") as kafka:
-            admin = make_admin({"bootstrap.servers": kafka.bootstrap})
-            create_topic(admin, "orders", partitions=PARTITIONS, replication=1, config={})
-            after = rows - survivors
-            lost = count_lost(after, PARTITIONS)
-            expire_messages(kafka.bootstrap, "orders", lost)
-            published = publish_survivors(
-                plain, kafka.bootstrap, "orders", after=after, partitions=PARTITIONS
-            )
-            assert published == survivors
-            config = CONFIG.format(
-                bootstrap=kafka.bootstrap, columns=", ".join(COLUMNS), master=master
-            )
-            order = {
-                "config": config,
-                "directory": scratch,
-                "url": postgres.url(),
-                "lost": lost,
-                "sink": sink,
-            }
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.rebuild_run"],
-                input=json.dumps(order),
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+        topic, lost = broker.make_topic("orders", PARTITIONS), count_lost(after, PARTITIONS)
+        expire_messages(broker.bootstrap, topic, lost)
+        published = publish_survivors(
+            plain, broker.bootstrap, topic, after=after, partitions=PARTITIONS
+        )
+        assert published == survivors
+        columns = ", ".join(COLUMNS)
+        config = CONFIG.format(
+            bootstrap=broker.bootstrap, topic=topic, columns=columns, master=master
+        )
+        order = {"config": config, "directory": str(scratch), "url": postgres.url()}
+        return run_rebuild({**order, "lost": lost, "sink": sink})
 
 
-def render(results: list[dict[str, Any]]) -> Table:
-    table = Table(title="Rebuild from PostgreSQL", show_lines=False)
-    table.add_column("")
-    for result in results:
-        table.add_column(f"{result['rows']:,} rows", justify="right")
-    lines = [
+def measure(options: Namespace, _: Say) -> Figures:
+    sizes = (options.rows // 10, options.rows)
+    if options.smoke:
+        return {"speed": [prepare_and_run(options.rows, "local[2]", True)], "memory": []}
+    return {
+        "speed": [run_apart(prepare_and_run, rows, "local[*]", True) for rows in sizes],
+        "memory": [run_apart(prepare_and_run, rows, APART, False) for rows in sizes],
+    }
+
+
+def draw(document: Figures) -> Iterable[Table]:
+    lines = (
         ("plan: read, compare, prove, stage, s", "plan_seconds"),
         ("  rows/s, all of it", "rows_per_second"),
         ("  rows/s, reading the table", "read_per_second"),
@@ -110,61 +389,27 @@ def render(results: list[dict[str, Any]]) -> Table:
         ("  messages/s, after the canary", "after_canary_per_second"),
         ("  bytes a message", "bytes_per_message"),
         ("verification, s", "verify_seconds"),
-    ]
-    for label, key in lines:
-        table.add_row(label, *(f"{result[key]:,}" for result in results))
-    table.add_row(
-        "Spark's own sink (at-least-once), messages/s",
-        *(
-            f"{result['sink']['messages_per_second']:,}" if result["sink"] else "–"
-            for result in results
-        ),
+        ("Spark's own sink (at-least-once), messages/s", "sink_per_second"),
+        ("injection after the canary : Spark's sink", "over_sink"),
     )
-    table.add_row(
-        "injection after the canary : Spark's sink",
-        *(
-            f"{result['after_canary_per_second'] / result['sink']['messages_per_second']:.2f}"
-            if result["sink"]
-            else "–"
-            for result in results
-        ),
-    )
-    return table
+    for title, results in (
+        ("Rebuild from PostgreSQL, one JVM", document["speed"]),
+        ("The same, Spark's executors apart from the driver", document["memory"]),
+    ):
+        columns = {str(number): f"{one['rows']:,} rows" for number, one in enumerate(results)}
+        rows = [
+            [label, *(f"{one[name]:,}" for one in results)]
+            for label, name in lines
+            if all(name in one for one in results)
+        ]
+        for kind in sorted({kind for one in results for kind in one["peak_mib"]}):
+            label = f"peak memory, {kind.replace('_', ' ').replace('jvm', 'JVM')}, MiB"
+            rows.append([label, *(f"{one['peak_mib'].get(kind, 0):,.0f}" for one in results)])
+        if results:
+            yield tabulate(title, columns, rows)
 
 
-def render_memory(results: list[dict[str, Any]]) -> Table:
-    """Peak memory; driver and executors are JVMs of their own here."""
-    table = Table(title="Peak memory, Spark's executors apart from the driver, MiB")
-    table.add_column("")
-    for result in results:
-        table.add_column(f"{result['rows']:,} rows", justify="right")
-    for kind in sorted({kind for result in results for kind in result["peak_mib"]}):
-        peaks = (f"{result['peak_mib'].get(kind, 0):,.0f}" for result in results)
-        table.add_row(kind.replace("_", " ").replace("jvm", "JVM"), *peaks)
-    return table
-
-
-def main() -> None:
-    """Measures a tenth and the whole, for speed and for memory; prints tables, keeps the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    sizes = (options.rows // 10, options.rows)
-    results = [measure(rows, master="local[*]", sink=True) for rows in sizes]
-    apart = [measure(rows, master=APART, sink=False) for rows in sizes]
-    console = Console(width=100)
-    console.print(render(results))
-    console.print(render_memory(apart))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "speed": {"master": "local[*]", "results": results},
-        "memory": {"master": APART, "results": apart},
-    }
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
-
+BENCHMARK = Benchmark("rebuild", __doc__, {"rows": 1_000_000}, {"rows": 2_000}, measure, draw)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,11 +1,10 @@
 """What numbering costs: a bare confluent_kafka producer beside a SequencedProducer around one.
 
-`python -m benchmarks.sequenced [--messages 1000000] [--repeat 3]` prints a table and keeps
-`results/sequenced.json`. Same settings, same messages, same placement; each run has a new topic on
-one broker. The ways take turns, so that all of them meet the same machine, and each overhead is a
-ratio within one turn; the first turn is a warm-up that does not count. `headed` is a bare producer
-that sends a header as long as the stamp, always the same: what the client itself takes for headers.
-`quiet` hears of failures only (`delivery.report.only.error`), as `bare` hears of nothing.
+`python -m benchmarks.sequenced [--messages 1000000] [--repeat 3]`. Same settings, same messages,
+same placement; each run has a new topic on one broker. Each overhead is a ratio within one turn.
+`headed` is a bare producer that sends a header as long as the stamp, always the same: what the
+client itself takes for headers. `quiet` hears of failures only (`delivery.report.only.error`), as
+`bare` hears of nothing.
 
 Two loads: `ready` sends values made before, as fast as one thread can call; `json` makes each value
 with `json.dumps` as it goes, which is the least an application does.
@@ -13,33 +12,33 @@ with `json.dumps` as it goes, which is the least an application does.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import resource
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import confluent_kafka
 from confluent_kafka import Producer
-from rich.console import Console
 from rich.table import Table
 
-from backlog.clock import Deadline
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import Admin, make_admin
-from backlog.sequence import SEQUENCE
-from delivery.producer import SequencedProducer
-from sandbox.embedded import EmbeddedKafka
+from backlog.kafka.admin import list_offsets
+from backlog.kafka.clients import make_admin
+from backlog.progress import Say
+from backlogctl_delivery.sequenced.producer import SequencedProducer
+from backlogctl_delivery.sequenced.sequence import SEQUENCE
+from benchmarks.harness import (
+    Benchmark,
+    Broker,
+    Figures,
+    format_figure,
+    measured,
+    open_world,
+    spread,
+    summarize,
+    tabulate,
+    take_turns,
+)
 
-RESULTS = Path(__file__).parent / "results" / "sequenced.json"
 PARTITIONS = 12
 USERS = 50_000
 SETTINGS = {
@@ -68,8 +67,6 @@ OVERHEADS = (
 _HEADERS = [(SEQUENCE, b"shop-1:1790000000000000:7:12345")]
 _POLL_EVERY = 100
 
-Figures = dict[str, float]
-
 
 def make_value(number: int) -> bytes:
     order = {
@@ -84,12 +81,8 @@ def make_value(number: int) -> bytes:
     return json.dumps(order).encode()
 
 
-def send(
-    producer: Any,
-    topic: str,
-    keys: list[bytes],
-    make: Callable[[int], bytes],
-    is_headed: bool,
+def publish(
+    producer: Any, topic: str, keys: list[bytes], make: Callable[[int], bytes], is_headed: bool
 ) -> None:
     """One thread's loop, the same for all. `bare` has no report to ask for."""
     produce, poll = producer.produce, producer.poll
@@ -103,8 +96,7 @@ def send(
                 poll(0.01)
         if number % _POLL_EVERY == 0:
             poll(0)
-    left = producer.flush(120)
-    if left:
+    if left := producer.flush(120):
         sys.exit(f"{left} messages were not delivered within 120 s")
 
 
@@ -123,141 +115,73 @@ def open_producer(way: str, bootstrap: str, failed: list[Any]) -> Any:
     return SequencedProducer(bare, "shop-1", on_delivery=report) if is_sequenced else bare
 
 
-def run(admin: Admin, bootstrap: str, way: str, load: str, keys: list[bytes]) -> Figures:
+def run(broker: Broker, way: str, load: str, keys: list[bytes]) -> Figures:
     """Sends all messages into a new topic, and sees that they are there."""
-    topic = f"orders-{way}-{load}-{time.monotonic_ns()}"
-    create_topic(
-        admin, topic, partitions=PARTITIONS, replication=1, config={}, deadline=Deadline(60)
-    )
+    topic = broker.make_topic(f"orders-{way}-{load}", PARTITIONS)
     failed: list[Any] = []
-    producer = open_producer(way, bootstrap, failed)
+    producer = open_producer(way, broker.bootstrap, failed)
     # The connection and the producer's own id are not what is measured.
     producer.produce(topic, b"first", b"first")
     producer.flush(60)
     ready = [make_value(number) for number in range(1_000)]
     make = make_value if load == "json" else lambda number: ready[number % 1_000]
-    cpu = _read_cpu()
-    began = time.perf_counter()
-    send(producer, topic, keys, make, way == "headed")
-    seconds = time.perf_counter() - began
-    cpu = _read_cpu() - cpu
-    ends = list_offsets({"bootstrap.servers": bootstrap}, topic, range(PARTITIONS), "latest")
+    with measured() as usage:
+        publish(producer, topic, keys, make, way == "headed")
+    ends = list_offsets(broker.properties, topic, range(PARTITIONS), "latest")
     if failed or sum(ends.values()) != len(keys) + 1:
         sys.exit(f"{TITLES[way]}: {sum(ends.values()) - 1:,} of {len(keys):,} messages are there")
+    admin = make_admin(broker.properties)  # its futures end with it
     admin.delete_topics([topic])[topic].result(60)
-    return {"per_second": len(keys) / seconds, "cpu_us": cpu / len(keys) * 1e6}
+    return {"per_second": len(keys) / usage.seconds, "cpu_us": usage.own / len(keys) * 1e6}
 
 
-def measure(messages: int, repeat: int, say: Console) -> dict[str, Any]:
-    """Every way under every load `repeat` times, in turns."""
-    keys = [b"order-%d" % (number * 7919 % USERS) for number in range(messages)]
-    turns: dict[str, list[dict[str, Figures]]] = {load: [] for load in LOADS}
-    with (
-        tempfile.TemporaryDirectory(prefix="sequenced-") as scratch,
-        EmbeddedKafka.start(Path(scratch) / "kafka", heap="1g") as kafka,
-    ):
-        admin = make_admin({"bootstrap.servers": kafka.bootstrap})
-        for number in range(repeat + 1):
-            for load in LOADS:
-                turn = {way: run(admin, kafka.bootstrap, way, load, keys) for way in WAYS}
-                what = "warm-up" if not number else f"{number} of {repeat}"
-                figures = ", ".join(f"{way} {turn[way]['per_second']:,.0f}" for way in WAYS)
-                say.print(f"{load}, {what}: {figures} messages/s")
-                if number:
-                    turns[load].append(turn)
-    return turns
-
-
-def summarize(turns: Sequence[dict[str, Figures]]) -> dict[str, Any]:
-    """Least, median and most of every figure; overheads within each turn."""
-    found: dict[str, Any] = {
-        way: {
-            name: _spread([turn[way][name] for turn in turns]) for name in ("per_second", "cpu_us")
+def measure(options: Namespace, say: Say) -> Figures:
+    keys = [b"order-%d" % (number * 7919 % USERS) for number in range(options.messages)]
+    with open_world() as (broker, _):
+        ways = {
+            f"{load} {way}": lambda way=way, load=load: run(broker, way, load, keys)
+            for load in LOADS
+            for way in WAYS
         }
-        for way in WAYS
-    }
-    for way, base in OVERHEADS:
-        found[f"overhead_of_{way}_over_{base}"] = {
-            "time": _spread(
-                [turn[base]["per_second"] / turn[way]["per_second"] - 1 for turn in turns]
-            ),
-            "cpu": _spread([turn[way]["cpu_us"] / turn[base]["cpu_us"] - 1 for turn in turns]),
-        }
-    return found
+        runs = take_turns(ways, options.repeat, say)
+    found: Figures = {name: summarize(turns) for name, turns in runs.items()}
+    for load in LOADS:
+        for way, base in OVERHEADS:
+            turns = list(zip(runs[f"{load} {way}"], runs[f"{load} {base}"], strict=True))
+            found[f"{load} {way} over {base}"] = {
+                "per_second": spread([b["per_second"] / w["per_second"] - 1 for w, b in turns]),
+                "cpu_us": spread([w["cpu_us"] / max(b["cpu_us"], 1e-9) - 1 for w, b in turns]),
+            }
+    return {"settings": SETTINGS, "ways": found, "runs": runs}
 
 
-def render(document: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"{document['messages']:,} messages, {PARTITIONS} partitions, one thread; median "
-        f"(least–most) of {document['repeat']}",
+def draw(document: Figures) -> Iterable[Table]:
+    columns: dict[str, str] = {}
+    for load in LOADS:
+        columns |= {load: f"{load}: messages/s", f"{load} cpu": "CPU µs/message"}
+    rows = []
+    lines = [(TITLES[way], way, ("{:,.0f}", "{:.2f}")) for way in WAYS]
+    lines += [(name := f"{way} over {base}", name, ("{:+.0%}",) * 2) for way, base in OVERHEADS]
+    for title, name, forms in lines:
+        found = [document["ways"][f"{load} {name}"] for load in LOADS]
+        cells = [
+            format_figure(one[figure], form)
+            for one in found
+            for figure, form in zip(("per_second", "cpu_us"), forms, strict=True)
+        ]
+        rows.append([title, *cells])
+    yield tabulate(
+        f"{document['messages']:,} messages, {PARTITIONS} partitions, one thread",
+        *(columns, rows),
         caption="CPU is the process's: Python and librdkafka. Overhead is time over the bare "
         "producer's, within a turn.",
     )
-    table.add_column("")
-    for load in LOADS:
-        table.add_column(f"{load}: messages/s", justify="right")
-        table.add_column("CPU µs/message", justify="right")
-    loads = document["loads"]
-    for way in WAYS:
-        cells = []
-        for load in LOADS:
-            cells += [
-                format_spread(loads[load][way]["per_second"], "{:,.0f}"),
-                format_spread(loads[load][way]["cpu_us"], "{:.2f}"),
-            ]
-        table.add_row(TITLES[way], *cells)
-    table.add_section()
-    for way, base in OVERHEADS:
-        cells = []
-        for load in LOADS:
-            more = loads[load][f"overhead_of_{way}_over_{base}"]
-            cells += [format_spread(more[figure], "{:+.0%}") for figure in ("time", "cpu")]
-        table.add_row(f"{way} over {base}", *cells)
-    return table
 
 
-def format_spread(figure: Figures, form: str) -> str:
-    least, middle, most = (form.format(figure[name]) for name in ("min", "median", "max"))
-    return f"{middle}\n({least}–{most})" if least != most else middle
-
-
-def _spread(values: list[float]) -> Figures:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
-
-
-def _read_cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    load_before = os.getloadavg()[0]
-    turns = measure(options.messages, options.repeat, Console(stderr=True))
-    document = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cores": os.cpu_count(),
-            "load_before": load_before,
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "confluent_kafka": confluent_kafka.version(),
-            "librdkafka": confluent_kafka.libversion()[0],
-        },
-        "messages": options.messages,
-        "repeat": options.repeat,
-        "settings": SETTINGS,
-        "loads": {load: summarize(turns[load]) for load in LOADS},
-        "turns": turns,
-    }
-    Console(width=120).print(render(document))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
-
+BENCHMARK = Benchmark(
+    *("sequenced", __doc__, {"messages": 1_000_000, "repeat": 3}),
+    *({"messages": 500, "repeat": 0}, measure, draw),
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,36 +1,29 @@
 """Sampling and scraping of many groups: what a pass and a scrape cost.
 
-`python -m benchmarks.watch [--groups 1000] [--partitions 100]` prints a table and keeps
-`results/watch.json`. Two clusters are only figures (their answers cost nothing, so they show what
-our side costs): of one, every tenth partition lags more and more and the others have read
-everything; of the other, every partition has a few offsets unread in each sample. The third is a
-real broker with fewer groups. Each is measured in a process of its own with full windows; the
-figures are medians of the passes after that.
+`python -m benchmarks.watch [--groups 1000] [--partitions 100]`. Two clusters are only figures
+(their answers cost nothing, so they show what our side costs): of one, every tenth partition lags
+more and more and the others have read everything; of the other, every partition has a few offsets
+unread in each sample. The third is a real broker with fewer groups. Each is measured in a process
+of its own with full windows; the figures are medians of the passes after that.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
-import os
-import platform
 import resource
 import statistics
-import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from argparse import Namespace
+from collections.abc import Callable, Iterable
 
 import psutil
-from rich.console import Console
 from rich.table import Table
 
 from backlog.ledger import open_ledger
+from backlog.progress import Say
+from benchmarks.harness import Benchmark, open_world, run_apart, tabulate
+from benchmarks.harness import Figures as Measured
 from benchmarks.watch_world import Figures, make_groups, read_no_tails
 from monitoring.board import Board
 from monitoring.groups.bulk import BulkReader
@@ -39,32 +32,28 @@ from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.catalogue import Family
 from monitoring.metrics.scrape import Exported, Scrape
-from sandbox.embedded import EmbeddedKafka
 
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
-RESULTS = Path(__file__).parent / "results" / "watch.json"
 MIB = 1024 * 1024
-FILL = 26  # passes until a window is full
 PASSES = 5
 SECONDS = 30.0  # between two passes, by a clock that only counts
 
 
-def measure_figures(groups: int, partitions: int, busy: bool) -> dict[str, Any]:
+def measure_figures(groups: int, partitions: int, busy: bool, fill: int) -> Measured:
     reader = Figures(groups, partitions, busy)
-    return measure(reader, Tails(read_no_tails), reader.step)
+    return measure_passes(reader, Tails(read_no_tails), reader.step, fill)
 
 
-def measure_real(groups: int, partitions: int) -> dict[str, Any]:
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        EmbeddedKafka.start(Path(scratch)) as kafka,
-    ):
-        make_groups(kafka.bootstrap, groups, partitions, 30)
-        properties = {"bootstrap.servers": kafka.bootstrap}
-        return measure(BulkReader(properties), Tails(make_tail_reader(properties)), lambda: None)
+def measure_real(groups: int, partitions: int, fill: int) -> Measured:
+    with open_world() as (broker, _):
+        make_groups(broker.bootstrap, groups, partitions, 30)
+        reader, tails = BulkReader(broker.properties), Tails(make_tail_reader(broker.properties))
+        return measure_passes(reader, tails, lambda: None, fill)
 
 
-def measure(reader: ClusterReader, tails: Tails, step: Callable[[], None]) -> dict[str, Any]:
+def measure_passes(
+    reader: ClusterReader, tails: Tails, step: Callable[[], None], fill: int
+) -> Measured:
     """Fills the windows, then measures passes and scrapes."""
     now = [0.0]
     survey = Survey(reader, SurveyScope("main"), tails, clock=lambda: now[0])
@@ -74,19 +63,19 @@ def measure(reader: ClusterReader, tails: Tails, step: Callable[[], None]) -> di
         scrape = Scrape(board, ledger, Exported({}, ("main",), OTHERS))
         before = _read_rss()
         figures: dict[str, list[float]] = {}
-        for number in range(FILL + PASSES):
+        for number in range(fill + PASSES):
             step()
             now[0] += SECONDS
             taken = {
                 "pass": _time(lambda: board.put_cluster(survey.look())),
                 "write": _time(scrape.prepare),
-                "scrape": _time(lambda: b"".join(scrape.answer())),
+                "scrape": _time(scrape.answer),
             }
-            if number >= FILL:
+            if number >= fill:
                 for name, (seconds, cpu) in taken.items():
                     figures.setdefault(f"{name}_seconds", []).append(seconds)
                     figures.setdefault(f"{name}_cpu_seconds", []).append(cpu)
-        body = b"".join(scrape.answer())
+        body = scrape.answer()
         seen = board.seen.clusters["main"]
         reader.close()
         ledger.close()
@@ -102,50 +91,19 @@ def measure(reader: ClusterReader, tails: Tails, step: Callable[[], None]) -> di
         }
 
 
-def compare_renderers(partitions: int) -> dict[str, Any]:
-    """One family of so many lines, by prometheus-client and by us."""
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import GaugeMetricFamily
-
-    labels = ["cluster", "group", "topic", "stream", "partition"]
-
-    class Lines:
-        def collect(self) -> list[GaugeMetricFamily]:
-            family = GaugeMetricFamily("backlog_lag_messages", "Unread.", labels=labels)
-            for number in range(partitions):
-                place = f"{number // 100:04}"
-                values = ("main", f"group-{place}", f"topic-{place}", "", str(number % 100))
-                family.add_metric(values, number)
-            return [family]
-
-    def write() -> bytes:
-        lines = []
-        for number in range(partitions):
-            if number % 100 == 0:
-                from monitoring.metrics.exposition import write_labels
-
-                place = f"{number // 100:04}"
-                group = write_labels(labels[:4], ("main", f"group-{place}", f"topic-{place}", ""))
-            lines.append(f'backlog_lag_messages{{{group},partition="{number % 100}"}} {number!r}\n')
-        return "".join(lines).encode()
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Lines())
-    theirs = _time(lambda: generate_latest(registry))[0]
-    ours = _time(write)[0]
+def measure(options: Namespace, _: Say) -> Measured:
+    many = (options.groups, options.partitions)
+    real = (options.real_groups, options.real_partitions)
     return {
-        "lines": partitions,
-        "prometheus_client_seconds": round(theirs, 3),
-        "ours_seconds": round(ours, 3),
+        "figures": run_apart(measure_figures, *many, False, options.fill),
+        "busy": run_apart(measure_figures, *many, True, options.fill),
+        "real": run_apart(measure_real, *real, options.fill),
     }
 
 
-def draw(document: dict[str, Any]) -> Table:
-    table = Table(
-        "", "a tenth lags", "all busy", "real broker", title="backlogctl watch, all groups"
-    )
-    runs = (document["figures"], document["busy"], document["real"])
-    for title, name in (
+def draw(document: Measured) -> Iterable[Table]:
+    columns = {"figures": "a tenth lags", "busy": "all busy", "real": "real broker"}
+    lines = (
         ("groups", "groups"),
         ("partitions of groups", "partitions"),
         ("a pass, s", "pass_seconds"),
@@ -157,35 +115,9 @@ def draw(document: dict[str, Any]) -> Table:
         ("  at most", "peak_mib"),
         ("body, bytes", "body_bytes"),
         ("body with gzip, bytes", "gzip_bytes"),
-    ):
-        table.add_row(title, *(f"{run[name]:,}" for run in runs))
-    return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--groups", type=int, default=1000)
-    parser.add_argument("--partitions", type=int, default=100)
-    parser.add_argument("--real-groups", type=int, default=300)
-    parser.add_argument("--real-partitions", type=int, default=30)
-    given = parser.parse_args()
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        document: dict[str, Any] = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-            "figures": pool.apply(measure_figures, (given.groups, given.partitions, False)),
-            "busy": pool.apply(measure_figures, (given.groups, given.partitions, True)),
-            "real": pool.apply(measure_real, (given.real_groups, given.real_partitions)),
-            "renderers": pool.apply(compare_renderers, (100_000,)),
-        }
-    console = Console(file=sys.stdout)
-    console.print(draw(document))
-    both = document["renderers"]
-    console.print(
-        f"{both['lines']:,} lines of one family: prometheus-client "
-        f"{both['prometheus_client_seconds']} s, ours {both['ours_seconds']} s"
     )
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n")
+    rows = [[title, *(f"{document[run][name]:,}" for run in columns)] for title, name in lines]
+    yield tabulate("backlogctl watch, all groups", columns, rows)
 
 
 def _time(work: Callable[[], object]) -> tuple[float, float]:
@@ -211,5 +143,14 @@ def _read_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+BENCHMARK = Benchmark(
+    "watch",
+    __doc__,
+    {"groups": 1000, "partitions": 100, "real_groups": 300, "real_partitions": 30, "fill": 26},
+    {"groups": 10, "partitions": 10, "real_groups": 5, "real_partitions": 2, "fill": 2},
+    measure,
+    draw,
+)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -3,35 +3,37 @@
 `python -m benchmarks.watch_memory [--rounds 2000]` watches a real broker at an interval of 100 ms,
 so that 2,000 rounds take minutes and not most of a day: streams that are read, that stand and that
 are one control record behind, 60 other groups, /metrics and the page read all the time. Resident
-memory is noted every 20 rounds. Prints a table, keeps `results/watch_memory.json`, draws
-`docs/img/watch-memory.svg`, and fails where memory grows by more than 3 % over the second half.
+memory is noted every 20 rounds. It draws `docs/img/watch-memory.svg` too, and fails where memory
+grows by more than 3 % over the second half.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from datetime import UTC, datetime
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import httpx
-from rich.console import Console
+import psutil
 from rich.table import Table
 
-from backlog.kafka.admin import create_topic
+from backlog.config import load_config
+from backlog.errors import BacklogError
+from backlog.kafka.admin import create_topic, set_group_offsets
 from backlog.kafka.clients import make_admin, make_producer
+from backlog.progress import Say
+from benchmarks.harness import Benchmark, Figures, open_world, tabulate
 from benchmarks.watch_world import make_groups
-from sandbox.embedded import EmbeddedKafka
+from monitoring.watcher import watch_streams
+from replay.console.exporting import open_exporter
+from replay.opening import open_workspace
 
-RESULTS = Path(__file__).parent / "results" / "watch_memory.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "img" / "watch-memory.svg"
 MIB = 1024 * 1024
 STEP = 20  # rounds between two samples
@@ -45,9 +47,9 @@ WATCH = {"interval": "100ms", "window": "10s", "horizon": "30s"}
 class World:
     """A broker with groups, and what happens on it."""
 
-    def __init__(self, kafka: EmbeddedKafka) -> None:
-        self.properties = {"bootstrap.servers": kafka.bootstrap}
-        make_groups(kafka.bootstrap, GROUPS, PARTITIONS, TOPICS)
+    def __init__(self, properties: dict[str, str]) -> None:
+        self.properties = properties
+        make_groups(properties["bootstrap.servers"], GROUPS, PARTITIONS, TOPICS)
         self._producer = make_producer(self.properties)
         self._admin = make_admin(self.properties)
         self._read = 0
@@ -76,32 +78,65 @@ class World:
         self._commit("behind", "committer", 1)
 
     def _commit(self, topic: str, group: str, offset: int) -> None:
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-        places = [TopicPartition(topic, partition, offset) for partition in range(3)]
-        request = [ConsumerGroupTopicPartitions(group, places)]
-        self._admin.alter_consumer_group_offsets(request)[group].result(30)
+        set_group_offsets(self._admin, group, topic, dict.fromkeys(range(3), offset))
 
 
-def measure(rounds: int, *, trace: bool) -> list[dict[str, Any]]:
-    """Samples: seconds since the start, rounds, passes, resident bytes."""
-    with tempfile.TemporaryDirectory() as scratch, EmbeddedKafka.start(f"{scratch}/kafka") as kafka:
-        world = World(kafka)
+def watch_rounds(path: Path, rounds: int) -> None:
+    """The process whose memory is measured: `backlogctl watch` with everything on.
+
+    It prints the page's address, and after each STEP rounds a line of JSON: rounds over the
+    streams, passes over all groups, resident bytes.
+    """
+    workspace = open_workspace(load_config(path))
+    config, this = workspace.config, psutil.Process()
+    done = 0
+
+    def say(**values: object) -> None:
+        print(json.dumps(values), flush=True)
+
+    def say_outage(what: str, error: BacklogError | None) -> None:
+        print(f"{what}: {error}", file=sys.stderr)
+
+    def end_round() -> None:
+        nonlocal done
+        done += 1
+        exporter.board.note_round()
+        if done % STEP == 0:
+            passes = exporter.board.seen.version - done * len(config.streams)
+            say(rounds=done, passes=passes, rss=this.memory_info().rss)
+
+    with open_exporter(workspace, "127.0.0.1:0", "the benchmark", say_outage) as exporter:
+        say(url=exporter.url)
+        watch_streams(
+            *(config, workspace.ledger, config.watch.interval, threading.Event()),
+            horizon=config.watch.horizon,
+            window=config.watch.window,
+            on_status=exporter.note,
+            on_error=exporter.note_failure,
+            on_outage=say_outage,
+            on_round=end_round,
+            rounds=rounds,
+        )
+
+
+def sample(rounds: int) -> list[Figures]:
+    """Seconds since the start, rounds, passes, resident bytes, at every STEP."""
+    with open_world() as (broker, scratch):
+        world = World(broker.properties)
         world.move()
-        path = Path(scratch) / "backlog.yaml"
-        path.write_text(json.dumps(_configure(scratch, world.properties)))  # JSON is YAML
-        command = [sys.executable, "-m", "benchmarks.watch_memory_run"]
-        command += [str(path), str(rounds), str(STEP), *(["--trace"] if trace else [])]
+        path = scratch / "backlog.yaml"
+        path.write_text(json.dumps(_configure(str(scratch), world.properties)))  # JSON is YAML
+        command = [sys.executable, "-m", "benchmarks.watch_memory", "watch", str(path), str(rounds)]
         began, url = time.monotonic(), ""
-        samples: list[dict[str, Any]] = []
+        samples: list[Figures] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                told = json.loads(line)
-                url = told.pop("url", url)
-                if told:
-                    samples.append({"seconds": round(time.monotonic() - began, 1), **told})
-                if told.get("rounds") == rounds:
+                values = json.loads(line)
+                url = values.pop("url", url)
+                if values:
+                    samples.append({"seconds": round(time.monotonic() - began, 1), **values})
+                if values.get("rounds") == rounds:
                     continue
                 world.move()
                 for place in ("/metrics", "/", "/streams/standing"):
@@ -111,7 +146,7 @@ def measure(rounds: int, *, trace: bool) -> list[dict[str, Any]]:
         return samples
 
 
-def summarize(samples: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(samples: list[Figures]) -> Figures:
     """MiB at some moments, each the median of the tenth of the run around it, and the growth."""
     sizes = [one["rss"] / MIB for one in samples]
     tenth = max(1, len(sizes) // 10)
@@ -130,24 +165,24 @@ def summarize(samples: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def draw_table(found: dict[str, Any]) -> Table:
-    table = Table("", "", title="memory of backlogctl watch")
-    for title, name in (
-        ("rounds over the streams", "rounds"),
-        ("passes over all groups", "passes"),
-        ("seconds", "seconds"),
-        (f"memory after {STEP} rounds, MiB", "first_mib"),
-        ("  at the half, MiB", "half_mib"),
-        ("  at the end, MiB", "end_mib"),
-        ("  at most, MiB", "most_mib"),
-    ):
-        table.add_row(title, f"{found[name]:,}")
-    table.add_row("growth over the second half", f"{found['growth_of_second_half']:+.1%}")
-    table.add_row("  may be at most", f"{BOUND:.0%}")
-    return table
+def draw(document: Figures) -> Iterable[Table]:
+    found = document["figures"]
+    lines = (
+        ("rounds over the streams", "rounds", "{:,}"),
+        ("passes over all groups", "passes", "{:,}"),
+        ("seconds", "seconds", "{:,}"),
+        (f"memory after {STEP} rounds, MiB", "first_mib", "{:,}"),
+        ("  at the half, MiB", "half_mib", "{:,}"),
+        ("  at the end, MiB", "end_mib", "{:,}"),
+        ("  at most, MiB", "most_mib", "{:,}"),
+        ("growth over the second half", "growth_of_second_half", "{:+.1%}"),
+        ("  may be at most", "bound", "{:.0%}"),
+    )
+    rows = [[label, form.format(found[name])] for label, name, form in lines]
+    yield tabulate("memory of backlogctl watch", {"": ""}, rows)
 
 
-def draw_picture(samples: list[dict[str, Any]], path: Path) -> None:
+def draw_picture(samples: list[Figures], path: Path) -> None:
     """Resident memory by round, from zero."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -166,30 +201,15 @@ def draw_picture(samples: list[dict[str, Any]], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--trace", action="store_true", help="say where memory was allocated")
-    given = parser.parse_args()
-    samples = measure(given.rounds, trace=given.trace)
+def measure(options: Namespace, _: Say) -> Figures:
+    samples = sample(options.rounds)
     found = summarize(samples)
-    Console(file=sys.stdout).print(draw_table(found))
-    if not given.trace:
-        document = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-            "watch": WATCH,
-            "groups": GROUPS + 3,
-            "figures": found,
-            "samples": samples,
-        }
-        RESULTS.write_text(json.dumps(document, indent=2) + "\n")
+    if not options.smoke:
         draw_picture(samples, PICTURE)
-    if found["growth_of_second_half"] > BOUND:
-        raise SystemExit("memory grows")
+    return {"watch": WATCH, "groups": GROUPS + 3, "figures": found, "samples": samples}
 
 
-def _configure(scratch: str, properties: dict[str, str]) -> dict[str, Any]:
+def _configure(scratch: str, properties: dict[str, str]) -> Figures:
     streams = {"read": "reader", "standing": "stander", "behind": "committer"}
     return {
         "ledger": f"sqlite:///{scratch}/ledger.db",
@@ -200,6 +220,20 @@ def _configure(scratch: str, properties: dict[str, str]) -> dict[str, Any]:
             for topic, group in streams.items()
         },
     }
+
+
+BENCHMARK = Benchmark(
+    "watch_memory", __doc__, {"rounds": 2000}, {"rounds": 2 * STEP}, measure, draw
+)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["watch"]:
+        watch_rounds(Path(sys.argv[2]), int(sys.argv[3]))
+        return
+    document = BENCHMARK.main()
+    if document["rounds"] > 2 * STEP and document["figures"]["growth_of_second_half"] > BOUND:
+        raise SystemExit("memory grows")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 from monitoring.verdicts import Verdict
 
 HOLD_FOR = "6h"

@@ -139,12 +139,3 @@ def _measure_age(
 ) -> float | None:
     at = (oldest or {}).get(partition)
     return None if at is None else max(0.0, (now - at).total_seconds())
-
-
-def list_behind(status: GroupStatus) -> dict[int, int]:
-    """By partition, the first offset that is unread and still there."""
-    return {
-        part.partition: max(part.committed, part.log_start)
-        for part in status.partitions
-        if part.lag and part.committed is not None
-    }

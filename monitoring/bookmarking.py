@@ -13,8 +13,8 @@ from backlog.kafka.admin import read_topic_id
 from backlog.kafka.clients import Admin
 from backlog.kafka.peek import Peeked, peek_at
 from backlog.ledger import Ledger
-from backlog.stamps import MESSAGE_ID, find_value, hash_identity
 from backlog.values import Bookmark, Sample
+from backlogctl_delivery.stamps import MESSAGE_ID, find_value, hash_identity
 from monitoring.sampler import StreamLike
 
 BOOKMARK_SECONDS = 3.0

@@ -308,7 +308,7 @@ def _judge_overtaken(
     from a log start in between. (With `latest` it lost more, above l1; no sample shows that.)
     """
     width = part.low - old.highest
-    limit = marks.reach.limit(part.partition, old.read_from, current.taken_at)
+    limit = marks.bound.limit(part.partition, old.read_from, current.taken_at)
     least = 0 if limit is None else min(width, committed - old.highest - limit)
     if least > 0:
         return _make_gap(

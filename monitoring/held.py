@@ -11,7 +11,7 @@ from backlog.values import Sample
 _UNLIMITED = "-1"
 
 
-def note_holds(ledger: Ledger, sample: Sample, config: Mapping[str, str]) -> None:
+def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str]) -> None:
     """Puts on record which of the topic's holds are in force.
 
     Args:

@@ -11,8 +11,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from backlog.clock import Deadline
 from backlog.errors import BacklogError
 from backlog.kafka.clients import Properties, make_consumer
-from backlog.kafka.errors import is_retriable, translate, unwrap
+from backlog.kafka.errors import translate
 from backlog.values import Gap, GapState, PartitionSample, Sample
+from backlogctl_delivery.kafka import is_retriable, unwrap
 
 # A reader that commits after each message stays at most this far behind by control records.
 TAIL_AT_MOST = 2

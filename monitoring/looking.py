@@ -17,16 +17,16 @@ from backlog.kafka.log_dirs import read_log_dirs
 from backlog.kafka.peek import peek_at
 from backlog.ledger import Ledger
 from backlog.values import Sample
-from monitoring.assessing import StreamContext, assess_stream, list_behind
-from monitoring.held import note_holds
+from monitoring.assessing import StreamContext, assess_stream
+from monitoring.held import record_hold_state
 from monitoring.lag import find_end, read_retention, read_size_limit, read_tails
 from monitoring.marks import Marks
 from monitoring.observing import OBSERVE_SECONDS, Observation, observe_stream
 from monitoring.sampler import StreamLike
 from monitoring.status import UNLIMITED, GroupStatus, Retention
-from monitoring.stopped import tell_stopped
+from monitoring.stopped import with_stopped_warning
 from monitoring.unseen import Unseen, make_unseen
-from monitoring.waiting import tell_waiting
+from monitoring.waiting import with_archived_note
 
 PEEK_SECONDS = 5.0
 
@@ -106,7 +106,7 @@ def assess_now(
         unseen.append(Unseen("bookmarks", unmarked))
     config = _read_settings(admin, stream.topic, limit, unseen)
     if config is not None:
-        note_holds(ledger, sample, config)
+        record_hold_state(ledger, sample, config)
     around = _describe_stream(stream, _find_retention(config))
     tails = _read_tails(properties, stream, sample, limit, unseen)
     remembered = {} if empty_tails is None else empty_tails
@@ -115,9 +115,14 @@ def assess_now(
             begin = max(part.committed, part.low)
             remembered[part.partition] = (begin, find_end(part, stream.isolation))
     around = replace(around, tails=tails, empty_tails=remembered)
-    # A first judgement says which partitions are behind: only they need more.
-    behind = list_behind(assess_stream(sample, stream.isolation, gaps=gaps, around=around))
-    starts = {number: at for number, at in behind.items() if number not in tails}
+    # Only partitions that are behind need more.
+    starts = {
+        part.partition: begin
+        for part in sample.partitions
+        if part.committed is not None and part.partition not in tails
+        if (begin := max(part.committed, part.low)) < find_end(part, stream.isolation)
+        if part.committed <= part.high
+    }
     status = assess_stream(
         sample,
         stream.isolation,
@@ -131,7 +136,9 @@ def assess_now(
         window=watch.window,
         horizon=watch.horizon,
     )
-    return tell_stopped(ledger, tell_waiting(replace(status, unseen=tuple(unseen)), gaps))
+    return with_stopped_warning(
+        ledger, with_archived_note(replace(status, unseen=tuple(unseen)), gaps)
+    )
 
 
 def judge_stored(
@@ -139,7 +146,8 @@ def judge_stored(
 ) -> GroupStatus | None:
     """The status at the newest stored sample, without asking a broker; None without a sample.
 
-    Retention is not in the ledger, so no losses are forecast; nor is said what `tell_stopped` does.
+    Retention is not in the ledger, so no losses are forecast; nor is there the warning of
+    `with_stopped_warning`.
 
     Args:
         now: samples younger than this are left out.

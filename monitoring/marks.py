@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from backlog.values import PartitionSample, Sample
-from monitoring.reach import Move, Reach
+from monitoring.reach import ConsumptionBound, Move
 
 MEMBERLESS = ("empty", "dead")
 # A commit set from outside stays where it is; a reader that never joins goes on committing.
@@ -63,7 +63,7 @@ class Marks:
     partitions: Mapping[int, PartitionMarks] = field(default_factory=dict)
     sampled: tuple[int, ...] = ()
     taken_at: datetime | None = None
-    reach: Reach = field(default_factory=Reach)
+    bound: ConsumptionBound = field(default_factory=ConsumptionBound)
     empty_tails: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def skip_empty(self, partition: int, committed: int) -> int:
@@ -144,13 +144,13 @@ def advance_marks(marks: Marks, sample: Sample) -> Marks:
         sampled=tuple(part.partition for part in sample.partitions),
         empty_tails=marks.empty_tails,
         taken_at=sample.taken_at,
-        reach=_advance_reach(marks, sample),
+        bound=_advance_bound(marks, sample),
     )
 
 
-def _advance_reach(marks: Marks, sample: Sample) -> Reach:
+def _advance_bound(marks: Marks, sample: Sample) -> ConsumptionBound:
     if marks.taken_at is None:
-        return marks.reach
+        return marks.bound
     moves = [
         Move(part.partition, old.committed, part.committed, part.low, part.lso)
         for part in sample.partitions
@@ -158,7 +158,7 @@ def _advance_reach(marks: Marks, sample: Sample) -> Reach:
         and (old := marks.partitions.get(part.partition)) is not None
         and not is_jump(marks, part, is_memberless(sample))
     ]
-    return marks.reach.add(moves, sample.taken_at - marks.taken_at)
+    return marks.bound.add(moves, sample.taken_at - marks.taken_at)
 
 
 def _read_from(

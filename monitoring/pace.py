@@ -42,11 +42,11 @@ def measure_pace(samples: Sequence[Sample], running: bool) -> Pace:
         for sample in samples
         if sample.topic_id == last.topic_id and last.taken_at - sample.taken_at <= RATE_WINDOW
     ]
-    consumed, seconds = _measure_consumed(window if running else _cut_idle(window))
+    consumed, seconds = _measure_pace(window if running else _cut_idle(window))
     return Pace(consumed, seconds, _measure_produced(window))
 
 
-def _measure_consumed(window: Sequence[Sample]) -> tuple[float | None, float]:
+def _measure_pace(window: Sequence[Sample]) -> tuple[float | None, float]:
     """Over the times in which there was something to read: a group that waits is not slow."""
     seconds, moved = 0.0, 0
     for before, after in pairwise(window):

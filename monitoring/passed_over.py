@@ -1,4 +1,4 @@
-"""What expired between two stored samples and the group may not have read: told while they last."""
+"""Offsets that expired between two stored samples; the group may have missed them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FARTHEST = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class PossiblyExpired:
     """Offsets of one partition that expired above one commit and below the next, over `times`
     pairs of samples: at most so many messages were lost."""
 
@@ -33,7 +33,9 @@ class PassedOver:
         )
 
 
-def list_passed_over(history: Sequence[Sample], gaps: Iterable[Gap]) -> tuple[PassedOver, ...]:
+def list_possibly_expired(
+    history: Sequence[Sample], gaps: Iterable[Gap]
+) -> tuple[PossiblyExpired, ...]:
     """By partition, without what a recorded gap has.
 
     Args:
@@ -48,13 +50,13 @@ def list_passed_over(history: Sequence[Sample], gaps: Iterable[Gap]) -> tuple[Pa
         if own and gap.start is not None and gap.end is not None:
             item = OffsetRange(gap.partition, gap.start, gap.end)
             recorded.setdefault(gap.partition, []).append(item)
-    found: dict[int, PassedOver] = {}
+    found: dict[int, PossiblyExpired] = {}
     own_life = [sample for sample in history if sample.topic_id == newest.topic_id]
     for number, start, end, at in _list_ranges(own_life):
         if any(gap.start <= start and end <= gap.end for gap in recorded.get(number, ())):
             continue
-        old = found.get(number, PassedOver(number, 0, 0, at))
-        found[number] = PassedOver(number, old.offsets + end - start, old.times + 1, old.since)
+        old = found.get(number, PossiblyExpired(number, 0, 0, at))
+        found[number] = PossiblyExpired(number, old.offsets + end - start, old.times + 1, old.since)
     return tuple(found[number] for number in sorted(found))
 
 

@@ -1,4 +1,4 @@
-"""How far a group can have read between two samples, at the pace its samples ever showed.
+"""Upper bound on the offsets a group can have consumed between two samples, from its highest rate.
 
 Why these numbers: docs/decisions/0014-a-live-group-that-retention-overtakes.md.
 """
@@ -64,7 +64,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ConsumptionBound:
     """The highest pace of all partitions together, offsets a second; `proven`: the partitions
     whose reader was seen, for long enough, with more to read than it managed. A slow reader of one
     says nothing of the readers of others."""
@@ -79,7 +79,7 @@ class Reach:
     def pace(self) -> float:
         return max(self.best, self.moved / max(self.span, COMMIT_RHYTHM).total_seconds())
 
-    def add(self, moves: Iterable[Move], took: timedelta) -> Reach:
+    def add(self, moves: Iterable[Move], took: timedelta) -> ConsumptionBound:
         whole = [move for move in moves if move.is_whole]
         if took <= ZERO:
             return self
@@ -98,8 +98,12 @@ class Reach:
         }
         moved = self.moved + sum(move.after - move.before for move in whole)
         span = self.span + took
-        added = Reach(self.best, proven, moved, span, backlogs)
-        return added if span < COMMIT_RHYTHM else Reach(added.pace, proven, backlogs=backlogs)
+        added = ConsumptionBound(self.best, proven, moved, span, backlogs)
+        return (
+            added
+            if span < COMMIT_RHYTHM
+            else ConsumptionBound(added.pace, proven, backlogs=backlogs)
+        )
 
     def limit(self, partition: int, since: datetime | None, until: datetime) -> int | None:
         """How many offsets of a partition can have been read at most; None where the samples do not

@@ -14,7 +14,7 @@ from monitoring.verdicts import Verdict, find_worst
 _BEGUN = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
 
 
-def tell_stopped(ledger: Ledger, status: GroupStatus) -> GroupStatus:
+def with_stopped_warning(ledger: Ledger, status: GroupStatus) -> GroupStatus:
     """The status, never `ok` while a recovery keeps the stream's consumers stopped.
 
     What was relayed and not handled is read from the source, and so in no lag: `warn` where a

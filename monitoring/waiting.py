@@ -14,8 +14,8 @@ from monitoring.status import GroupStatus
 _SETTLED = (GapState.VERIFIED, GapState.WAIVED)
 
 
-def tell_waiting(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
-    """The status, with how many messages a drain put aside, or were never handled, and what puts
+def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+    """The status, with how many messages an offload put aside, or were never handled, and what puts
     them back."""
     place = (status.topic, status.group)
     known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
@@ -24,7 +24,10 @@ def tell_waiting(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
         status = _add(
             status,
             f"at most {_count(waiting)} of it in an archive, not put back yet",
-            f"backlogctl plan rebuild {status.stream}",
+            *(
+                f"backlogctl plan redrive {status.stream} --from archive:{archive}"
+                for archive in dict.fromkeys(gap.archive for gap in waiting)
+            ),
         )
     lows = {part.partition: part.log_start for part in status.partitions}
     unhandled = [
@@ -45,9 +48,9 @@ def _count(gaps: Iterable[Gap]) -> str:
     return format_plural(sum(gap.count or 0 for gap in gaps), "message")
 
 
-def _add(status: GroupStatus, told: str, command: str) -> GroupStatus:
+def _add(status: GroupStatus, told: str, *commands: str) -> GroupStatus:
     return replace(
         status,
         sentence=f"{status.sentence}; {told}",
-        next_commands=tuple(dict.fromkeys((*status.next_commands, command))),
+        next_commands=tuple(dict.fromkeys((*status.next_commands, *commands))),
     )

@@ -168,7 +168,7 @@ class _StreamWatcher:
         except Exception as error:
             LOG.exception("stream %s", stream.name)
             return BacklogError(
-                f"a fault of the program: {type(error).__name__}",
+                f"internal error ({type(error).__name__}); see the log and report it",
                 subject=f"stream {stream.name}",
                 hint="it goes on; report what the log says",
             )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from backlog.metric import Metric
-from delivery.lookback import metrics as look_back
-from delivery.once import metrics as once
-from delivery.outbox import metrics as outbox
+from backlogctl_delivery.idempotent import metrics as once
+from backlogctl_delivery.lookback import metrics as look_back
+from backlogctl_delivery.metrics import Metric
+from backlogctl_delivery.outbox import metrics as outbox
 from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS
 from monitoring.verdicts import Verdict
 
@@ -35,6 +35,10 @@ _INTRO = """\
   stream appears once, as the stream.
 - `watch.groups` allows and denies groups by glob patterns; `watch.max_partitions` limits them, and
   `backlog_partitions_left_out` counts what is left out.
+- Of groups that are no stream, partitions that are ok are one series without a `partition`: the sum
+  of offsets and lags, the oldest age, the first loss, so that `sum by (group, topic)`, `max` and
+  `min` give the same. Likewise partitions of topics of no stream whose replicas are all in sync,
+  without leader and replicas. With `watch.granularity: partition` each has its own series.
 - What is not known is absent: no series is NaN, and no lag is guessed where nothing was committed.
 - After a failed look the series keep their last values, and `backlog_sample_age_seconds` grows.
 - Nobody says how a group that is not a stream reads. Its lag is counted to the high watermark; one

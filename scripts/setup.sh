@@ -51,13 +51,13 @@ fi
 
 case "${1:-}" in
     demo)
-        wanted=(--no-dev --extra spark --extra plots --extra delivery)
+        wanted=(--no-dev --extra spark --extra delivery)
         echo "setup: fetching 575 MB of Python packages and 70 MB of Java libraries, once"
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
     airflow) wanted=(--compile-bytecode --extra all) ;;
-    *) wanted=(--compile-bytecode --extra spark --extra plots --extra delivery) ;;
+    *) wanted=(--compile-bytecode --extra spark --extra delivery) ;;
 esac
 # Java's libraries come beside Python's; the modules that fetch them need nothing installed. What could
 # not be fetched is asked for again, and its absence explained, by what needs it.
@@ -69,7 +69,7 @@ jars=$!
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
 wait $jars || true
 if [ "${1:-}" != demo ]; then
-    env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery sandbox monitoring fanout spark_backfill replay dags
+    env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery/backlogctl_delivery sandbox monitoring fanout spark_backfill replay dags
     # Every start of Spark is quicker with it. Everything works without it, only slower; a demo
     # starts Spark too seldom to make up for the minute that this takes.
     .venv/bin/python -m spark_backfill.spark.class_archive_maker || true

@@ -10,9 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backlog.clock import format_time, utc_now
 from backlog.values import OffsetRange
-from spark_backfill.archived.opening import OpenArchive
-from spark_backfill.archived.surviving import list_stretches
 from spark_backfill.evidence import ConsumedEvidence, Evidence, InjectedEvidence, label_candidates
+from spark_backfill.evidence.archives import OpenArchive, list_stretches
 from spark_backfill.evidence.holes import Holes, measure_holes
 from spark_backfill.evidence.offsets import LogOffsets, read_offsets
 from spark_backfill.evidence.survivors import LogSpan

@@ -9,9 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backlog.errors import KafkaFailure
 from backlog.values import OffsetRange
-from spark_backfill.archived.opening import OpenArchive
-from spark_backfill.archived.surviving import find_starts, read_survivors
 from spark_backfill.evidence import SurvivorEvidence
+from spark_backfill.evidence.archives import OpenArchive, find_starts, read_survivors
 from spark_backfill.evidence.offsets import LogOffsets, describe_moves, read_offsets
 from spark_backfill.failures import translating
 from spark_backfill.messages.candidates import (

@@ -157,19 +157,14 @@ def require_messages(
     verdict: RebuildVerdict,
     proof: Proof,
     spans: tuple[LogSpan, ...],
-    archived: int = 0,
 ) -> None:
-    """Refuses a plan that proves nothing, or has nothing to send (fault 37).
-
-    Args:
-        archived: messages of archives that are put back beside the rows.
-    """
+    """Refuses a plan that proves nothing, or has nothing to send (fault 37)."""
     subject = f"stream {rules.stream.name}"
     survivors = sum(span.records_before_ours for span in spans)
     require_proof(proof, request.allow, subject, survivors=survivors)
     lost = counts.total(LOST)
     expected = sum(item.expected for item in verdict.partitions)
-    if not lost and not archived:
+    if not lost:
         uncertain = sum(counts.uncertain.values())
         hint = ""
         if uncertain:
@@ -185,16 +180,11 @@ def require_messages(
             subject=subject,
             hint=hint + "check --since and --until, `time_column` and `identity`; or waive the gap",
         )
-    require_few(request, lost + archived)
-
-
-def require_few(request: RebuildRequest, count: int) -> None:
-    """Refuses a plan that sends too much."""
     most = request.stream.limits.max_messages
-    if count > most:
+    if lost > most:
         raise Refused(
-            f"{count} messages are more than `limits.max_messages` ({most})",
-            subject=f"stream {request.stream.name}",
+            f"{lost} messages are more than `limits.max_messages` ({most})",
+            subject=subject,
             hint="raise the limit, or plan a shorter time with --since and --until",
         )
 

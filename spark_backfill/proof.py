@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from backlog.errors import Refused
-from backlog.sequence import ALL as SEQUENCE_HEADERS
+from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
 from spark_backfill.evidence.survivors import SurvivorEvidence
 from spark_backfill.evidence.zones import suspect_zone
 from spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows

@@ -11,17 +11,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import UsageError
+from backlog.errors import PutBackAlready, Refused, UsageError
 from backlog.manifest import Manifest, write_manifest
 from backlog.numbers import format_plural
 from backlog.progress import Say
 from backlog.values import Chunk, OffsetRange
-from spark_backfill.archived.choosing import Chosen, choose_archived
-from spark_backfill.archived.judging import add_again, add_archived, count_archived
-from spark_backfill.archived.opening import OpenArchive, describe_moved, open_archives
-from spark_backfill.archived.planning import plan_archived
-from spark_backfill.archived.segments import number_segments
-from spark_backfill.archived.staging import stage_all
 from spark_backfill.evidence import (
     CONSUMED,
     INJECTED,
@@ -31,6 +25,7 @@ from spark_backfill.evidence import (
     SURVIVING,
     ConsumedEvidence,
 )
+from spark_backfill.evidence.archives import OpenArchive, open_archives
 from spark_backfill.evidence.zones import explaining
 from spark_backfill.finding import MORE_OFTEN, Found, Reading, find_lost
 from spark_backfill.full_disk import planning_into
@@ -43,13 +38,12 @@ from spark_backfill.guards import (
 )
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
-from spark_backfill.messages.staging import ChunkLimits
+from spark_backfill.messages.staging import ChunkLimits, stage_lost
 from spark_backfill.opening import open_consumed, open_source
+from spark_backfill.originals.placing import place_originals
 from spark_backfill.phases import PlanLog
-from spark_backfill.placing.attribution import fill_needs
-from spark_backfill.placing.placement import (
-    describe_evidence,
-)
+from spark_backfill.placing.attribution import EXCLUDE, INCLUDE, fill_needs
+from spark_backfill.placing.placement import describe_evidence
 from spark_backfill.request import (
     Counts,
     Quarantine,
@@ -87,18 +81,12 @@ def plan_rebuild(
         SourceError, KafkaFailure, StagingError: something could not be read or written.
     """
     log = PlanLog(progress or (lambda line: None), spark)
-    has_rows = bool(request.gaps) and request.stream.source is not None
-    if has_rows or not (request.archived or request.gaps):
-        check_policy(request)
+    check_policy(request)
     ranges = _find_ranges(request)
     with planning_into(str(request.directory)), log.telling():
         with log.timed("archives", "verifying the archive") if request.archives else nullcontext():
             archives = open_archives(spark, request.archives)
-        log.warnings += describe_moved(archives, request.target_topic, request.target_partitions)
-        if has_rows:
-            return _plan_rows(spark, request, ranges, archives, log, limits)
-        staged = plan_archived(spark, request, ranges, archives, log, limits)
-        return _finish_archived(request, staged, log)
+        return _plan_rows(spark, request, ranges, archives, log, limits)
 
 
 def _plan_rows(
@@ -109,7 +97,6 @@ def _plan_rows(
     log: PlanLog,
     limits: ChunkLimits | None,
 ) -> RebuildOutcome:
-    """Rows of the table, and beside them what archives hold."""
     with _open_source(spark, request) as (access, rules, consumed):
         warn_about_rules(request, access, rules, log.warnings)
         reading = Reading(spark, request, ranges, access, rules, consumed, log, archives)
@@ -122,44 +109,102 @@ def _plan_rows(
             )
             found = find_lost(reading, factor)
         stretches = found.injected.list_stretches()
-        expected = count_unsent(request.gaps) or count_expected(ranges, stretches)
+        lost_offsets = count_unsent(request.gaps) or count_expected(ranges, stretches)
+        expected = _leave_out_returned(request, found, lost_offsets)
+        gone = _count_gone(request, found)
         decided, counts = _fill_gaps(found.placement.decided, expected, found.young_after)
         warn_about_rows(counts, found.proof, found.offsets, rules, log.warnings)
         basis = find_basis(
             request, rules, ranges, found.spans, found.holes, counts, found.proof, found.placement
         )
-        segments = number_segments((r for a in archives for r in a.manifest.ranges), ranges)
-        archived = choose_archived(
-            spark, request, archives, found.injected, segments, found.work, found.candidates
-        )
-        verdict = judge_plan(expected, add_again(counts.to_tally(), archived.again), basis)
-        verdict = add_archived(verdict, archived)
+        verdict = judge_plan(expected, counts.to_tally(), replace(basis, gone=gone))
         with explaining(found.zone, log.warnings):
-            require_messages(
-                request, rules, counts, verdict, found.proof, found.spans, archived.count
+            require_messages(request, rules, counts, verdict, found.proof, found.spans)
+        with log.timed("staging", f"staging {format_plural(counts.total(LOST), 'message')}"):
+            lost = decided.where(F.col("label") == LOST).select("message_id", "slot")
+            made, slots = found.candidates.drop("slot").join(lost, "message_id"), counts.slots
+            if request.target_partitions != request.partitions:
+                made, slots = _move(made, request)
+            chunks = stage_lost(
+                made,
+                rules,
+                slots,
+                recovery_id=request.recovery_id,
+                directory=request.directory,
+                limits=limits,
             )
-        staged = counts.total(LOST) + archived.count
-        with log.timed("staging", f"staging {format_plural(staged, 'message')}"):
-            lost_from = F.coalesce("home", "counted", "slot").alias("lost_from")
-            lost = decided.where(F.col("label") == LOST).select("message_id", "slot", lost_from)
-            rows = (found.candidates, lost, rules, counts.slots)
-            chunks, slots = stage_all(request, archived, segments, limits, rows)
             keys = rules.key_names()
-            rejected = sum(item.quarantined for item in archived.taken.values())
             quarantine = write_quarantine(
-                decided,
-                keys,
-                request.directory,
-                counts.total(QUARANTINED) + rejected,
-                archived.rejected,
+                decided, keys, request.directory, counts.total(QUARANTINED)
             )
             uncertain = write_uncertain(
                 decided, keys, request.directory, sum(counts.uncertain.values())
             )
-        result = _Result(
-            request, rules, found, counts, quarantine, verdict, uncertain, archived, slots
-        )
+        result = _Result(request, rules, found, counts, quarantine, verdict, uncertain, slots)
         return _finish(result, chunks, log)
+
+
+def _leave_out_returned(
+    request: RebuildRequest, found: Found, expected: Mapping[int, int]
+) -> Mapping[int, int]:
+    """What an archive gave back again is not lost any more.
+
+    Raises:
+        PutBackAlready: nothing else was lost.
+    """
+    returned = found.injected.count_returned()
+    left = {number: max(0, n - returned.get(number, 0)) for number, n in expected.items()}
+    if returned and not sum(left.values()):
+        commands = [
+            f'`backlogctl waive {gap.id} --reason "put back already"`' for gap in request.gaps
+        ]
+        raise PutBackAlready(
+            f"there is nothing to put back: {format_plural(sum(returned.values()), 'message')} of "
+            "these gaps came from an archive, and were put back from there again",
+            subject=f"stream {request.stream.name}",
+            hint=f"close what is on record: {'; '.join(commands)}",
+        )
+    return left
+
+
+def _count_gone(request: RebuildRequest, found: Found) -> int:
+    """Messages that were put back before and lost again, and that no row makes.
+
+    Raises:
+        Refused: an archive has some of them still.
+    """
+    if not found.injected.has_lost_again:
+        return 0
+    edge = request.stream.source.edge if request.stream.source else None
+    take = {INCLUDE: F.lit(True), EXCLUDE: F.col("sure")}.get(edge or "", F.col("likely"))
+    rows = found.candidates.select(F.col("message_id").alias("key"))
+    again = found.injected.collect_lost_again().where(take).join(rows, "key", "left_anti")
+    counts = {row["archive"]: row["count"] for row in again.groupBy("archive").count().collect()}
+    held = {source.recovery_id for source in request.archives}
+    if name := next((name for name in counts if name in held), None):
+        raise Refused(
+            f"{format_plural(counts[name], 'message')} of these gaps came from archive {name}, "
+            "were lost again, and are there still",
+            subject=f"stream {request.stream.name}",
+            hint=f"`backlogctl plan redrive {request.stream.name} --from archive:{name}` puts them "
+            "back; then plan this again",
+        )
+    return sum(counts.values())
+
+
+def _move(made: DataFrame, request: RebuildRequest) -> tuple[DataFrame, Mapping[int, int]]:
+    """To the partitions of a target that has another number of them."""
+    moved = made.withColumn(
+        "slot",
+        place_originals(
+            F.col("slot"),
+            of=request.partitions,
+            partitioner=request.stream.partitioner,
+            partitions=request.target_partitions,
+        ),
+    )
+    counts = moved.groupBy("slot").count().collect()
+    return moved, {row["slot"]: row["count"] for row in counts}
 
 
 def _fill_gaps(
@@ -184,12 +229,11 @@ class _Result:
     quarantine: Quarantine
     verdict: RebuildVerdict
     uncertain: Uncertain
-    archived: Chosen
     slots: Mapping[int, int]
 
     def counts(self) -> Counts:
         partitions = self.verdict.partitions
-        rows = Counts(
+        return Counts(
             expected=sum(item.expected for item in partitions),
             candidates=self.labels.candidates,
             duplicates=self.labels.duplicates,
@@ -203,7 +247,6 @@ class _Result:
             surplus=sum(item.surplus for item in partitions),
             shortfall=sum(item.shortfall for item in partitions),
         )
-        return count_archived(rows, self.archived)
 
 
 def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> RebuildOutcome:
@@ -248,48 +291,21 @@ def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> Rebuild
     )
 
 
-def _finish_archived(
-    request: RebuildRequest, staged: tuple[RebuildOutcome, tuple[Chunk, ...]], log: PlanLog
-) -> RebuildOutcome:
-    """The same, where no row was read."""
-    outcome, chunks = staged
-    origin: dict[str, Any] = {
-        **request.origin,
-        **_describe_gaps(request),
-        "partitions": request.partitions,
-        "log_start": {str(p): at for p, at in sorted(outcome.log_start.items())},
-        "log_end": {str(p): at for p, at in sorted(outcome.log_end.items())},
-        "verdict": outcome.verdict,
-        "fidelity": outcome.fidelity,
-    }
-    manifest = Manifest(request.recovery_id, request.target_topic, chunks, origin)
-    sha256 = write_manifest(request.directory, manifest)
-    shutil.rmtree(request.directory / "work", ignore_errors=True)
-    return replace(
-        outcome, manifest_sha256=sha256, warnings=tuple(log.warnings), seconds=log.seconds
-    )
-
-
 def _describe_gaps(request: RebuildRequest) -> dict[str, Any]:
     return {
         "stream": request.stream.fingerprint(),
         "gaps": [
             {"id": g.id, "partition": g.partition, "start": g.start, "end": g.end}
-            for g in sorted((*request.gaps, *request.archived), key=lambda g: g.id)
+            for g in sorted(request.gaps, key=lambda g: g.id)
         ],
-        "archives": {
-            source.recovery_id: source.manifest_sha256
-            for source in request.archives
-            if source.taken
-        },
     }
 
 
 def _find_ranges(request: RebuildRequest) -> tuple[OffsetRange, ...]:
     subject = f"stream {request.stream.name}"
-    if not (request.gaps or request.archived):
+    if not request.gaps:
         raise UsageError("has no gap to rebuild", subject=subject, hint="see `backlogctl gaps`")
-    unknown = [gap.id for gap in (*request.gaps, *request.archived) if gap.count is None]
+    unknown = [gap.id for gap in request.gaps if gap.count is None]
     if unknown:
         raise UsageError(
             f"the range of {', '.join(unknown)} is not known, so it cannot be planned",

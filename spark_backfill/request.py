@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backlog.config import Source, Stream
-from backlog.values import Bookmark, EdgeTimes, Gap, OffsetRange
+from backlog.values import Bookmark, EdgeTimes, Gap
 
 ALLOW_PROOF = "proof"
 
@@ -20,7 +20,8 @@ class PriorChunk:
 
     `first_offset`, `last_offset` are where its `count` messages lie, None where that is not known;
     its transaction's control record follows. `same_group`: it was put back for the group of the
-    plan: where its messages lie in a gap, the group lost them again.
+    plan: where its messages lie in a gap, the group lost them again. `archive`: where it was read,
+    None where in none.
     """
 
     recovery_id: str
@@ -30,6 +31,7 @@ class PriorChunk:
     first_offset: int | None = None
     last_offset: int | None = None
     same_group: bool = True
+    archive: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,16 @@ class Stretch:
     first: int
     end: int
     count: int
+
+
+def list_stretches(prior: Sequence[PriorChunk]) -> tuple[Stretch, ...]:
+    """Where in the log earlier recoveries wrote."""
+    return tuple(
+        # The control record follows the last message.
+        Stretch(chunk.slot, chunk.first_offset, chunk.last_offset + 2, chunk.count + 1)
+        for chunk in prior
+        if chunk.first_offset is not None and chunk.last_offset is not None
+    )
 
 
 def count_offsets(first: int, end: int, ours: Sequence[Stretch]) -> int:
@@ -70,15 +82,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """An archive of the topic, as the ledger knows it.
-
-    `taken`: ranges of it that are put back. Its other messages are evidence: they are not lost.
-    """
+    """An archive of the topic, as the ledger knows it: its messages are not lost."""
 
     recovery_id: str
     location: str
     manifest_sha256: str
-    taken: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,6 @@ class RebuildRequest:
         topic_config: of the topic, now (`max.message.bytes`, `cleanup.policy`).
         gaps: the gaps to plan, all of this stream, whose messages are in no archive; of messages
             that had offsets, or of those that never reached the topic.
-        archived: those whose messages are; each range is `taken` of one of `archives`.
         archives: all of this topic that are there still.
         staging_root: `staging.dir`; this recovery's files go to `<root>/<recovery_id>`.
         since, until: bounds given by the operator; they win over the gaps' own times.
@@ -120,7 +127,6 @@ class RebuildRequest:
     allow: frozenset[str] = frozenset()
     prior: tuple[PriorChunk, ...] = ()
     elsewhere: tuple[PriorChunk, ...] = ()
-    archived: tuple[Gap, ...] = ()
     archives: tuple[ArchiveSource, ...] = ()
     target: tuple[str, int] | None = None
     edge_times: tuple[EdgeTimes, ...] = ()
@@ -146,7 +152,7 @@ class RebuildRequest:
     @property
     def topic_id(self) -> str:
         """The topic's, as the gaps have it."""
-        return next((gap.topic_id for gap in (*self.gaps, *self.archived)), "")
+        return next((gap.topic_id for gap in self.gaps), "")
 
     @property
     def target_topic(self) -> str:
@@ -167,8 +173,7 @@ class PartitionOutcome:
     says how it is known where the loss begins; `uncertain` rows lie at its edges, within
     `displacement` places or what counting may be wrong by. `differs`: by how many rows the check
     of that evidence says otherwise. `surplus` and `shortfall` do not count uncertain rows that
-    `edge` takes in or leaves out. `from_archive` are those of `rebuilt` that come as they were
-    from an archive; `expected` counts their messages, not offsets.
+    `edge` takes in or leaves out.
     """
 
     partition: int
@@ -182,17 +187,12 @@ class PartitionOutcome:
     evidence: str = ""
     uncertain: int = 0
     differs: int = 0
-    from_archive: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Totals of a plan: candidates + archived = surviving + consumed + already_injected + outside +
+    """Totals of a plan: candidates = surviving + consumed + already_injected + outside +
     quarantined + rebuilt.
-
-    `archived` messages of archives lie in the gaps, or were put back and lost again; those of
-    `rebuilt` that are of them are `from_archive`. `archived_holes`: offsets of archived gaps that
-    held no message.
 
     `outside` rows lie in no gap: the group has read their messages. `duplicates` were rows of a
     primary key that was already there.
@@ -210,9 +210,6 @@ class Counts:
     quarantined: int = 0
     surplus: int = 0
     shortfall: int = 0
-    archived: int = 0
-    archived_holes: int = 0
-    from_archive: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,26 +149,13 @@ def write_quarantine(
     key_names: Sequence[str],
     directory: Path,
     count: int,
-    archived: DataFrame | None = None,
 ) -> Quarantine:
-    """Lists the rows that cannot be built, as Parquet, and a bounded sample of them.
-
-    Args:
-        count: of all.
-        archived: messages of archives that cannot be sent, in the columns of the list.
-    """
+    """Lists the rows that cannot be built, as Parquet, and a bounded sample of them."""
     if not count:
         return Quarantine(0, {}, (), "")
     rows = decided.where(F.col("label") == QUARANTINED).select(
         F.array(*key_names).alias("primary_key"), "time", F.col("home").alias("partition"), "reason"
     )
-    if archived is not None:
-        rows = rows.unionByName(archived)
-    return list_quarantine(rows, directory, count)
-
-
-def list_quarantine(rows: DataFrame, directory: Path, count: int) -> Quarantine:
-    """Rows of primary_key array<string>, time, partition, reason."""
     kept = _list_rows(rows, directory / "quarantine", "list the quarantine")
     reasons = kept.groupBy("reason").count().orderBy("reason").limit(LISTED).collect()
     sample = kept.orderBy("primary_key", "reason").limit(LISTED).collect()

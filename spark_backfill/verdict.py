@@ -52,6 +52,7 @@ class VerdictBasis:
         ragged: what survivors show of rows without a message, of messages without a row, or that
             they are too few to show it; empty where all is well.
         unproved: why the rules are not proved on survivors; empty where they are.
+        gone: messages that were put back before and lost again, and are nowhere any more.
     """
 
     blurred: Sequence[int] = ()
@@ -67,6 +68,7 @@ class VerdictBasis:
     unordered: str = ""
     ragged: str = ""
     unproved: str = ""
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,11 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         reasons.append(basis.ragged)
     if basis.unproved:
         reasons.append(f"the rules are not proved: {basis.unproved}")
+    if basis.gone:
+        reasons.append(
+            f"{basis.gone} messages that were put back before, and lost again, are in no archive "
+            "and no row any more; where they came from (dead letters, the log) may have them still"
+        )
     kind = _find_kind(partitions, quarantined, uncertain, reasons, basis)
     place = "of these gaps" if basis.bounded else "at the edges of the gaps"
     if uncertain:
@@ -175,7 +182,7 @@ def _find_kind(
     if basis.collapsible:
         # Every row that changed since the loss began is sent: nothing else can be missing.
         covered = all(item.shortfall <= item.collapsed for item in partitions)
-        doubt = quarantined or basis.unproved or basis.unread
+        doubt = quarantined or basis.unproved or basis.unread or basis.gone
         return COVERING if covered and not doubt else SHORT
     if any(item.surplus for item in partitions):
         return SURPLUS

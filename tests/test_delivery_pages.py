@@ -17,14 +17,14 @@ from alembic.operations import Operations
 from fastapi.testclient import TestClient
 from sqlalchemy import MetaData, create_engine, inspect
 
-import delivery.outbox
+import backlogctl_delivery.outbox
 from backlog.clock import Deadline
 from backlog.config import load_config
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
-from backlog.stamps import EVENT_ID, find_header
-from delivery.lookback.envelope import Prepared, read_envelope
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
+from backlogctl_delivery.lookback.messages import Prepared, read_envelope
+from backlogctl_delivery.stamps import EVENT_ID, find_header
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, read_all
 from tests.redis_server import EmbeddedRedis
@@ -102,9 +102,9 @@ def test_the_table_of_the_outbox_by_alembic(pg_url: str) -> None:
     with engine.begin() as connection:
         context = MigrationContext.configure(connection)
         with Operations.context(context):
-            assert compare_metadata(context, [own, delivery.outbox.metadata])  # type: ignore[arg-type]
+            assert compare_metadata(context, [own, backlogctl_delivery.outbox.metadata])  # type: ignore[arg-type]
             names["upgrade"]()
-            assert compare_metadata(context, [own, delivery.outbox.metadata]) == []  # type: ignore[arg-type]
+            assert compare_metadata(context, [own, backlogctl_delivery.outbox.metadata]) == []  # type: ignore[arg-type]
             names["downgrade"]()
         assert inspect(connection).get_table_names() == []
     engine.dispose()

@@ -22,12 +22,11 @@ _FINAL = (
 # Whole stories of the same, and what must not lose one either.
 _STORIES = (
     "tests/delivery/once/",
-    "tests/replay/drain/",
-    "tests/replay/rebuild_archive/",
+    "tests/replay/offload/",
     "tests/replay/redrive/",
-    "tests/replay/test_across_drain.py",
+    "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",
-    "tests/replay/test_demo_delivery.py",
+    "tests/test_demos.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
 )

@@ -13,14 +13,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Roo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from backlog.clock import parse_duration
-from backlog.config.documents import Path
+from backlog.config.documents import KeyPath
 from backlog.config.references import Problem
 
 LATER = "is not supported by this version yet"
 
 # Keys of the product whose work comes later: refused, in other words than an unknown key.
-LATER_KEYS: tuple[Path, ...] = ()
-LATER_VALUES: tuple[tuple[Path, tuple[str, ...]], ...] = (
+LATER_KEYS: tuple[KeyPath, ...] = ()
+LATER_VALUES: tuple[tuple[KeyPath, tuple[str, ...]], ...] = (
     (("streams", "*", "consumers", "launcher"), ("kubernetes", "compose")),
     (("streams", "*", "source", "stale"), ("skip_if_newer", "side_topic")),
     (("streams", "*", "deliver"), ("side_topic",)),
@@ -83,7 +83,7 @@ def find_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     return None, False
 
 
-def check_keys(model: type[BaseModel], data: Any, path: Path = ()) -> list[Problem]:
+def check_keys(model: type[BaseModel], data: Any, path: KeyPath = ()) -> list[Problem]:
     """Unknown keys, and keys and values whose work comes later, in the raw data."""
     problems: list[Problem] = []
     if issubclass(model, RootModel) or not isinstance(data, Mapping):
@@ -109,11 +109,11 @@ def check_keys(model: type[BaseModel], data: Any, path: Path = ()) -> list[Probl
     return problems
 
 
-def _is_later_value(path: Path, value: str) -> bool:
+def _is_later_value(path: KeyPath, value: str) -> bool:
     return any(value in values and _matches_any(path, (p,)) for p, values in LATER_VALUES)
 
 
-def _matches_any(path: Path, patterns: Iterable[Path]) -> bool:
+def _matches_any(path: KeyPath, patterns: Iterable[KeyPath]) -> bool:
     return any(
         len(path) == len(pattern)
         and all(want in ("*", part) for part, want in zip(path, pattern, strict=True))
@@ -121,7 +121,7 @@ def _matches_any(path: Path, patterns: Iterable[Path]) -> bool:
     )
 
 
-def fail_at(path: Path, text: str) -> PydanticCustomError:
+def fail_at(path: KeyPath, text: str) -> PydanticCustomError:
     """An error of a key below the one that is being checked."""
     return PydanticCustomError("key", "{key}: {text}", {"key": path, "text": text})
 

@@ -22,7 +22,7 @@ _HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class ClientFile:
+class ClientProperties:
     """What backlog.yaml says of the cluster.
 
     Attributes:
@@ -38,7 +38,7 @@ class ClientFile:
     left_out: tuple[str, ...] = ()
 
 
-def read_client_file(path: Path, bootstrap: str | None = None) -> ClientFile:
+def read_client_properties(path: Path, bootstrap: str | None = None) -> ClientProperties:
     """Reads it; relative paths in it are relative to the working directory, as for librdkafka.
 
     Args:
@@ -88,7 +88,7 @@ def _check(path: Path, lines: dict[str, int], found: dict[str, str]) -> dict[str
     raise _refuse(path, lines.get(name), told)
 
 
-def _refer(found: dict[str, str], left_out: tuple[str, ...]) -> ClientFile:
+def _refer(found: dict[str, str], left_out: tuple[str, ...]) -> ClientProperties:
     properties: dict[str, str] = {}
     variables: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -101,7 +101,7 @@ def _refer(found: dict[str, str], left_out: tuple[str, ...]) -> ClientFile:
         elif is_path and not value.startswith("${"):
             value = str(Path(value).expanduser().absolute())
         properties[name] = value
-    return ClientFile(properties, variables, values, left_out)
+    return ClientProperties(properties, variables, values, left_out)
 
 
 def _refuse(path: Path, line: int | None, told: str) -> ConfigurationError:

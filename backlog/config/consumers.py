@@ -7,10 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_serializer, field_validator, model_validator
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from backlog.config.arguments import FLEET_PLACEHOLDERS, check_placeholders
 from backlog.config.base import Duration, Section, Text, fail_at
+from backlog.config.paths import anchor_path
 from backlog.config.sections import Positive
 
 Arguments = Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -82,6 +90,11 @@ class Consumers(Section):
         default=None,
         description="Never more than this at once, whatever the factor; without it no cap.",
     )
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _anchor_directory(cls, value: object, info: ValidationInfo) -> object:
+        return anchor_path("" if value is None else value, info) if info.context else value
 
     @field_validator("environment")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 _MAX_BYTES = 1_000_000
 _MAX_NODES = 50_000
@@ -31,11 +31,11 @@ class DocumentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     """The data, and the line (from 1) on which each key stands."""
 
     data: dict[str, Any]
-    lines: dict[Path, int]
+    lines: dict[KeyPath, int]
 
 
 class _Loader(yaml.SafeLoader):
@@ -59,7 +59,7 @@ for _tag, _pattern, _first in _PLAIN:
     )
 
 
-def read_document(text: str) -> Document:
+def read_document(text: str) -> YamlDocument:
     """Parses the text of a configuration file.
 
     Raises:
@@ -86,7 +86,7 @@ def read_document(text: str) -> Document:
     raise problem
 
 
-def _parse(text: str) -> Document:
+def _parse(text: str) -> YamlDocument:
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -94,9 +94,9 @@ def _parse(text: str) -> Document:
             raise DocumentError("the file is empty")
         if not isinstance(node, yaml.MappingNode):
             raise DocumentError("it must be a mapping of sections", node.start_mark.line + 1)
-        lines: dict[Path, int] = {}
+        lines: dict[KeyPath, int] = {}
         _Inspection(lines).visit(node, ())
-        return Document(loader.construct_document(node), lines)
+        return YamlDocument(loader.construct_document(node), lines)
     finally:
         loader.dispose()
 
@@ -104,11 +104,11 @@ def _parse(text: str) -> Document:
 class _Inspection:
     """Walks the nodes before anything is built: duplicate keys, other keys than text, bombs."""
 
-    def __init__(self, lines: dict[Path, int]) -> None:
+    def __init__(self, lines: dict[KeyPath, int]) -> None:
         self._lines = lines
         self._seen = 0
 
-    def visit(self, node: yaml.Node, path: Path) -> None:
+    def visit(self, node: yaml.Node, path: KeyPath) -> None:
         self._seen += 1
         if self._seen > _MAX_NODES or len(path) > _MAX_DEPTH:
             raise DocumentError("it is too large once its aliases are followed, or nested too far")
@@ -118,7 +118,7 @@ class _Inspection:
         elif isinstance(node, yaml.MappingNode):
             self._visit_mapping(node, path)
 
-    def _visit_mapping(self, node: yaml.MappingNode, path: Path) -> None:
+    def _visit_mapping(self, node: yaml.MappingNode, path: KeyPath) -> None:
         keys: set[str] = set()
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -134,5 +134,5 @@ class _Inspection:
             self.visit(value, (*path, key.value))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     return ".".join(path) or "the file"

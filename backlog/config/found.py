@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import yaml
 
 from backlog.config.root import Config
-from backlog.config.template import HEAD, OF_A_STREAM, OUTBOXES, SOURCES
+from backlog.config.template import split_template
 from backlog.errors import ConfigurationError
 
 CLUSTER = "main"
@@ -24,7 +24,7 @@ _MADE_BY = "# Made by `backlogctl init --bootstrap`: the streams are what was fo
 
 
 @dataclass(frozen=True, slots=True)
-class FoundStream:
+class DiscoveredStream:
     """A stream to be written; `name` is its key."""
 
     name: str
@@ -32,7 +32,7 @@ class FoundStream:
     group: str
 
 
-def name_streams(places: Iterable[tuple[str, str]]) -> list[FoundStream]:
+def name_streams(places: Iterable[tuple[str, str]]) -> list[DiscoveredStream]:
     """Streams of (group, topic), each with a name of its own that the configuration takes.
 
     The topic's name; `<topic>.<group>` where several groups read it.
@@ -40,21 +40,21 @@ def name_streams(places: Iterable[tuple[str, str]]) -> list[FoundStream]:
     wanted = sorted(set(places), key=lambda place: (place[1], place[0]))
     readers = Counter(topic for _, topic in wanted)
     taken = {topic for topic, count in readers.items() if count == 1}
-    found: list[FoundStream] = []
+    found: list[DiscoveredStream] = []
     for group, topic in wanted:
         name = topic
         if readers[topic] > 1:
             name = _find_free(f"{topic}.{_make_label(group)}", taken)
             taken.add(name)
-        found.append(FoundStream(name, topic, group))
+        found.append(DiscoveredStream(name, topic, group))
     return found
 
 
-def say_why_unwritable(group: str) -> str:
+def explain_unwritable(group: str) -> str:
     """Why no stream can have a group of this name; "" where one can."""
     if "${" in group:
         return "backlog.yaml does not take this name: `${` begins a reference"
-    stream = FoundStream("stream", "topic", group)
+    stream = DiscoveredStream("stream", "topic", group)
     cluster = _render_cluster({"bootstrap.servers": "host:9092"})
     try:
         config = Config.from_text("".join([*cluster, *_render_streams([stream])]), env={})
@@ -77,19 +77,20 @@ def _find_free(name: str, taken: set[str]) -> str:
     return free
 
 
-def render_found(properties: Mapping[str, str], streams: Sequence[FoundStream]) -> str:
+def render_discovered(properties: Mapping[str, str], streams: Sequence[DiscoveredStream]) -> str:
     """A backlog.yaml with these streams.
 
     Args:
         properties: the cluster's client properties; secrets in them are references.
     """
-    title, _, head = HEAD.partition("\n")
+    template = split_template()
+    title, _, head = template.head.partition("\n")
     parts = [title, "\n", _MADE_BY, head, *_render_cluster(properties), "\n"]
-    parts += [*_comment_out(SOURCES.rstrip("\n"), ""), "\n", *_render_streams(streams)]
+    parts += [*_comment_out(template.sources.rstrip("\n"), ""), "\n", *_render_streams(streams)]
     if streams:
         parts += ["    # What else a stream may say; a rebuild needs `source`, an expansion\n"]
-        parts += ["    # `consumers`.\n", *_comment_out(OF_A_STREAM, "    ")]
-    return "".join([*parts, OUTBOXES])
+        parts += ["    # `consumers`.\n", *_comment_out(template.stream, "    ")]
+    return "".join([*parts, template.outboxes])
 
 
 def _render_cluster(properties: Mapping[str, str]) -> Iterator[str]:
@@ -98,7 +99,7 @@ def _render_cluster(properties: Mapping[str, str]) -> Iterator[str]:
         yield f"    {_write(name)}: {_write(value)}\n"
 
 
-def _render_streams(streams: Sequence[FoundStream]) -> Iterator[str]:
+def _render_streams(streams: Sequence[DiscoveredStream]) -> Iterator[str]:
     yield "streams:\n" if streams else "streams: {}\n"
     for stream in streams:
         yield f"  {_write(stream.name)}:\n    cluster: {CLUSTER}\n"

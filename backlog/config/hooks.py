@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -26,6 +26,9 @@ Severity = Literal[
     "lost",
 ]
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Shorter parts of a URL are names of services, ports and options.
+_SECRET_CHARACTERS = 8
+_APPRISE = re.compile(r"[a-z][a-z0-9]*://[!-~]+")
 _URL = re.compile(r"(?i)https?://[!-~]+")
 _KEY = re.compile(r"[!-~]+")
 
@@ -56,22 +59,25 @@ def _check_key(value: SecretStr) -> SecretStr:
     return value
 
 
-SecretUrl = Annotated[SecretStr, AfterValidator(_check_secret_url)]
+def _check_apprise(value: SecretStr) -> SecretStr:
+    """The shape only: which services there are is known to the library, which takes a second."""
+    if not _APPRISE.fullmatch(value.get_secret_value()):
+        raise ValueError("must be a URL of apprise such as slack://TOKEN_A/TOKEN_B/TOKEN_C")
+    return value
+
+
 SecretKey = Annotated[SecretStr, AfterValidator(_check_key)]
 
 
 class Hook(Section):
-    """One that `watch` tells of verdicts: `slack`, `pagerduty` or `webhook`, one of them."""
+    """One that `watch` tells of verdicts: `apprise` or `webhook`, one of them."""
 
-    slack: SecretUrl | None = Field(
+    apprise: Annotated[SecretStr, AfterValidator(_check_apprise)] | None = Field(
         default=None,
-        description="URL of a Slack incoming webhook, by reference: it is a secret.",
+        description="URL of [apprise](https://github.com/caronc/apprise/wiki): Slack, PagerDuty, "
+        "Teams, e-mail and more. By reference: it is a secret.",
     )
-    pagerduty: SecretKey | None = Field(
-        default=None,
-        description="Integration key (routing key) of PagerDuty's Events API v2, by reference.",
-    )
-    webhook: SecretUrl | None = Field(
+    webhook: Annotated[SecretStr, AfterValidator(_check_secret_url)] | None = Field(
         default=None,
         description="URL that gets a JSON document by POST. By reference where a part of it is a "
         "secret.",
@@ -79,11 +85,6 @@ class Hook(Section):
     token: SecretKey | None = Field(
         default=None,
         description="With `webhook`: sent as `Authorization: Bearer`. By reference.",
-    )
-    pagerduty_url: Annotated[Text, AfterValidator(_check_url)] = Field(
-        default="https://events.pagerduty.com/v2/enqueue",
-        description="With `pagerduty`: where events go. In the EU: "
-        "`https://events.eu.pagerduty.com/v2/enqueue`.",
     )
     from_: Severity = Field(
         default="unknown",
@@ -101,12 +102,11 @@ class Hook(Section):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Hook:
-        if sum(one is not None for one in (self.slack, self.pagerduty, self.webhook)) != 1:
-            raise ValueError("needs `slack`, `pagerduty` or `webhook`, and only one of them")
-        if self.token is not None and self.webhook is None:
-            raise ValueError("`token` goes with `webhook`")
-        if self.webhook is None or self.token is not None:
-            # What is sent, or the URL itself, is a secret.
+        if (self.apprise is None) == (self.webhook is None):
+            raise ValueError("needs `apprise` or `webhook`, and only one of them")
+        if self.token is not None:
+            if self.webhook is None:
+                raise ValueError("`token` goes with `webhook`")
             parts = urlsplit(self.reveal_url())
             if parts.scheme.casefold() != "https" and parts.hostname not in _LOOPBACK:
                 raise ValueError("must be https: a secret goes with each message")
@@ -114,18 +114,32 @@ class Hook(Section):
 
     @property
     def kind(self) -> str:
-        """`slack`, `pagerduty` or `webhook`."""
-        return "slack" if self.slack else "pagerduty" if self.pagerduty else "webhook"
+        """`webhook`, or the service that apprise sends to."""
+        return "webhook" if self.webhook else urlsplit(self.reveal_url()).scheme
+
+    @property
+    def resolves_alerts(self) -> bool:
+        """Whether a message that all is well closes an alert of the service."""
+        parts = urlsplit(self.reveal_url())
+        return parts.scheme == "pagerduty" and "action=map" in parts.query
 
     def reveal_url(self) -> str:
         """Where messages go: only for the call that sends."""
-        found = self.slack or self.webhook
-        return self.pagerduty_url if found is None else found.get_secret_value()
+        url = self.apprise or self.webhook
+        assert url is not None
+        return url.get_secret_value()
 
     def reveal_secrets(self) -> tuple[str, ...]:
-        """The values that must be masked in any text."""
-        held = (self.slack, self.pagerduty, self.token)
-        return tuple(one.get_secret_value() for one in held if one is not None)
+        """The values that must be masked in any text; of apprise's URL its parts, too, but no
+        address."""
+        held = [one.get_secret_value() for one in (self.apprise, self.token) if one is not None]
+        if self.apprise is not None:
+            url = self.reveal_url()
+            parts = re.split(r"[/:@?&=,]+", unquote(url))
+            held += [part for part in parts if len(part) >= _SECRET_CHARACTERS and "." not in part]
+            password = urlsplit(url).password
+            held += [password, unquote(password)] if password else []
+        return tuple(held)
 
     def is_for(self, stream: str) -> bool:
         """Whether it is told of this stream."""

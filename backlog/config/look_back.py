@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from datetime import timedelta
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -13,7 +13,9 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from backlog.config.base import Duration, GroupId, Label, Section, Text, TopicName
 from backlog.config.hooks import SecretKey
+from backlog.config.paths import DatabaseUrl, LocalPath
 from backlog.config.sections import Positive, check_database_url
+from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
 
 _TARGET = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 
@@ -97,29 +99,29 @@ class LookBackService(Section):
             raise ValueError("`token` needs TLS: it would be read on the way")
         return self
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and port that it is asked at."""
-        if self.http is not None:
-            parts = urlsplit(self.http)
-            return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        host, _, port = (self.grpc or "").rpartition(":")
-        return host.strip("[]"), int(port)
+    def to_settings(self) -> ServiceSettings:
+        """As the service takes it."""
+        given = {one.name: getattr(self, one.name) for one in fields(ServiceSettings)}
+        token = None if self.token is None else self.token.get_secret_value()
+        return ServiceSettings(**{**given, "token": token})
+
+
+_DEFAULT = LookBackSettings()
 
 
 class LookBack(Section):
     """Transactional messages: `backlogctl lookback run`."""
 
-    database: SecretStr = Field(
+    database: Annotated[SecretStr, DatabaseUrl] = Field(
         description="SQLAlchemy URL, PostgreSQL, or SQLite for trying it out. The password by "
         "reference. A SQLite file is relative to the configuration file.",
     )
     cluster: Label = Field(description="A name under `clusters`, of both topics.")
     topic: TopicName = Field(
-        default="look_back_msg", description="The topic that applications prepare messages on."
+        default=_DEFAULT.topic, description="The topic that applications prepare messages on."
     )
     group: GroupId = Field(
-        default="backlog-look-back", description="The consumer group of the instances."
+        default=_DEFAULT.group, description="The consumer group of the instances."
     )
     partitioner: Literal["murmur2", "crc32"] = Field(
         default="murmur2",
@@ -127,25 +129,26 @@ class LookBack(Section):
         "other producers do.",
     )
     first_check: Duration = Field(
-        default=timedelta(minutes=1),
+        default=_DEFAULT.first_check,
         description="A prepared message of which nothing is heard so long is asked about.",
     )
     pause: Duration = Field(
-        default=timedelta(minutes=1),
+        default=_DEFAULT.pause,
         description="After an answer that settles nothing; twice as long after each further one.",
     )
     longest_pause: Duration = Field(
-        default=timedelta(hours=1), description="The longest pause between two questions."
+        default=_DEFAULT.longest_pause, description="The longest pause between two questions."
     )
     max_checks: Positive = Field(
-        default=15, description="After so many questions without a settling answer it is parked."
+        default=_DEFAULT.max_checks,
+        description="After so many questions without a settling answer it is parked.",
     )
     wait_for_prepare: Duration = Field(
-        default=timedelta(hours=1),
+        default=_DEFAULT.wait_for_prepare,
         description="A commit whose prepared message has not come after so long is parked.",
     )
     max_forwards: Positive = Field(
-        default=10,
+        default=_DEFAULT.max_forwards,
         description="A message that the brokers refuse so often is parked. While they cannot be "
         "reached it is tried on and on.",
     )
@@ -155,18 +158,18 @@ class LookBack(Section):
         "page and the doctor: longer than the longest business transaction.",
     )
     lease: Duration = Field(
-        default=timedelta(minutes=1),
+        default=_DEFAULT.lease,
         description="So long others wait for what an instance that died was sending; what it was "
         "asking about waits for `timeout` and half of it. The brokers have half of it to take a "
         "message.",
     )
     keep: Duration = Field(
-        default=timedelta(days=30),
+        default=_DEFAULT.keep,
         description="Messages that are forwarded or rolled back are kept so long, in whole days "
         "on PostgreSQL. Longer than the topic's retention: a message that is read again after "
         "that would be a new one.",
     )
-    archive: Path | None = Field(
+    archive: LocalPath | None = Field(
         default=None,
         description="Directory for what is older than `keep`, as Parquet. Without it that is "
         "deleted.",
@@ -193,6 +196,12 @@ class LookBack(Section):
         if self.keep < timedelta(days=1):
             raise ValueError("`keep` must be a day or more")
         return self
+
+    def to_settings(self) -> LookBackSettings:
+        """As the service takes them."""
+        given = {one.name: getattr(self, one.name) for one in fields(LookBackSettings)}
+        services = {name: one.to_settings() for name, one in self.services.items()}
+        return LookBackSettings(**{**given, "services": services})
 
     def reveal_url(self) -> str:
         """The database's URL with its password: only for the call that connects."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backlog.config.base import fail_at
-from backlog.stamps import EVENT_ID
+from backlogctl_delivery.stamps import EVENT_ID
 
 OUTBOX = "outbox"
 # What the user may say beside it.

@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from backlog.config.documents import Path
+from backlog.config.documents import KeyPath
 from backlog.config.kafka_properties import SECRET_PROPERTIES
 
 _REFERENCE = re.compile(r"\$\{(env|file|airflow):([^{}]+)\}")
@@ -33,7 +33,7 @@ _MAX_SECRET_BYTES = 64 * 1024
 class Problem:
     """What is wrong at one key; `text` holds no secret."""
 
-    path: Path
+    path: KeyPath
     text: str
 
 
@@ -53,7 +53,7 @@ class Resolved:
         return f"Resolved({len(self.values)} references)"
 
 
-def is_secret(path: Path) -> bool:
+def is_secret(path: KeyPath) -> bool:
     """Whether the value at this key is held as a secret."""
     match path:
         case ("ledger",) | ("sources", _, "url") | ("look_back", "database"):
@@ -62,7 +62,7 @@ def is_secret(path: Path) -> bool:
             return name in SECRET_PROPERTIES
         case ("streams", _, "consumers", "environment", _):
             return True
-        case ("watch", "hooks", _, "slack" | "pagerduty" | "webhook" | "token"):
+        case ("watch", "hooks", _, "apprise" | "webhook" | "token"):
             return True
         case ("look_back", "services", _, "token"):
             return True
@@ -102,7 +102,7 @@ class _Resolution:
         self.values: set[str] = set()
         self.secrets: set[str] = set()
 
-    def visit(self, value: Any, path: Path) -> Any:
+    def visit(self, value: Any, path: KeyPath) -> Any:
         if isinstance(value, Mapping):
             return {key: self.visit(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list):
@@ -112,7 +112,7 @@ class _Resolution:
             value = str(value).lower() if isinstance(value, bool) else str(value)
         return self._resolve(value, path) if isinstance(value, str) else value
 
-    def _resolve(self, text: str, path: Path) -> str:
+    def _resolve(self, text: str, path: KeyPath) -> str:
         where = _reason_against_references(path)
         if where and _REFERENCE.search(text):
             return self._refuse(path, where)
@@ -141,7 +141,7 @@ class _Resolution:
             shift += match.end() - match.start() - len(_HOLE)
         return "".join([*pieces, text[end:]])
 
-    def _look_up(self, kind: str, name: str, path: Path) -> str | None:
+    def _look_up(self, kind: str, name: str, path: KeyPath) -> str | None:
         if kind == "env":
             value = self._env.get(name, "")
             if not value:
@@ -169,7 +169,7 @@ class _Resolution:
             self._refuse(path, f"the file {file} is empty, larger than 64 KB or not UTF-8 text")
         return text or None
 
-    def _look_up_connection(self, name: str, path: Path) -> str | None:
+    def _look_up_connection(self, name: str, path: KeyPath) -> str | None:
         if self._find_connection is None:
             self._refuse(
                 path,
@@ -186,12 +186,12 @@ class _Resolution:
             self._refuse(path, f"the connection's field {name} is empty")
         return value or None
 
-    def _refuse(self, path: Path, text: str) -> str:
+    def _refuse(self, path: KeyPath, text: str) -> str:
         self.problems.append(Problem(path, text))
         return ""
 
 
-def _reason_against_references(path: Path) -> str:
+def _reason_against_references(path: KeyPath) -> str:
     match path:
         case ("spark", "conf", *_):
             return "Spark shows its settings in its pages and logs, so a reference is not taken"
@@ -211,7 +211,7 @@ def _reason_against_references(path: Path) -> str:
     return ""
 
 
-def _holds_literal_secret(holed: str, path: Path) -> bool:
+def _holds_literal_secret(holed: str, path: KeyPath) -> bool:
     if "PRIVATE KEY-----" in holed:
         return True
     if not is_secret(path):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -23,7 +23,7 @@ from backlog.config.base import Label, Section
 from backlog.config.hooks import Hook, check_hook_streams
 from backlog.config.look_back import LookBack
 from backlog.config.outboxes import Outbox
-from backlog.config.paths import DEFAULT_LEDGER, anchor_paths
+from backlog.config.paths import DEFAULT_LEDGER, DatabaseUrl
 from backlog.config.references import Problem, Resolved
 from backlog.config.sections import (
     DATABASES,
@@ -54,7 +54,7 @@ _SECRETS_LOCK = threading.Lock()
 class Config(Section):
     """backlog.yaml, checked. Nothing it prints or dumps holds a secret."""
 
-    ledger: SecretStr = Field(
+    ledger: Annotated[SecretStr, DatabaseUrl] = Field(
         default=SecretStr(DEFAULT_LEDGER),
         description="SQLAlchemy URL of the ledger, SQLite or PostgreSQL. A SQLite file is relative "
         "to the configuration file.",
@@ -107,7 +107,7 @@ class Config(Section):
     def _check_names(self) -> Self:
         check_hook_streams(self.watch.hooks, self.streams)
         if self.look_back is not None:
-            at: documents.Path = ("look_back", "cluster")
+            at: documents.KeyPath = ("look_back", "cluster")
             _check_known(at, "cluster", self.look_back.cluster, self.clusters)
         for name, outbox in self.outboxes.items():
             _check_known(("outboxes", name), "source", name, self.sources)
@@ -169,7 +169,9 @@ class Config(Section):
         config: Self | None = None
         if not problems:
             try:
-                config = cls.model_validate(anchor_paths(resolved.data, base_dir))
+                # Defaults that are paths are relative to the file, too.
+                data = {"ledger": DEFAULT_LEDGER, "staging": {}, **resolved.data}
+                config = cls.model_validate(data, context=base_dir)
             except ValidationError as error:
                 problems = [base.explain(item) for item in error.errors(include_url=False)]
         # Raised outside of `except`: pydantic's error carries what was typed.
@@ -328,12 +330,14 @@ def mask_secrets(text: str) -> str:
     return references.mask(text, secrets)
 
 
-def _check_known(path: documents.Path, kind: str, name: str, known: Mapping[str, object]) -> None:
+def _check_known(
+    path: documents.KeyPath, kind: str, name: str, known: Mapping[str, object]
+) -> None:
     if name not in known:
         raise base.fail_at(path, base.describe_unknown(kind, name, known))
 
 
-def _check_readable(path: documents.Path, name: str, sources: Mapping[str, Source]) -> None:
+def _check_readable(path: documents.KeyPath, name: str, sources: Mapping[str, Source]) -> None:
     """A database that a rebuild or an audit reads: other ones may hold an outbox only."""
     _check_known(path, "source", name, sources)
     if problem := find_unsupported(sources[name].reveal_url(), DATABASES):

@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     RootModel,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -31,9 +32,11 @@ from backlog.config.base import (
 from backlog.config.hooks import Hook
 from backlog.config.kafka_properties import (
     ALLOWED_PROPERTIES,
+    FILE_PROPERTIES,
     SECRET_PROPERTIES,
     check_property,
 )
+from backlog.config.paths import DatabaseUrl, LocalPath, PlaceText, anchor_path
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -57,7 +60,7 @@ OUTBOX_DATABASES = (*DATABASES, "mysql", "mariadb")
 class Staging(Section):
     """Where staged messages lie until they are injected."""
 
-    dir: Path = Field(
+    dir: LocalPath = Field(
         default=Path("staging"),
         description="Directory of staged messages and archives, relative to the configuration "
         "file. Its files are readable by the owner only.",
@@ -68,7 +71,7 @@ class Staging(Section):
         "or cancelled; the next plan or run removes them. Manifests and lists of message ids stay. "
         "An archive is kept that long after all of it is put back or waived.",
     )
-    archive: Text | None = Field(
+    archive: Annotated[Text, PlaceText] | None = Field(
         default=None,
         description="Where archives lie, each in a folder of its own: a directory, or a URL that "
         "Spark's Hadoop can write, such as `s3a://bucket/backlog`. Without it, `archives` in "
@@ -168,8 +171,8 @@ class WatchedGroups(Section):
 class Tls(Section):
     """Files for https; both are PEM."""
 
-    certificate: Path = Field(description="The certificate, with those that sign it.")
-    key: Path = Field(description="Its private key, without a password.")
+    certificate: LocalPath = Field(description="The certificate, with those that sign it.")
+    key: LocalPath = Field(description="Its private key, without a password.")
 
 
 class Watch(Section):
@@ -193,7 +196,7 @@ class Watch(Section):
         description="Address and port of /metrics, /healthz, /readyz and the page; port 0 takes a "
         "free one. Without `token_file` there is no login: what can reach it can read it.",
     )
-    token_file: Path | None = Field(
+    token_file: LocalPath | None = Field(
         default=None,
         description="A file with a token that every request must have, but /healthz and /readyz: "
         "as `Authorization: Bearer TOKEN` (Prometheus: `authorization.credentials_file`), or as "
@@ -222,6 +225,11 @@ class Watch(Section):
         default=("kafka_exporter",),
         description="Names of other exporters that are served too, for dashboards that exist; "
         "`backlog_` names always are.",
+    )
+    granularity: Literal["topic", "partition"] = Field(
+        default="topic",
+        description="`topic`: partitions that are ok, of groups that are no stream, are exported "
+        "together, without the label `partition`; `partition`: each by itself.",
     )
     max_partitions: int = Field(
         default=200_000,
@@ -270,7 +278,7 @@ class SourceLimits(Section):
 class Source(Section):
     """A database that messages are rebuilt from, or that holds an outbox."""
 
-    url: SecretStr = Field(
+    url: Annotated[SecretStr, DatabaseUrl] = Field(
         description="SQLAlchemy URL, PostgreSQL or SQLite; of an outbox MariaDB or MySQL too. The "
         "password by reference: `postgresql+psycopg://app:${env:SHOP_PASSWORD}@db/shop`. It is "
         "percent-encoded as it is put in. A SQLite file is relative to the configuration file.",
@@ -314,7 +322,7 @@ class Cluster(RootModel[dict[str, str | SecretStr]]):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_properties(cls, value: object) -> dict[str, str | SecretStr]:
+    def _check_properties(cls, value: object, info: ValidationInfo) -> dict[str, str | SecretStr]:
         properties = _read_properties(value)
         for name, item in properties.items():
             if reason := check_property(name, item):
@@ -327,6 +335,10 @@ class Cluster(RootModel[dict[str, str | SecretStr]]):
         uses_sasl = properties.get("security.protocol", "").casefold().startswith("sasl")
         if uses_sasl and not {"sasl.mechanism", "sasl.mechanisms"} & properties.keys():
             raise ValueError("`sasl.mechanism` is required with this `security.protocol`")
+        for name in FILE_PROPERTIES & properties.keys():
+            # librdkafka's own word: look in the usual places.
+            if properties[name] != "probe":
+                properties[name] = str(anchor_path(properties[name], info))
         return {
             name: SecretStr(item) if name in SECRET_PROPERTIES else item
             for name, item in properties.items()

@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from backlog import stamps
 from backlog.clock import OffPeakWindow
 from backlog.config.base import (
     LATER,
@@ -27,6 +26,7 @@ from backlog.config.consumers import Consumers, Expand
 from backlog.config.outbox_source import expand_outbox
 from backlog.config.redrive import Redrive
 from backlog.config.sections import Positive
+from backlogctl_delivery import stamps
 
 
 class Expr(Section):
@@ -134,13 +134,13 @@ class Consumed(Section):
     column: Text = Field(description="The column that holds the row's identity.")
 
 
-def _check_wanted(value: object) -> object:
+def _check_where_value(value: object) -> object:
     if not isinstance(value, str | int):
         raise ValueError("must be text, a whole number, true or false")
     return value
 
 
-Wanted = Annotated[bool | int | str, BeforeValidator(_check_wanted)]
+WhereValue = Annotated[bool | int | str, BeforeValidator(_check_where_value)]
 
 
 class StreamSource(Section):
@@ -157,7 +157,7 @@ class StreamSource(Section):
     database: Label = Field(description="A name under `sources`.")
     table: Text = Field(description="The table, `name` or `schema.name`.")
     primary_key: Names = Field(description="The key's column or columns.")
-    where: dict[Text, Wanted] = Field(
+    where: dict[Text, WhereValue] = Field(
         default_factory=dict,
         description="Which rows of the table are the stream's: columns and the value that each "
         "has. The database compares, so that no other row is read. Without it all.",

@@ -20,8 +20,9 @@ from confluent_kafka import (
 from backlog.clock import Deadline
 from backlog.kafka.calls import Connection
 from backlog.kafka.clients import Admin, assign_partitions, make_consumer
-from backlog.kafka.errors import translate, unwrap
-from backlog.stamps import Headers
+from backlog.kafka.errors import translate
+from backlogctl_delivery.kafka import unwrap
+from backlogctl_delivery.stamps import Headers
 
 # Nothing more comes from the partition: its end, or the offset has expired meanwhile.
 _ENDS = (KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)

@@ -18,7 +18,7 @@ from backlog.clock import Deadline
 from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlog.kafka.calls import reach
 from backlog.kafka.clients import Properties, find_addresses, make_admin
-from backlog.kafka.errors import EncryptionRefused, LoginRefused
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 
 Result = TypeVar("Result")
 

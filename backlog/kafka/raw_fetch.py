@@ -18,11 +18,11 @@ from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.batches import BatchHeader, Scan, scan_batches
 from backlog.kafka.clients import Properties, find_addresses
-from backlog.kafka.errors import AccessDenied
 from backlog.kafka.leaders import read_leaders
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlog.kafka.topics import list_offsets
 from backlog.values import OffsetRange
+from backlogctl_delivery.kafka import AccessDenied
 
 Look = Callable[[], object]
 """Called often; what it raises ends the reading."""

@@ -12,7 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from backlog.clock import Deadline
 from backlog.kafka.calls import Connection, ask, connect, retry_transient, wait_for
 from backlog.kafka.clients import Admin
-from backlog.kafka.errors import AccessDenied, GroupMissing
+from backlog.kafka.errors import GroupMissing
 from backlog.kafka.group_types import SHARE, read_group_listings
 from backlog.kafka.groups import (
     GROUPS_AT_ONCE,
@@ -24,6 +24,7 @@ from backlog.kafka.groups import (
 from backlog.kafka.share_groups import SharePartition, read_share_offsets
 from backlog.kafka.topics import DEFAULT_SECONDS
 from backlog.numbers import format_plural
+from backlogctl_delivery.kafka import AccessDenied
 
 READ_COMMITS = "read committed offsets"
 # Names in a sentence.

@@ -28,7 +28,7 @@ from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, find_addresses
 from backlog.kafka.coordinators import Coordinators
 from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 
 
 class Resource(StrEnum):
@@ -124,23 +124,6 @@ def read_rights(
     except Exception as error:
         raise translate_error(error, "ask what is allowed", subject) from error
     return _compare(rights, allowed)
-
-
-def list_transactional(prefix: str, purpose: str) -> tuple[Right, Right]:
-    """To write in transactions whose ids are the prefix and a partition's number."""
-    asked = f"{prefix}0"
-    return (
-        Right(
-            *(Resource.TRANSACTIONAL_ID, prefix, Operation.DESCRIBE, "find their coordinator"),
-            prefixed=True,
-            asked=asked,
-        ),
-        Right(
-            *(Resource.TRANSACTIONAL_ID, prefix, Operation.WRITE, purpose),
-            prefixed=True,
-            asked=asked,
-        ),
-    )
 
 
 def make_acl_lines(

@@ -16,7 +16,7 @@ from backlog.errors import ClusterUnreachable, KafkaFailure
 from backlog.kafka.clients import Admin
 from backlog.kafka.groups import committed_offsets
 from backlog.kafka.topics import list_offsets
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 
 # Longer than a leader needs to recover its ends: then the messages are gone.
 TRUNCATED_SECONDS = 20.0

@@ -32,7 +32,8 @@ from backlog.kafka.calls import (
     wait_for,
 )
 from backlog.kafka.clients import Admin
-from backlog.kafka.errors import TopicMissing, unwrap
+from backlog.kafka.errors import TopicMissing
+from backlogctl_delivery.kafka import unwrap
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import Index, delete, func, insert, select
 
-from backlog.ledger.database import Database
-from backlog.ledger.models import audits
+from backlog.ledger.database import Manager
+from backlog.ledger.models import table_of
 
 KEPT = 50
 
@@ -35,10 +34,12 @@ class AuditRecord:
     document: Mapping[str, Any]
 
 
-class Audits:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+audits = table_of(
+    "backlog_audits", AuditRecord, Index("backlog_audits_by_stream", "stream", "audit", "id")
+)
 
+
+class Audits(Manager):
     def record(self, record: AuditRecord) -> None:
         """Adds one; of its stream and audit only the `KEPT` newest stay."""
         own = (audits.c.stream == record.stream) & (audits.c.audit == record.audit)
@@ -54,10 +55,4 @@ class Audits:
         query = select(audits).where(audits.c.id.in_(last))
         if stream is not None:
             query = query.where(audits.c.stream == stream)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(audits.c.stream, audits.c.audit)).mappings()
-            return tuple(_to_record(row) for row in rows)
-
-
-def _to_record(row: RowMapping) -> AuditRecord:
-    return AuditRecord(**{name: value for name, value in row.items() if name != "id"})
+        return self._list(query.order_by(audits.c.stream, audits.c.audit), AuditRecord)

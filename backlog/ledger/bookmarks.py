@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import groupby
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select, tuple_
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    Text,
+    delete,
+    exists,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
-from backlog.ledger.database import Database
-from backlog.ledger.models import bookmarks, gaps
+from backlog.ledger.database import Manager
+from backlog.ledger.models import gaps, table_of
 from backlog.ledger.thinning import begin_of_all, find_cell
 from backlog.values import Bookmark
+from backlogctl_delivery.database import UtcTime
 
 BATCH = 500
 
 
-class Bookmarks:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+bookmarks = table_of(
+    "backlog_bookmarks",
+    Bookmark,
+    Column("stream", Text, nullable=False),
+    Column("group_id", Text, nullable=False, key="group"),
+    Column("topic_id", Text, nullable=False),
+    Column("noted_at", UtcTime, nullable=False),
+    Index(
+        *("backlog_bookmarks_one_per_commit", "stream", "group", "topic_id"),
+        *("partition", "committed"),
+        unique=True,
+    ),
+)
 
+
+class Bookmarks(Manager):
     def add(
         self,
         stream: str,
@@ -30,19 +55,8 @@ class Bookmarks:
         noted_at: datetime,
     ) -> None:
         """Notes bookmarks; a commit that has one keeps it."""
-        rows = [
-            {
-                "stream": stream,
-                "group_id": group,
-                "topic_id": topic_id,
-                "partition": each.partition,
-                "committed": each.committed,
-                "at_offset": each.offset,
-                "digest": each.digest,
-                "noted_at": noted_at,
-            }
-            for each in noted
-        ]
+        place = {"stream": stream, "group": group, "topic_id": topic_id, "noted_at": noted_at}
+        rows = [{**asdict(each), **place} for each in noted]
         if not rows:
             return
         insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
@@ -51,14 +65,8 @@ class Bookmarks:
 
     def list(self, stream: str, group: str, topic_id: str) -> tuple[Bookmark, ...]:
         """Bookmarks by partition and committed offset."""
-        columns = (bookmarks.c.partition, bookmarks.c.committed)
-        query = (
-            select(*columns, bookmarks.c.at_offset, bookmarks.c.digest)
-            .where(*_belongs(stream, group, topic_id))
-            .order_by(*columns)
-        )
-        with self._database.read() as connection:
-            return tuple(Bookmark(*row) for row in connection.execute(query))
+        query = select(bookmarks).where(*_belongs(stream, group, topic_id))
+        return self._list(query.order_by(bookmarks.c.partition, bookmarks.c.committed), Bookmark)
 
     def find_noted(
         self, stream: str, group: str, topic_id: str, commits: Mapping[int, int]
@@ -66,13 +74,13 @@ class Bookmarks:
         """The partitions of which the committed offset has a bookmark."""
         place = tuple_(bookmarks.c.partition, bookmarks.c.committed)
         query = select(bookmarks.c.partition).where(*_belongs(stream, group, topic_id))
-        found: set[int] = set()
+        noted: set[int] = set()
         wanted = sorted(commits.items())
         with self._database.read() as connection:
             for begin in range(0, len(wanted), BATCH):
                 batch = query.where(place.in_(wanted[begin : begin + BATCH]))
-                found.update(connection.execute(batch).scalars())
-        return frozenset(found)
+                noted.update(connection.execute(batch).scalars())
+        return frozenset(noted)
 
     def thin(self, now: datetime, horizon: timedelta) -> int:
         """Deletes bookmarks with age; doing it twice deletes nothing more.
@@ -90,11 +98,11 @@ class Bookmarks:
         at_gap = exists().where(
             *(
                 gaps.c[name] == bookmarks.c[name]
-                for name in ("stream", "group_id", "topic_id", "partition")
+                for name in ("stream", "group", "topic_id", "partition")
             ),
             or_(
-                gaps.c.start_offset == bookmarks.c.committed,
-                gaps.c.end_offset == bookmarks.c.committed,
+                gaps.c.start == bookmarks.c.committed,
+                gaps.c.end == bookmarks.c.committed,
             ),
         )
         deleted = 0
@@ -108,14 +116,14 @@ class Bookmarks:
 def _belongs(stream: str, group: str, topic_id: str) -> tuple[ColumnElement[bool], ...]:
     return (
         bookmarks.c.stream == stream,
-        bookmarks.c.group_id == group,
+        bookmarks.c.group == group,
         bookmarks.c.topic_id == topic_id,
     )
 
 
 def _find_doomed(connection: Connection, now: datetime, horizon: timedelta) -> list[int]:
     columns = bookmarks.c
-    place = (columns.stream, columns.group_id, columns.topic_id, columns.partition)
+    place = (columns.stream, columns.group, columns.topic_id, columns.partition)
     query = (
         select(columns.id, columns.noted_at, *place)
         .where(columns.noted_at < begin_of_all(now, horizon))

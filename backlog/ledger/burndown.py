@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import insert, select
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import Index, insert, select
 
-from backlog.ledger.database import Database
-from backlog.ledger.models import burndown
+from backlog.ledger.database import Manager
+from backlog.ledger.models import table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,12 @@ class BurndownSample:
     consumers: int | None = None
 
 
-class Burndown:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+burndown = table_of(
+    "backlog_burndown", BurndownSample, Index("backlog_burndown_by_time", "recovery_id", "at")
+)
 
+
+class Burndown(Manager):
     def add(self, sample: BurndownSample) -> None:
         with self._database.write() as connection:
             connection.execute(insert(burndown).values(**asdict(sample)))
@@ -43,17 +44,10 @@ class Burndown:
         query = select(burndown).where(burndown.c.recovery_id == recovery_id)
         if since is not None:
             query = query.where(burndown.c.at >= since)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(burndown.c.at, burndown.c.id)).mappings()
-            return tuple(_to_sample(row) for row in rows)
+        return self._list(query.order_by(burndown.c.at, burndown.c.id), BurndownSample)
 
     def latest(self, recovery_id: str) -> BurndownSample | None:
         query = select(burndown).where(burndown.c.recovery_id == recovery_id)
-        query = query.order_by(burndown.c.at.desc(), burndown.c.id.desc()).limit(1)
-        with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
-        return None if row is None else _to_sample(row)
-
-
-def _to_sample(row: RowMapping) -> BurndownSample:
-    return BurndownSample(**{name: value for name, value in row.items() if name != "id"})
+        return self._first(
+            query.order_by(burndown.c.at.desc(), burndown.c.id.desc()), BurndownSample
+        )

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, select, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Text,
+    insert,
+    select,
+    update,
+)
 
 from backlog.errors import Refused, UsageError
-from backlog.ledger.database import Database
-from backlog.ledger.models import chunks, recoveries
+from backlog.ledger.database import Manager
+from backlog.ledger.models import choose_type, make_value, read_values, recoveries, table_of
 from backlog.values import Chunk, ChunkState
+from backlogctl_delivery.database import UtcTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,43 +36,53 @@ class ChunkRecord:
     injected_at: datetime | None = None
 
 
-class Chunks:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+chunks = table_of(
+    "backlog_chunks",
+    Chunk,
+    Column("recovery_id", Text, ForeignKey("backlog_recoveries.id"), primary_key=True),
+    Column("state", choose_type(ChunkState), nullable=False),
+    Column("first_offset", BigInteger),
+    Column("last_offset", BigInteger),
+    Column("injected_at", UtcTime),
+    CheckConstraint("state IN ('staged', 'injected')", name="backlog_chunks_state"),
+    key=("slot", "number"),
+)
 
+
+class Chunks(Manager):
     def add_all(self, recovery_id: str, chunks_: Iterable[Chunk]) -> None:
         """Stores the staged chunks of a recovery; the same ones again change nothing.
 
         Raises:
             Refused: a chunk of the same slot and number is there with other content.
         """
+        query = select(chunks).where(chunks.c.recovery_id == recovery_id)
+        own = {"recovery_id": recovery_id, "state": ChunkState.STAGED}
         with self._database.write() as connection:
             known = {
-                (row["slot"], row["number"]): _to_record(row).chunk
-                for row in connection.execute(
-                    select(chunks).where(chunks.c.recovery_id == recovery_id)
-                ).mappings()
+                (chunk.slot, chunk.number): chunk for chunk in read_values(connection, query, Chunk)
             }
             rows: list[dict[str, Any]] = []
             for chunk in chunks_:
                 before = known.setdefault((chunk.slot, chunk.number), chunk)
                 if before != chunk:
                     raise Refused(
-                        "it was staged before with other content",
+                        "chunk was already staged with different content",
                         subject=f"recovery {recovery_id} slot {chunk.slot} chunk {chunk.number}",
                         hint="plan again",
                     )
                 if before is chunk:
-                    rows.append(_to_row(recovery_id, chunk))
+                    rows.append({**own, **asdict(chunk)})
             if rows:
                 connection.execute(insert(chunks), rows)
 
     def list(self, recovery_id: str) -> tuple[ChunkRecord, ...]:
         """The chunks of a recovery by slot and number."""
         query = select(chunks).where(chunks.c.recovery_id == recovery_id)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(chunks.c.slot, chunks.c.number)).mappings()
-            return tuple(_to_record(row) for row in rows)
+        return self._list(
+            query.order_by(chunks.c.slot, chunks.c.number),
+            lambda row: make_value(row, ChunkRecord, chunk=make_value(row, Chunk)),
+        )
 
     def mark_injected(
         self,
@@ -89,25 +108,21 @@ class Chunks:
             & (chunks.c.number == number)
         )
         with self._database.write() as connection:
-            found = (
-                connection.execute(
-                    select(chunks.c.state, chunks.c.count).where(where).with_for_update()
-                )
-                .mappings()
-                .first()
-            )
-            if found is None:
+            query = select(chunks.c.state, chunks.c.count).where(where).with_for_update()
+            known = connection.execute(query).first()
+            if known is None:
                 raise UsageError(
                     "there is no such chunk",
                     subject=f"recovery {recovery_id} slot {slot} chunk {number}",
                 )
-            if found["state"] == ChunkState.INJECTED.value:
+            state, count = known
+            if state is ChunkState.INJECTED:
                 return False
             connection.execute(
                 update(chunks)
                 .where(where)
                 .values(
-                    state=ChunkState.INJECTED.value,
+                    state=ChunkState.INJECTED,
                     first_offset=first_offset,
                     last_offset=last_offset,
                     injected_at=self._database.now(connection),
@@ -116,40 +131,6 @@ class Chunks:
             connection.execute(
                 update(recoveries)
                 .where(recoveries.c.id == recovery_id)
-                .values(injected=recoveries.c.injected + found["count"])
+                .values(injected=recoveries.c.injected + count)
             )
             return True
-
-
-def _to_row(recovery_id: str, chunk: Chunk) -> dict[str, Any]:
-    return {
-        "recovery_id": recovery_id,
-        "slot": chunk.slot,
-        "number": chunk.number,
-        "count": chunk.count,
-        "bytes": chunk.bytes,
-        "sha256": chunk.sha256,
-        "path": chunk.path,
-        "ids_path": chunk.ids_path,
-        "canary": chunk.canary,
-        "state": ChunkState.STAGED.value,
-    }
-
-
-def _to_record(row: RowMapping) -> ChunkRecord:
-    return ChunkRecord(
-        chunk=Chunk(
-            slot=row["slot"],
-            number=row["number"],
-            count=row["count"],
-            bytes=row["bytes"],
-            sha256=row["sha256"],
-            path=row["path"],
-            ids_path=row["ids_path"],
-            canary=row["canary"],
-        ),
-        state=ChunkState(row["state"]),
-        first_offset=row["first_offset"],
-        last_offset=row["last_offset"],
-        injected_at=row["injected_at"],
-    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from backlog import database
-from backlog.database_failures import Trouble, clean_reason, find_trouble
 from backlog.errors import BacklogError, InvalidTransition, LedgerError, Refused
+from backlog.ledger.models import read_value, read_values
+from backlogctl_delivery import database
+from backlogctl_delivery.database_failures import Trouble, clean_reason, find_trouble
 
+T = TypeVar("T")
 REFUSAL = "backlog refuses: "  # how the triggers' messages start
 UPGRADE_HINT = "run `backlogctl db upgrade`"
 
@@ -17,7 +22,7 @@ class UniqueConflict(InvalidTransition):
     """A unique index refused the row; managers say which other row has it."""
 
 
-class Database(database.Database):
+class LedgerDatabase(database.Database):
     """One ledger database. Errors come out as LedgerError (unreachable, locked, not upgraded) or
     as refusals (a trigger, a constraint)."""
 
@@ -48,3 +53,18 @@ class Database(database.Database):
         if isinstance(error, IntegrityError):
             return Refused(f"the ledger refuses this: {reason}", subject=self.label)
         return super().explain(error)
+
+
+class Manager:
+    """The verbs on one subject of the ledger."""
+
+    def __init__(self, database: LedgerDatabase) -> None:
+        self._database = database
+
+    def _list(self, query: Select[Any], make: Callable[..., T]) -> tuple[T, ...]:
+        with self._database.read() as connection:
+            return read_values(connection, query, make)
+
+    def _first(self, query: Select[Any], make: Callable[..., T]) -> T | None:
+        with self._database.read() as connection:
+            return read_value(connection, query, make)

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, insert, select
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import Index, insert, select
 
-from backlog.ledger.database import Database
-from backlog.ledger.models import disks
-from backlog.ledger.thinning import begin_of_all, find_cell
+from backlog.ledger.database import Manager
+from backlog.ledger.models import table_of
+from backlog.ledger.thinning import begin_of_all, delete_rows, list_thinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,10 @@ class DiskReading:
     topic_bytes: int | None = None
 
 
-class Disks:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+disks = table_of("backlog_disks", DiskReading, Index("backlog_disks_by_time", "cluster", "at"))
 
+
+class Disks(Manager):
     def add(self, readings: Iterable[DiskReading]) -> None:
         """Stores readings; none is fine."""
         rows = [asdict(reading) for reading in readings]
@@ -51,9 +50,7 @@ class Disks:
             query = query.where(disks.c.cluster == cluster)
         if since is not None:
             query = query.where(disks.c.at >= since)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(disks.c.at, disks.c.id)).mappings()
-            return tuple(_to_reading(row) for row in rows)
+        return self._list(query.order_by(disks.c.at, disks.c.id), DiskReading)
 
     def thin(self, now: datetime, horizon: timedelta) -> int:
         """Deletes readings with age, as `Samples.thin` does; doing it twice deletes nothing more.
@@ -61,22 +58,12 @@ class Disks:
         Returns:
             How many were deleted.
         """
-        query = select(disks.c.id, disks.c.cluster, disks.c.broker, disks.c.topic, disks.c.at)
-        query = query.where(disks.c.at < begin_of_all(now, horizon))
+        place = (disks.c.cluster, disks.c.broker, disks.c.topic)
+        query = select(disks.c.id, disks.c.at, *place).where(
+            disks.c.at < begin_of_all(now, horizon)
+        )
         with self._database.write() as connection:
-            seen: set[tuple[object, ...]] = set()
-            doomed = []
-            for row in connection.execute(query.order_by(disks.c.at, disks.c.id)):
-                cell = find_cell(row.at, now, horizon)
-                key = (row.cluster, row.broker, row.topic, cell)
-                if cell is None or key in seen:
-                    doomed.append(row.id)
-                else:
-                    seen.add(key)
-            for begin in range(0, len(doomed), 500):
-                connection.execute(delete(disks).where(disks.c.id.in_(doomed[begin : begin + 500])))
-        return len(doomed)
-
-
-def _to_reading(row: RowMapping) -> DiskReading:
-    return DiskReading(**{name: value for name, value in row.items() if name != "id"})
+            rows = connection.execute(query.order_by(disks.c.at, disks.c.id))
+            thinned = list_thinned([(row[0], row[1], row[2:]) for row in rows], now, horizon)
+            delete_rows(connection, disks, thinned)
+        return len(thinned)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
-from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
-from backlog.errors import UsageError
-from backlog.ledger.columns import encode_json
-from backlog.ledger.database import Database
-from backlog.ledger.models import events, recoveries
+from backlog.ledger.database import Manager
+from backlog.ledger.models import events, read_values, recoveries
 from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import read_recovery, refuse_lost_lease
+from backlog.ledger.recovery_rows import get_recovery_row, refuse_lost_lease
 from backlog.values import Event
+from backlogctl_delivery.database import encode_json
 
 GENESIS = "0" * 64
+_HEAD = (recoveries.c.events_length, recoveries.c.events_head)
 
 
-class Events:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Events(Manager):
     def append(
         self,
         recovery_id: str,
@@ -49,7 +46,7 @@ class Events:
             # It locks the recovery's row; who has no lease has added nothing.
             line = append_event(connection, recovery_id, now, actor, action, detail or {})
             if owner is not None:
-                refuse_lost_lease(read_recovery(connection, recovery_id), owner)
+                refuse_lost_lease(get_recovery_row(connection, recovery_id), owner)
             return line
 
     def list(self, recovery_id: str) -> tuple[Event, ...]:
@@ -70,7 +67,7 @@ class Events:
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            head = _read_head(connection, recovery_id, lock=True)
+            head = get_recovery_row(connection, recovery_id, *_HEAD, lock=True)
             lines = _read_events(connection, recovery_id)
         previous = GENESIS
         for expected, line in enumerate(lines, start=1):
@@ -111,48 +108,19 @@ def append_event(
     detail: Mapping[str, Any],
 ) -> Event:
     """Adds a line inside a transaction; the recovery's row is locked, so lines do not fork."""
-    head = _read_head(connection, recovery_id, lock=True)
+    head = get_recovery_row(connection, recovery_id, *_HEAD, lock=True)
     sequence = int(head["events_length"]) + 1
     line = Event(recovery_id, sequence, at, actor, action, dict(detail), head["events_head"], "")
-    line_hash = hash_event(line)
-    connection.execute(
-        insert(events).values(
-            recovery_id=recovery_id,
-            sequence=sequence,
-            at=at,
-            actor=actor,
-            action=action,
-            detail=dict(detail),
-            previous_hash=line.previous_hash,
-            hash=line_hash,
-        )
-    )
+    line = replace(line, hash=hash_event(line))
+    connection.execute(insert(events).values(**asdict(line)))
     connection.execute(
         update(recoveries)
         .where(recoveries.c.id == recovery_id)
-        .values(events_head=line_hash, events_length=sequence)
+        .values(events_head=line.hash, events_length=sequence)
     )
-    return Event(
-        recovery_id, sequence, at, actor, action, dict(detail), line.previous_hash, line_hash
-    )
-
-
-def _read_head(connection: Connection, recovery_id: str, *, lock: bool) -> RowMapping:
-    query = select(recoveries.c.events_length, recoveries.c.events_head).where(
-        recoveries.c.id == recovery_id
-    )
-    found = connection.execute(query.with_for_update() if lock else query).mappings().first()
-    if found is None:
-        raise UsageError(
-            "there is no such recovery",
-            subject=f"recovery {recovery_id}",
-            hint="`backlogctl recoveries` lists them",
-        )
-    return found
+    return line
 
 
 def _read_events(connection: Connection, recovery_id: str) -> tuple[Event, ...]:
-    rows = connection.execute(
-        select(events).where(events.c.recovery_id == recovery_id).order_by(events.c.sequence)
-    ).mappings()
-    return tuple(Event(**row) for row in rows)
+    query = select(events).where(events.c.recovery_id == recovery_id).order_by(events.c.sequence)
+    return read_values(connection, query, Event)

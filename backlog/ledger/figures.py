@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy import BigInteger, Text, and_, cast, exists, func, or_, select, type_coerce
 
-from backlog.ledger.columns import UtcTime
-from backlog.ledger.database import Database
+from backlog.ledger.database import Manager
 from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
-from backlog.ledger.recovery_rows import read_recovery
+from backlog.ledger.recovery_rows import get_recovery
 from backlog.values import FINAL, Cause, GapState, RecoveryState
-
-_ENDS = tuple(sorted(FINAL))
+from backlogctl_delivery.database import UtcTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +50,22 @@ class RecoveryFigure:
     has_gaps: bool
 
 
-class Figures:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Figures(Manager):
     def gaps(self) -> tuple[GapFigure, ...]:
         """Every gap of the ledger, by stream, state and cause."""
-        keys = (
-            gaps.c.cluster,
-            gaps.c.stream,
-            gaps.c.group_id,
-            gaps.c.topic,
-            gaps.c.state,
-            gaps.c.cause,
-        )
+        names = ("cluster", "stream", "group", "topic", "state", "cause")
+        keys = [gaps.c[name] for name in names]
         offsets = func.sum(
             func.coalesce(
-                gaps.c.end_offset - gaps.c.start_offset,
-                gaps.c.last_sequence - gaps.c.first_sequence + 1,
+                gaps.c.end - gaps.c.start, gaps.c.last_sequence - gaps.c.first_sequence + 1
             )
         )
-        query = select(*keys, func.count(), offsets).group_by(*keys).order_by(*keys)
-        with self._database.read() as connection:
-            return tuple(
-                GapFigure(
-                    cluster,
-                    stream,
-                    group,
-                    topic,
-                    GapState(state),
-                    Cause(cause),
-                    count,
-                    None if known is None else int(known),
-                )
-                for cluster, stream, group, topic, state, cause, count, known in connection.execute(
-                    query
-                )
-            )
+        query = (
+            select(*keys, func.count().label("count"), cast(offsets, BigInteger).label("offsets"))
+            .group_by(*keys)
+            .order_by(*keys)
+        )
+        return self._list(query, GapFigure)
 
     def planned_counts(self, recovery_id: str) -> Mapping[str, int]:
         """How many messages a stored plan has of each sort, by name; empty where it does not say.
@@ -97,7 +74,7 @@ class Figures:
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            plan = read_recovery(connection, recovery_id)["plan"]
+            plan = get_recovery(connection, recovery_id).plan
         return dict((plan.get("outcome") or {}).get("counts") or {})
 
     def recoveries(self) -> tuple[RecoveryFigure, ...]:
@@ -107,42 +84,23 @@ class Figures:
             .group_by(recoveries.c.stream)
             .subquery()
         )
-        since = func.max(events.c.at, type_=UtcTime())
-        columns = (
-            recoveries.c.id,
-            recoveries.c.kind,
-            recoveries.c.stream,
-            recoveries.c.state,
-            recoveries.c.created_at,
-            recoveries.c.injected,
-            recoveries.c.lease_until,
-            recoveries.c.stops_consumers,
+        names = ("id", "kind", "stream", "state", "injected", "lease_until", "stops_consumers")
+        columns = [recoveries.c[name] for name in (*names, "created_at")]
+        since = func.coalesce(
+            func.max(events.c.at, type_=UtcTime()), recoveries.c.created_at, type_=UtcTime()
         )
         has_gaps = exists().where(recovery_gaps.c.recovery_id == recoveries.c.id)
         changed = and_(
-            events.c.recovery_id == recoveries.c.id, events.c.action == recoveries.c.state
+            events.c.recovery_id == recoveries.c.id,
+            events.c.action == type_coerce(recoveries.c.state, Text),
         )
         query = (
             select(*columns, since.label("since"), has_gaps.label("has_gaps"))
             .select_from(
                 recoveries.outerjoin(last, last.c.id == recoveries.c.id).outerjoin(events, changed)
             )
-            .where(or_(recoveries.c.state.not_in(_ENDS), last.c.id.is_not(None)))
+            .where(or_(recoveries.c.state.not_in(FINAL), last.c.id.is_not(None)))
             .group_by(*columns)
             .order_by(recoveries.c.created_at, recoveries.c.id)
         )
-        with self._database.read() as connection:
-            return tuple(
-                RecoveryFigure(
-                    id=row.id,
-                    kind=row.kind,
-                    stream=row.stream,
-                    state=RecoveryState(row.state),
-                    since=row.since or row.created_at,
-                    injected=row.injected,
-                    lease_until=row.lease_until,
-                    stops_consumers=row.stops_consumers,
-                    has_gaps=row.has_gaps,
-                )
-                for row in connection.execute(query)
-            )
+        return self._list(query, RecoveryFigure)

@@ -7,21 +7,19 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, not_, select, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import Connection, and_, not_, select
 
 from backlog.errors import InvalidTransition, UsageError
-from backlog.ledger.database import Database
-from backlog.ledger.gap_changes import list_trimmed
-from backlog.ledger.gap_recording import ITSELF, insert_gap, record_gap, to_gap
-from backlog.ledger.models import gaps, recoveries, transitions
+from backlog.ledger.database import Manager
+from backlog.ledger.gap_changes import change_gap, list_trimmed, to_gap
+from backlog.ledger.gap_recording import ITSELF, insert_gap, record_gap
+from backlog.ledger.models import gaps, read_values, recoveries, transitions
 from backlog.values import Cause, DatePiece, Gap, GapState, Sample
 
+_HELD = (GapState.PLANNED, GapState.STAGED, GapState.INJECTED)
 
-class Gaps:
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
+class Gaps(Manager):
     def record(self, gap: Gap, date: DatePiece | None = None) -> Gap:
         """Writes down what was seen; seeing it again changes nothing.
 
@@ -31,9 +29,9 @@ class Gaps:
         range is the same when its cause and start are; of sequences, those that no gap of their
         producer and epoch has are new. `gap.id` and `gap.state` are not used.
 
-        What a drain discards is unread at that moment, whatever became of its offsets before: gaps
-        that are over do not count then, but those of its own archive. Those of a drain that was
-        given up never count again: its messages stayed in the topic.
+        What an offload discards is unread at that moment, whatever became of its offsets before:
+        gaps that are over do not count then, but those of its own archive. Those of an offload that
+        was given up never count again: its messages stayed in the topic.
 
         Args:
             date: dates a new piece, which may be younger than the range it was seen in; without it
@@ -47,17 +45,17 @@ class Gaps:
         """
         return self.record_all([gap], date)[0]
 
-    def record_all(self, found: Sequence[Gap], date: DatePiece | None = None) -> tuple[Gap, ...]:
+    def record_all(self, lost: Sequence[Gap], date: DatePiece | None = None) -> tuple[Gap, ...]:
         """`record` of several gaps of one stream, all or none."""
-        if not found:
+        if not lost:
             return ()
-        for gap in found:
+        for gap in lost:
             if gap.end is not None and (gap.start is None or gap.end <= gap.start):
                 raise ValueError(f"{gap.start}..{gap.end} is not a range")
         with self._database.write() as connection:
-            self._database.lock_name(connection, f"gaps:{found[0].stream}")
+            self._database.lock_name(connection, f"gaps:{lost[0].stream}")
             now = self._database.now(connection)
-            return tuple(record_gap(connection, gap, now, date) for gap in found)
+            return tuple(record_gap(connection, gap, now, date) for gap in lost)
 
     def trim_read(self, sample: Sample, read_to: Mapping[int, int]) -> int:
         """Waives open bounded gaps that the group turned out to have read in part; what is left
@@ -72,14 +70,13 @@ class Gaps:
         with self._database.write() as connection:
             self._database.lock_name(connection, f"gaps:{sample.stream}")
             now = self._database.now(connection)
-            found = list_trimmed(connection, sample, read_to)
-            for row, reached in found:
-                gap = to_gap(row)
+            trimmed = list_trimmed(connection, sample, read_to)
+            for gap, reached in trimmed:
                 rest = replace(gap, reason=f"{gap.reason}; the rest of {gap.id}".lstrip("; "))
                 kept = insert_gap(connection, rest, reached, gap.end, now)
                 text = f"read up to {reached} after all; {kept.id} has the rest"
                 move_gaps(connection, [gap.id], GapState.WAIVED, now, None, text, ITSELF)
-        return len(found)
+        return len(trimmed)
 
     def waive_from(self, gap: Gap, at: int, reason: str, actor: str) -> Gap:
         """Waives a gap from an offset inside it on; what lies before becomes an open gap.
@@ -105,7 +102,7 @@ class Gaps:
         with self._database.write() as connection:
             self._database.lock_name(connection, f"gaps:{gap.stream}")
             now = self._database.now(connection)
-            known = to_gap(_read_rows(connection, [gap.id], lock=True)[0])
+            (known,) = _read_gaps(connection, [gap.id], lock=True)
             start, end = known.start, known.end
             is_inside = start is not None and end is not None and start < at < end
             if known.state is not GapState.OPEN or not is_inside:
@@ -125,10 +122,10 @@ class Gaps:
             return
         with self._database.write() as connection:
             now = self._database.now(connection)
-            for row in _read_rows(connection, list(answers), lock=True):
-                if row["state"] == GapState.OPEN.value:
-                    why = answers[row["id"]]
-                    move_gaps(connection, [row["id"]], GapState.WAIVED, now, None, why, ITSELF)
+            for gap in _read_gaps(connection, list(answers), lock=True):
+                if gap.state is GapState.OPEN:
+                    why = answers[gap.id]
+                    move_gaps(connection, [gap.id], GapState.WAIVED, now, None, why, ITSELF)
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.
@@ -142,14 +139,13 @@ class Gaps:
         commits = {p.partition: p.committed for p in sample.partitions if p.committed is not None}
         query = select(gaps).where(
             gaps.c.stream == sample.stream,
-            gaps.c.group_id == sample.group,
+            gaps.c.group == sample.group,
             gaps.c.topic_id == sample.topic_id,
-            gaps.c.state == GapState.OPEN.value,
-            gaps.c.end_offset.is_(None),
+            gaps.c.state == GapState.OPEN,
+            gaps.c.end.is_(None),
         )
-        with self._database.read() as connection:
-            found = [to_gap(row) for row in connection.execute(query).mappings()]
-        answered = {gap.id: text for gap in found if (text := _find_answer(gap, commits))}
+        reported = self._list(query, to_gap)
+        answered = {gap.id: text for gap in reported if (text := _find_answer(gap, commits))}
         if not answered:
             return 0
         with self._database.write() as connection:
@@ -161,13 +157,11 @@ class Gaps:
     def list_waiting(self, stream: str | None = None) -> tuple[Gap, ...]:
         """Gaps whose messages lie in an archive, and that no recovery is about to put back."""
         query = select(gaps).where(
-            gaps.c.state == GapState.STAGED.value, gaps.c.recovery_id == gaps.c.archive
+            gaps.c.state == GapState.STAGED, gaps.c.recovery_id == gaps.c.archive
         )
         if stream is not None:
             query = query.where(gaps.c.stream == stream)
-        query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start_offset)
-        with self._database.read() as connection:
-            return tuple(to_gap(row) for row in connection.execute(query).mappings())
+        return self._list(query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start), to_gap)
 
     def get(self, gap_id: str) -> Gap:
         """One gap.
@@ -176,7 +170,7 @@ class Gaps:
             UsageError: there is no such gap.
         """
         with self._database.read() as connection:
-            return to_gap(_read_rows(connection, [gap_id], lock=False)[0])
+            return _read_gaps(connection, [gap_id], lock=False)[0]
 
     def list(
         self, stream: str | None = None, states: Iterable[GapState] | None = None
@@ -186,18 +180,16 @@ class Gaps:
         if stream is not None:
             query = query.where(gaps.c.stream == stream)
         if states is not None:
-            query = query.where(gaps.c.state.in_([state.value for state in states]))
-        query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start_offset, gaps.c.id)
-        with self._database.read() as connection:
-            return tuple(to_gap(row) for row in connection.execute(query).mappings())
+            query = query.where(gaps.c.state.in_(states))
+        query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start, gaps.c.id)
+        return self._list(query, to_gap)
 
     def list_lost(self, stream: str) -> tuple[Gap, ...]:
         """All gaps of a stream but those that turned out to be none: the group read them."""
-        read = and_(gaps.c.state == GapState.WAIVED.value, gaps.c.changed_by == ITSELF)
+        read = and_(gaps.c.state == GapState.WAIVED, gaps.c.changed_by == ITSELF)
         query = select(gaps).where(gaps.c.stream == stream, not_(read))
-        query = query.order_by(gaps.c.partition, gaps.c.start_offset, gaps.c.id)
-        with self._database.read() as connection:
-            return tuple(to_gap(row) for row in connection.execute(query).mappings())
+        query = query.order_by(gaps.c.partition, gaps.c.start, gaps.c.id)
+        return self._list(query, to_gap)
 
     def advance(
         self,
@@ -228,9 +220,10 @@ class Gaps:
             return move_gaps(connection, tuple(ids), to, now, recovery_id, reason, actor)
 
 
-def is_waiting(gap: Gap, owner: str | None) -> bool:
+def is_waiting(gap: Gap) -> bool:
     """Whether its messages lie in an archive, and no recovery is about to put them back."""
-    return gap.state is GapState.STAGED and gap.archive is not None and owner == gap.archive
+    is_own = gap.archive is not None and gap.archive == gap.recovery_id
+    return gap.state is GapState.STAGED and is_own
 
 
 def move_gaps(
@@ -244,13 +237,12 @@ def move_gaps(
 ) -> tuple[Gap, ...]:
     """`Gaps.advance` inside a transaction."""
     moved = []
-    for row in _read_rows(connection, ids, lock=True):
-        gap = to_gap(row)
-        owner = row["recovery_id"]
-        # In the archive of the drain that has it, it is for whoever puts it back.
-        taken = to is GapState.PLANNED and is_waiting(gap, owner)
+    for gap in _read_gaps(connection, ids, lock=True):
+        owner = gap.recovery_id
+        # In the archive of the offload that has it, it is for whoever puts it back.
+        taken = to is GapState.PLANNED and is_waiting(gap)
         foreign = recovery_id is not None and owner not in (None, recovery_id) and not taken
-        if foreign or (gap.state is not to and not _is_allowed(connection, gap, owner, to)):
+        if foreign or (gap.state is not to and not _is_allowed(connection, gap, to)):
             has = f", of recovery {owner}" if owner else ""
             raise InvalidTransition(
                 f"it is {gap.state}{has} and cannot become {to}",
@@ -261,16 +253,15 @@ def move_gaps(
             moved.append(gap)
             continue
         if to is GapState.OPEN:
-            _refuse_claimed(connection, gap, owner)
-        changes: dict[str, Any] = {"state": to.value, "changed_at": now, "changed_by": actor}
+            _refuse_claimed(connection, gap)
+        changes: dict[str, Any] = {"state": to, "changed_by": actor}
         if to in (GapState.OPEN, GapState.WAIVED):
             changes["recovery_id"] = None
         elif recovery_id is not None:
             changes["recovery_id"] = recovery_id
         if reason is not None:
             changes["reason"] = reason.strip()
-        connection.execute(update(gaps).where(gaps.c.id == gap.id).values(**changes))
-        moved.append(to_gap({**row, **changes}))
+        moved.append(change_gap(connection, gap, now, **changes))
     return tuple(moved)
 
 
@@ -280,42 +271,36 @@ def release_gaps(connection: Connection, recovery_id: str, now: datetime, actor:
     One whose messages lie in an archive waits there again; one that waits in the recovery's own
     archive goes on waiting.
     """
-    held = select(gaps.c.id, gaps.c.archive, gaps.c.state).where(
-        gaps.c.recovery_id == recovery_id, gaps.c.state.in_(("planned", "staged", "injected"))
-    )
-    rows = connection.execute(held).all()
-    waiting = {row.id for row in rows if row.archive == recovery_id and row.state == "staged"}
-    open_again = [
-        row.id for row in rows if row.archive in (None, recovery_id) and row.id not in waiting
-    ]
+    query = select(gaps).where(gaps.c.recovery_id == recovery_id, gaps.c.state.in_(_HELD))
+    held = [gap for gap in read_values(connection, query, to_gap) if not is_waiting(gap)]
+    open_again = [gap.id for gap in held if gap.archive in (None, recovery_id)]
     move_gaps(connection, open_again, GapState.OPEN, now, recovery_id, None, actor)
-    for row in rows:
-        if row.archive not in (None, recovery_id):
-            move_gaps(connection, [row.id], GapState.STAGED, now, None, None, actor)
-            changes = {"recovery_id": row.archive, "changed_at": now}
-            connection.execute(update(gaps).where(gaps.c.id == row.id).values(**changes))
+    for gap in held:
+        if gap.id not in open_again:
+            move_gaps(connection, [gap.id], GapState.STAGED, now, None, None, actor)
+            change_gap(connection, gap, now, recovery_id=gap.archive)
 
 
-def _read_rows(connection: Connection, ids: Sequence[str], *, lock: bool) -> list[RowMapping]:
+def _read_gaps(connection: Connection, ids: Sequence[str], *, lock: bool) -> tuple[Gap, ...]:
     wanted = sorted(set(ids))
-    found: list[RowMapping] = []
+    known: tuple[Gap, ...] = ()
     for begin in range(0, len(wanted), 500):
         query = select(gaps).where(gaps.c.id.in_(wanted[begin : begin + 500])).order_by(gaps.c.id)
         # Locked in the order of ids, so that two who take the same gaps do not deadlock.
-        found += connection.execute(query.with_for_update() if lock else query).mappings()
-    missing = set(wanted) - {row["id"] for row in found}
+        known += read_values(connection, query.with_for_update() if lock else query, to_gap)
+    missing = set(wanted) - {gap.id for gap in known}
     if missing:
         raise UsageError(
             "there is no such gap",
             subject=f"gap {min(missing)}",
             hint="`backlogctl gaps` lists them",
         )
-    return found
+    return known
 
 
-def _is_allowed(connection: Connection, gap: Gap, owner: str | None, after: GapState) -> bool:
+def _is_allowed(connection: Connection, gap: Gap, after: GapState) -> bool:
     before = gap.state
-    if before is GapState.STAGED and after is GapState.WAIVED and not is_waiting(gap, owner):
+    if before is GapState.STAGED and after is GapState.WAIVED and not is_waiting(gap):
         return False
     query = select(transitions.c.subject).where(
         and_(
@@ -327,10 +312,10 @@ def _is_allowed(connection: Connection, gap: Gap, owner: str | None, after: GapS
     return connection.execute(query).first() is not None
 
 
-def _refuse_claimed(connection: Connection, gap: Gap, owner: str | None) -> None:
-    state = connection.execute(
-        select(recoveries.c.state).where(recoveries.c.id == owner)
-    ).scalar_one_or_none()
+def _refuse_claimed(connection: Connection, gap: Gap) -> None:
+    owner = gap.recovery_id
+    query = select(recoveries.c.state).where(recoveries.c.id == owner)
+    state = connection.execute(query).scalar_one_or_none()
     if state not in (None, "rejected", "cancelled"):
         raise InvalidTransition(
             f"it is {gap.state} and belongs to recovery {owner}, which is {state}",

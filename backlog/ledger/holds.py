@@ -16,8 +16,8 @@ from sqlalchemy.engine import RowMapping
 
 from backlog.errors import Refused, UsageError
 from backlog.ledger.counters import take_id
-from backlog.ledger.database import Database
-from backlog.ledger.models import holds
+from backlog.ledger.database import Manager
+from backlog.ledger.models import make_unique, make_value, read_value, read_values, table_of
 
 OPERATOR = "operator"
 UNLIMITED = -1
@@ -57,10 +57,18 @@ class Hold:
         return words[self.in_force]
 
 
-class Holds:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+holds = table_of(
+    "backlog_holds",
+    Hold,
+    make_unique(
+        *("backlog_holds_one_per_holder", "cluster", "topic", "topic_id", "holder"),
+        where="released_at IS NULL",
+    ),
+    key=("id",),
+)
 
+
+class Holds(Manager):
     def begin(
         self,
         *,
@@ -143,8 +151,7 @@ class Holds:
             query = query.where(holds.c.stream == stream)
         if holder is not None:
             query = query.where(holds.c.holder == holder)
-        with self._database.read() as connection:
-            return tuple(_to_hold(row) for row in connection.execute(query).mappings())
+        return self._list(query, _to_hold)
 
     def list_of_topic(self, cluster: str, topic: str, topic_id: str) -> tuple[Hold, ...]:
         """The open holds of one topic, whoever holds it, oldest first."""
@@ -234,17 +241,16 @@ def _is_open(cluster: str, topic: str, topic_id: str) -> ColumnElement[bool]:
 
 def _read_open(connection: Connection, cluster: str, topic: str, topic_id: str) -> tuple[Hold, ...]:
     query = select(holds).where(_is_open(cluster, topic, topic_id))
-    rows = connection.execute(query.order_by(holds.c.created_at, holds.c.id)).mappings()
-    return tuple(_to_hold(row) for row in rows)
+    return read_values(connection, query.order_by(holds.c.created_at, holds.c.id), _to_hold)
 
 
 def _read(connection: Connection, hold_id: str) -> Hold:
-    row = connection.execute(select(holds).where(holds.c.id == hold_id)).mappings().first()
-    if row is None:
+    hold = read_value(connection, select(holds).where(holds.c.id == hold_id), _to_hold)
+    if hold is None:
         raise UsageError("there is no such hold", subject=f"hold {hold_id}")
-    return _to_hold(row)
+    return hold
 
 
 def _to_hold(row: RowMapping) -> Hold:
     earlier = {name: tuple(values) for name, values in row["earlier"].items()}
-    return Hold(**{**row, "earlier": earlier})
+    return make_value(row, Hold, earlier=earlier)

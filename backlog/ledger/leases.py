@@ -13,12 +13,12 @@ from sqlalchemy import ColumnElement, Connection, Interval, and_, func, literal,
 
 from backlog.clock import format_time, utc_now
 from backlog.errors import BacklogError, LeaseHeld, LedgerError
-from backlog.ledger.columns import UtcTime
-from backlog.ledger.database import Database
+from backlog.ledger.database import Manager
 from backlog.ledger.events import append_event
 from backlog.ledger.models import recoveries
 from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import read_recovery
+from backlog.ledger.recovery_rows import get_recovery_row
+from backlogctl_delivery.database import UtcTime
 
 TTL = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
@@ -36,11 +36,8 @@ class Holder:
     age: timedelta
 
 
-class Leases:
+class Leases(Manager):
     """Verbs on leases. They are columns of the recovery, so a lease cannot outlive it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def acquire(self, recovery_id: str, owner: Owner, ttl: timedelta = TTL) -> None:
         """Takes the lease: when free, expired, one's own, or of a dead process of this host.
@@ -104,15 +101,7 @@ class Leases:
             connection.execute(
                 update(recoveries)
                 .where(recoveries.c.id == recovery_id, _is_owner(owner))
-                .values(
-                    lease_host=None,
-                    lease_pid=None,
-                    lease_started=None,
-                    lease_token=None,
-                    lease_acquired_at=None,
-                    lease_renewed_at=None,
-                    lease_until=None,
-                )
+                .values({each: None for each in recoveries.c if each.name.startswith("lease_")})
             )
 
     def holder(self, recovery_id: str) -> Holder | None:
@@ -144,7 +133,7 @@ class Leases:
         return clock, clock + literal(ttl, Interval())
 
     def _read_holder(self, connection: Connection, recovery_id: str) -> Holder | None:
-        row = read_recovery(connection, recovery_id)
+        row = get_recovery_row(connection, recovery_id)
         if row["lease_host"] is None:
             return None
         now = self._database.now(connection)

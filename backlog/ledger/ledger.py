@@ -9,7 +9,7 @@ from backlog.ledger.audits import Audits
 from backlog.ledger.bookmarks import Bookmarks
 from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
-from backlog.ledger.database import Database
+from backlog.ledger.database import LedgerDatabase
 from backlog.ledger.disks import Disks
 from backlog.ledger.events import Events
 from backlog.ledger.figures import Figures
@@ -26,7 +26,7 @@ from backlog.ledger.temporary_topics import TemporaryTopics
 class Ledger:
     """The managers of one open ledger; a context manager that closes it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: LedgerDatabase) -> None:
         self._database = database
         self.samples = Samples(database)
         self.bookmarks = Bookmarks(database)
@@ -72,7 +72,7 @@ def open_ledger(url: str) -> Ledger:
             says what to do (`backlogctl db upgrade`).
         ConfigurationError: the URL is not one of SQLite or PostgreSQL.
     """
-    database = Database(url)
+    database = LedgerDatabase(url)
     try:
         if database.is_sqlite and not _is_current(database):
             upgrade_database(database)
@@ -83,7 +83,7 @@ def open_ledger(url: str) -> Ledger:
     return Ledger(database)
 
 
-def _is_current(database: Database) -> bool:
+def _is_current(database: LedgerDatabase) -> bool:
     # Looked at without the write lock first: `status` must not wait for a busy writer.
     with database.read() as connection:
         return read_revision(connection) == HEAD

@@ -1,38 +1,176 @@
-"""The ledger's tables. Names start with `backlog_`, so that a shared database stays tidy.
+"""The ledger's tables: each is made of the value that its rows are read into.
 
-Triggers (transitions, immutable columns, the append-only events) are in the migrations; a test
-compares these tables with what the migrations make.
+Names start with `backlog_`, so that a shared database stays tidy. Triggers (transitions, fixed
+columns, append-only events) are in the migrations. Tables that only one module uses stand there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime
+from enum import StrEnum
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    Connection,
+    Dialect,
+    Enum,
+    Float,
     ForeignKey,
-    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
+    cast,
     text,
-    true,
 )
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
 
-from backlog.ledger.columns import JsonText, UtcTime
+from backlog.clock import format_time, read_time
+from backlog.values import Event, Gap, Recovery
+from backlogctl_delivery.database import JsonText, UtcTime
 
+T = TypeVar("T")
 metadata = MetaData()
+
+# Words of the values that are words of SQL, or say too little in it.
+COLUMN_NAMES = {
+    "group": "group_id",
+    "start": "start_offset",
+    "end": "end_offset",
+    "offset": "at_offset",
+}
+TYPES: Mapping[Any, Callable[[], TypeEngine[Any]]] = {
+    str: Text,
+    int: BigInteger,
+    float: Float,
+    bool: Boolean,
+    datetime: UtcTime,
+}
+
+
+class Tuples(JsonText):
+    """A tuple of dataclasses as JSON: an array of each one's fields."""
+
+    cache_ok = True
+
+    def __init__(self, item: type) -> None:
+        super().__init__()
+        self.item = item
+        self._hints = get_type_hints(item)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        rows = [[getattr(item, name) for name in self._hints] for item in value]
+        texts = [[format_time(v) if isinstance(v, datetime) else v for v in row] for row in rows]
+        return super().process_bind_param(texts, dialect)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> tuple[Any, ...]:
+        hints = enumerate(self._hints.values())
+        times = [number for number, hint in hints if datetime in get_args(hint)]
+        rows = super().process_result_value(value, dialect)
+        for row in rows:
+            for number in times:
+                row[number] = row[number] and read_time(row[number])
+        return tuple(self.item(*row) for row in rows)
+
+
+def table_of(
+    name: str,
+    value: type,
+    *more: SchemaItem,
+    key: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+) -> Table:
+    """A table with a column for each field of a dataclass, of the field's type.
+
+    Args:
+        more: columns, constraints and indexes besides them.
+        key: the fields of the primary key; without any, rows get a number `id`.
+        without: fields that have no column of their own.
+    """
+    hints = get_type_hints(value)
+    columns = [
+        _make_column(each.name, hints[each.name], each.default, each.name in key)
+        for each in fields(value)
+        if each.name not in without
+    ]
+    if not key:
+        columns.append(Column("id", RowId, primary_key=True))
+    return Table(name, metadata, *columns, *more)
+
+
+def _make_column(name: str, hint: Any, default: Any, is_key: bool) -> Column[Any]:
+    is_optional = NoneType in get_args(hint)
+    has_default = default is not MISSING and isinstance(default, str | int | float)
+    return Column(
+        COLUMN_NAMES.get(name, name),
+        choose_type(get_args(hint)[0] if is_optional else hint),
+        *([ForeignKey("backlog_recoveries.id")] if name == "recovery_id" else []),
+        key=name,
+        primary_key=is_key,
+        autoincrement=False,
+        nullable=is_optional,
+        server_default=str(default) if has_default and not isinstance(default, bool) else None,
+    )
+
+
+def choose_type(hint: Any) -> TypeEngine[Any]:
+    """The column type of a field."""
+    if get_origin(hint) is tuple:
+        return Tuples(get_args(hint)[0])
+    if get_origin(hint) is not None:
+        return JsonText()
+    if issubclass(hint, StrEnum):
+        return Enum(
+            hint, native_enum=False, length=32, values_callable=lambda known: [*map(str, known)]
+        )
+    return TYPES[hint]()
+
+
+def make_value(row: RowMapping, cls: type[T], **given: Any) -> T:
+    """A value of a row's columns; fields that are `given` are not looked for."""
+    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: row[name] for name in names if name not in given}, **given)
+
+
+def read_values(
+    connection: Connection, query: Select[Any], make: Callable[..., T]
+) -> tuple[T, ...]:
+    """The values of a query's rows: of a dataclass, or of a function of the row."""
+    cls: Any = make if is_dataclass(make) else None
+    rows = connection.execute(query).mappings()
+    return tuple(make(row) if cls is None else make_value(row, cls) for row in rows)
+
+
+def read_value(connection: Connection, query: Select[Any], make: Callable[..., T]) -> T | None:
+    """The value of the first row; None where there is none."""
+    return next(iter(read_values(connection, query.limit(1), make)), None)
+
+
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
-ACTIVE = "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND holds_when_failed)"
+ACTIVE_RECOVERY = (
+    "state IN ('approved', 'running', 'paused') OR (state = 'failed' AND holds_when_failed)"
+)
+LIVE = "end_offset IS NOT NULL AND state NOT IN ('waived', 'verified')"
 
 
-def _make_texts(*names: str) -> list[Column[str]]:
-    return [Column(name, Text, nullable=False) for name in names]
+def make_unique(name: str, *columns: str, where: str) -> Index:
+    """A unique index of the rows of which `where` holds."""
+    return Index(
+        name, *columns, unique=True, sqlite_where=text(where), postgresql_where=text(where)
+    )
 
 
 counters = Table(
@@ -50,68 +188,9 @@ transitions = Table(
     Column("to_state", String(16), primary_key=True),
 )
 
-samples = Table(
-    "backlog_samples",
-    metadata,
-    Column("id", RowId, primary_key=True, autoincrement=True),
-    *_make_texts("stream", "cluster", "topic", "group_id", "topic_id"),
-    Column("taken_at", UtcTime, nullable=False),
-    # [[partition, low, committed or null, lso, high], ...]
-    Column("partitions", JsonText, nullable=False),
-    Index("backlog_samples_by_time", "stream", "taken_at"),
-)
-
-commit_marks = Table(
-    "backlog_commit_marks",
-    metadata,
-    Column("stream", Text, primary_key=True),
-    Column("group_id", Text, primary_key=True),
-    Column("topic_id", Text, primary_key=True),
-    Column("partition", Integer, primary_key=True, autoincrement=False),
-    Column("max_committed", BigInteger, nullable=False),
-    Column("last_committed", BigInteger, nullable=False),
-    Column("seen_at", UtcTime, nullable=False),
-)
-
-bookmarks = Table(
-    "backlog_bookmarks",
-    metadata,
-    Column("id", RowId, primary_key=True, autoincrement=True),
-    *_make_texts("stream", "group_id", "topic_id"),
-    Column("partition", Integer, nullable=False),
-    Column("committed", BigInteger, nullable=False),
-    Column("at_offset", BigInteger, nullable=False),
-    Column("digest", String(32), nullable=False),
-    Column("noted_at", UtcTime, nullable=False),
-    Index(
-        "backlog_bookmarks_one_per_commit",
-        "stream",
-        "group_id",
-        "topic_id",
-        "partition",
-        "committed",
-        unique=True,
-    ),
-)
-
-recoveries = Table(
+recoveries = table_of(
     "backlog_recoveries",
-    metadata,
-    Column("id", String(32), primary_key=True),
-    Column("kind", String(16), nullable=False),
-    *_make_texts("stream", "cluster", "topic", "group_id"),
-    Column("state", String(16), nullable=False),
-    Column("plan_hash", Text, nullable=False),
-    Column("plan", JsonText, nullable=False),
-    Column("created_at", UtcTime, nullable=False),
-    Column("approved_by", Text),
-    Column("approved_identity", Text),
-    Column("approved_hash", Text),
-    Column("approval_expires_at", UtcTime),
-    Column("requested", String(16)),
-    Column("injected", BigInteger, nullable=False, server_default="0"),
-    Column("skipped", BigInteger, nullable=False, server_default="0"),
-    Column("detail", JsonText, nullable=False),
+    Recovery,
     Column("events_head", String(64), nullable=False),
     Column("events_length", BigInteger, nullable=False, server_default="0"),
     Column("lease_host", Text),
@@ -120,10 +199,6 @@ recoveries = Table(
     Column("lease_token", Text),
     Column("lease_acquired_at", UtcTime),
     Column("lease_renewed_at", UtcTime),
-    Column("lease_until", UtcTime),
-    # What is not known is treated as if it left something changed.
-    Column("stops_consumers", Boolean, nullable=False, server_default=true()),
-    Column("holds_when_failed", Boolean, nullable=False, server_default=true()),
     CheckConstraint("requested IN ('pause', 'cancel')", name="backlog_recoveries_requested"),
     CheckConstraint(
         "state IN ('planned', 'rejected') OR (approved_by IS NOT NULL AND approved_hash IS NOT NULL"
@@ -131,38 +206,17 @@ recoveries = Table(
         name="backlog_recoveries_approval",
     ),
     Index("backlog_recoveries_by_stream", "stream", "state"),
-    *(
-        Index(
-            f"backlog_one_active_per_{name}",
-            "cluster",
-            column,
-            unique=True,
-            sqlite_where=text(ACTIVE),
-            postgresql_where=text(ACTIVE),
-        )
-        for name, column in (("topic", "topic"), ("group", "group_id"))
-    ),
+    make_unique("backlog_one_active_per_topic", "cluster", "topic", where=ACTIVE_RECOVERY),
+    make_unique("backlog_one_active_per_group", "cluster", "group", where=ACTIVE_RECOVERY),
+    key=("id",),
+    without=("runner",),
 )
+runner = (recoveries.c.lease_host + ":" + cast(recoveries.c.lease_pid, Text)).label("runner")
 
-gaps = Table(
+gaps = table_of(
     "backlog_gaps",
-    metadata,
-    Column("id", String(32), primary_key=True),
-    *_make_texts("stream", "cluster", "topic", "group_id", "topic_id"),
-    Column("partition", Integer, nullable=False),
-    Column("start_offset", BigInteger),
-    Column("end_offset", BigInteger),
-    Column("cause", String(32), nullable=False),
-    Column("certainty", String(16), nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("first_time", UtcTime),
-    Column("last_time", UtcTime),
-    Column("detected_at", UtcTime, nullable=False),
-    Column("reason", Text, nullable=False, server_default=""),
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id")),
+    Gap,
     Column("changed_at", UtcTime, nullable=False),
-    Column("changed_by", Text, nullable=False, server_default=""),
-    Column("archive", String(32)),
     Column("producer", Text),
     Column("epoch", BigInteger),
     Column("first_sequence", BigInteger),
@@ -178,161 +232,20 @@ gaps = Table(
         "state IN ('open', 'waived') OR recovery_id IS NOT NULL", name="backlog_gaps_recovery"
     ),
     # Ranges of gaps that are not over are disjoint, so a start names one.
-    Index(
-        "backlog_gaps_one_per_start",
-        "stream",
-        "group_id",
-        "topic_id",
-        "partition",
-        "start_offset",
-        unique=True,
-        sqlite_where=text("end_offset IS NOT NULL AND state NOT IN ('waived', 'verified')"),
-        postgresql_where=text("end_offset IS NOT NULL AND state NOT IN ('waived', 'verified')"),
+    make_unique(
+        *("backlog_gaps_one_per_start", "stream", "group", "topic_id", "partition", "start"),
+        where=LIVE,
     ),
     Index("backlog_gaps_by_state", "stream", "state"),
+    key=("id",),
+    without=("sequences",),
 )
 
 recovery_gaps = Table(
     "backlog_recovery_gaps",
     metadata,
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
-    Column("gap_id", String(32), ForeignKey("backlog_gaps.id"), primary_key=True),
+    Column("recovery_id", Text, ForeignKey("backlog_recoveries.id"), primary_key=True),
+    Column("gap_id", Text, ForeignKey("backlog_gaps.id"), primary_key=True),
 )
 
-chunks = Table(
-    "backlog_chunks",
-    metadata,
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
-    Column("slot", Integer, primary_key=True, autoincrement=False),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("count", BigInteger, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("sha256", String(64), nullable=False),
-    *_make_texts("path", "ids_path"),
-    Column("canary", Boolean, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("first_offset", BigInteger),
-    Column("last_offset", BigInteger),
-    Column("injected_at", UtcTime),
-    CheckConstraint("state IN ('staged', 'injected')", name="backlog_chunks_state"),
-)
-
-events = Table(
-    "backlog_events",
-    metadata,
-    Column("recovery_id", String(32), primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("at", UtcTime, nullable=False),
-    *_make_texts("actor", "action"),
-    Column("detail", JsonText, nullable=False),
-    Column("previous_hash", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
-    ForeignKeyConstraint(["recovery_id"], ["backlog_recoveries.id"]),
-)
-
-steps = Table(
-    "backlog_steps",
-    metadata,
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
-    Column("step", String(64), primary_key=True),
-    Column("first_started_at", UtcTime, nullable=False),
-    Column("last_started_at", UtcTime, nullable=False),
-    Column("completed_at", UtcTime),
-    Column("attempts", Integer, nullable=False),
-    Column("detail", JsonText, nullable=False),
-)
-
-temporary_topics = Table(
-    "backlog_temporary_topics",
-    metadata,
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
-    *_make_texts("cluster", "name"),
-    Column("topic_id", Text),
-    Column("partitions", Integer, nullable=False),
-    Column("created_at", UtcTime, nullable=False),
-    Column("deleted_at", UtcTime),
-)
-
-archives = Table(
-    "backlog_archives",
-    metadata,
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), primary_key=True),
-    *_make_texts("stream", "cluster", "topic", "topic_id", "location"),
-    Column("manifest_sha256", String(64), nullable=False),
-    Column("messages", BigInteger, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    # [[partition, start, end, messages, first time or null, last time or null], ...]
-    Column("ranges", JsonText, nullable=False),
-    Column("made_at", UtcTime, nullable=False),
-    Column("purged_at", UtcTime),
-    Column("purged_by", Text),
-)
-
-holds = Table(
-    "backlog_holds",
-    metadata,
-    Column("id", String(32), primary_key=True),
-    *_make_texts("cluster", "topic", "topic_id", "stream", "holder"),
-    # {setting: value before, null where the topic did not set it}, {setting: value}, and
-    # {setting: [values it was raised to before that]}
-    Column("old", JsonText, nullable=False),
-    Column("raised", JsonText, nullable=False),
-    Column("earlier", JsonText, nullable=False),
-    Column("until", UtcTime),
-    Column("created_at", UtcTime, nullable=False),
-    Column("released_at", UtcTime),
-    Column("actor", Text, nullable=False),
-    Column("in_force", Boolean),
-    Index(
-        "backlog_holds_one_per_holder",
-        "cluster",
-        "topic",
-        "topic_id",
-        "holder",
-        unique=True,
-        sqlite_where=text("released_at IS NULL"),
-        postgresql_where=text("released_at IS NULL"),
-    ),
-)
-
-burndown = Table(
-    "backlog_burndown",
-    metadata,
-    Column("id", RowId, primary_key=True, autoincrement=True),
-    Column("recovery_id", String(32), ForeignKey("backlog_recoveries.id"), nullable=False),
-    Column("at", UtcTime, nullable=False),
-    Column("step", String(64), nullable=False),
-    Column("source_lag", BigInteger, nullable=False),
-    Column("temporary_lag", BigInteger, nullable=False),
-    Column("relayed", BigInteger, nullable=False),
-    Column("handled", BigInteger, nullable=False),
-    Column("consumers", Integer),
-    Index("backlog_burndown_by_time", "recovery_id", "at"),
-)
-
-disks = Table(
-    "backlog_disks",
-    metadata,
-    Column("id", RowId, primary_key=True, autoincrement=True),
-    Column("cluster", Text, nullable=False),
-    Column("at", UtcTime, nullable=False),
-    Column("broker", Integer, nullable=False),
-    Column("usable_bytes", BigInteger),
-    Column("total_bytes", BigInteger),
-    Column("topic", Text),
-    Column("topic_bytes", BigInteger),
-    Index("backlog_disks_by_time", "cluster", "at"),
-)
-
-audits = Table(
-    "backlog_audits",
-    metadata,
-    Column("id", RowId, primary_key=True, autoincrement=True),
-    *_make_texts("stream", "cluster"),
-    Column("audit", String(16), nullable=False),
-    Column("at", UtcTime, nullable=False),
-    Column("verdict", String(16), nullable=False),
-    Column("missing", BigInteger, nullable=False),
-    Column("document", JsonText, nullable=False),
-    Index("backlog_audits_by_stream", "stream", "audit", "id"),
-)
+events = table_of("backlog_events", Event, key=("recovery_id", "sequence"))

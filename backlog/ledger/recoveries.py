@@ -10,21 +10,29 @@ from sqlalchemy import Connection, Text, insert, or_, select, text, type_coerce,
 
 from backlog.clock import format_time
 from backlog.errors import InvalidTransition, Refused, UsageError
-from backlog.ledger.columns import encode_json
 from backlog.ledger.counters import take_id
-from backlog.ledger.database import Database, UniqueConflict
+from backlog.ledger.database import LedgerDatabase, Manager, UniqueConflict
 from backlog.ledger.events import GENESIS, append_event
 from backlog.ledger.gaps import move_gaps, release_gaps
-from backlog.ledger.models import ACTIVE, gaps, recoveries, recovery_gaps, transitions
+from backlog.ledger.models import (
+    ACTIVE_RECOVERY,
+    gaps,
+    make_value,
+    recoveries,
+    recovery_gaps,
+    runner,
+    transitions,
+)
 from backlog.ledger.owners import Owner
 from backlog.ledger.recovery_rows import (
-    read_recovery,
+    get_recovery,
+    get_recovery_row,
     refuse_expired,
     refuse_lost_lease,
     refuse_transition,
-    to_recovery,
 )
 from backlog.values import FINAL, GapState, Recovery, RecoveryState
+from backlogctl_delivery.database import encode_json
 
 State = RecoveryState
 _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
@@ -34,10 +42,7 @@ _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
 }
 
 
-class Recoveries:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Recoveries(Manager):
     def next_id(self, now: datetime) -> str:
         """Reserves an id, `r-YYYYMMDD-NNNN` by the UTC day of `now`; never given twice."""
         with self._database.write() as connection:
@@ -89,8 +94,8 @@ class Recoveries:
                         stream=stream,
                         cluster=cluster,
                         topic=topic,
-                        group_id=group,
-                        state=State.PLANNED.value,
+                        group=group,
+                        state=State.PLANNED,
                         plan_hash=plan_hash,
                         plan=plan,
                         created_at=now,
@@ -108,7 +113,7 @@ class Recoveries:
                 move_gaps(connection, wanted, GapState.PLANNED, now, new_id, None, actor)
                 detail = {"kind": kind, "plan_hash": plan_hash, "gaps": list(wanted)}
                 append_event(connection, new_id, now, actor, "planned", detail)
-                return to_recovery(read_recovery(connection, new_id))
+                return get_recovery(connection, new_id)
         except UniqueConflict:
             raise Refused(
                 "this id is taken", subject=f"recovery {id}", hint="reserve another with next_id"
@@ -121,7 +126,7 @@ class Recoveries:
             UsageError: there is no such recovery.
         """
         with self._database.read() as connection:
-            return to_recovery(read_recovery(connection, recovery_id))
+            return get_recovery(connection, recovery_id)
 
     def list(
         self,
@@ -135,11 +140,11 @@ class Recoveries:
         Args:
             origin: fields that the plan's `origin` must have.
         """
-        query = select(recoveries).order_by(recoveries.c.created_at, recoveries.c.id)
+        query = select(recoveries, runner).order_by(recoveries.c.created_at, recoveries.c.id)
         if stream is not None:
             query = query.where(recoveries.c.stream == stream)
         if states is not None:
-            query = query.where(recoveries.c.state.in_([state.value for state in states]))
+            query = query.where(recoveries.c.state.in_(states))
         if since is not None:
             query = query.where(recoveries.c.created_at >= since)
         wanted = dict(origin or {})
@@ -149,10 +154,7 @@ class Recoveries:
             written = encode_json(dict([field]))[1:-1]
             stored = type_coerce(recoveries.c.plan, Text)
             query = query.where(stored.contains(written, autoescape=True))
-        with self._database.read() as connection:
-            rows = connection.execute(query).mappings()
-            found = tuple(to_recovery(row) for row in rows)
-        return tuple(one for one in found if _has_origin(one, wanted))
+        return tuple(one for one in self._list(query, Recovery) if _has_origin(one, wanted))
 
     def gap_ids(self, recovery_id: str) -> tuple[str, ...]:
         """The gaps that the recovery was planned for, whatever became of them."""
@@ -175,9 +177,9 @@ class Recoveries:
                 is active; the message names it.
         """
         with self._naming_the_other(recovery_id), self._database.write() as connection:
-            row = read_recovery(connection, recovery_id, lock=True)
+            row = get_recovery_row(connection, recovery_id, lock=True)
             now = self._database.now(connection)
-            before = State(row["state"])
+            before = row["state"]
             expired = before is State.APPROVED and row["approval_expires_at"] <= now
             if before is not State.PLANNED and not expired:
                 refuse_transition(row, State.APPROVED)
@@ -196,7 +198,7 @@ class Recoveries:
                 update(recoveries)
                 .where(recoveries.c.id == recovery_id)
                 .values(
-                    state=State.APPROVED.value,
+                    state=State.APPROVED,
                     approved_by=by,
                     approved_identity=identity,
                     approved_hash=plan_hash,
@@ -210,7 +212,7 @@ class Recoveries:
                 "expires_at": format_time(expires_at),
             }
             append_event(connection, recovery_id, now, by, "approved", detail)
-            return to_recovery(read_recovery(connection, recovery_id))
+            return get_recovery(connection, recovery_id)
 
     def advance(
         self,
@@ -241,16 +243,16 @@ class Recoveries:
         if to is State.APPROVED:
             raise UsageError("a recovery is approved with approve()", subject=recovery_id)
         with self._naming_the_other(recovery_id), self._database.write() as connection:
-            row = read_recovery(connection, recovery_id, lock=True)
+            row = get_recovery_row(connection, recovery_id, lock=True)
             now = self._database.now(connection)
             if owner is not None:
                 refuse_lost_lease(row, owner)
-            before = State(row["state"])
+            before = row["state"]
             if before is not (expected or before) or not _is_allowed(connection, before, to):
                 refuse_transition(row, to)
             if before is State.APPROVED and to is State.RUNNING:
                 refuse_expired(row, now)
-            changes: dict[str, Any] = {"state": to.value, "detail": detail or {}}
+            changes: dict[str, Any] = {"state": to, "detail": detail or {}}
             if to in FINAL or (to in (State.PAUSED, State.RUNNING) and row["requested"] == "pause"):
                 changes["requested"] = None
             connection.execute(
@@ -259,7 +261,7 @@ class Recoveries:
             if to in (State.REJECTED, State.CANCELLED):
                 release_gaps(connection, recovery_id, now, actor)
             append_event(connection, recovery_id, now, actor, to.value, detail or {})
-            return to_recovery(read_recovery(connection, recovery_id))
+            return get_recovery(connection, recovery_id)
 
     def request(
         self, recovery_id: str, what: Literal["pause", "cancel"] | None, actor: str
@@ -273,14 +275,14 @@ class Recoveries:
                 was asked for before.
         """
         with self._database.write() as connection:
-            row = read_recovery(connection, recovery_id, lock=True)
-            if State(row["state"]) not in _ASKABLE[what]:
+            row = get_recovery_row(connection, recovery_id, lock=True)
+            if row["state"] not in _ASKABLE[what]:
                 raise InvalidTransition(
                     f"it is {row['state']}: {what or 'taking a request back'} is not possible",
                     subject=f"recovery {recovery_id}",
                 )
             if row["requested"] == what:
-                return to_recovery(row)
+                return make_value(row, Recovery)
             if row["requested"] == "cancel":
                 raise InvalidTransition(
                     f"cancel was asked for already: {what or 'taking that back'} is not possible",
@@ -292,7 +294,7 @@ class Recoveries:
             action = f"{what} requested" if what else "request taken back"
             now = self._database.now(connection)
             append_event(connection, recovery_id, now, actor, action, {})
-            return to_recovery(read_recovery(connection, recovery_id))
+            return get_recovery(connection, recovery_id)
 
     def _naming_the_other(self, recovery_id: str) -> _Naming:
         return _Naming(self, self._database, recovery_id)
@@ -301,7 +303,7 @@ class Recoveries:
 class _Naming:
     """Turns the unique index's refusal into one that names the recovery that is in the way."""
 
-    def __init__(self, manager: Recoveries, database: Database, recovery_id: str) -> None:
+    def __init__(self, manager: Recoveries, database: LedgerDatabase, recovery_id: str) -> None:
         self._manager = manager
         self._database = database
         self._id = recovery_id
@@ -314,9 +316,9 @@ class _Naming:
         mine = self._manager.get(self._id)
         query = select(recoveries.c.id, recoveries.c.state, recoveries.c.topic).where(
             recoveries.c.cluster == mine.cluster,
-            or_(recoveries.c.topic == mine.topic, recoveries.c.group_id == mine.group),
+            or_(recoveries.c.topic == mine.topic, recoveries.c.group == mine.group),
             recoveries.c.id != self._id,
-            text(f"({ACTIVE})"),
+            text(f"({ACTIVE_RECOVERY})"),
         )
         with self._database.read() as connection:
             other = connection.execute(query.order_by(recoveries.c.id)).mappings().first()
@@ -327,7 +329,7 @@ class _Naming:
                 hint="try again",
                 retryable=True,
             ) from None
-        verb = "run" if other["state"] == State.FAILED.value else "finish"
+        verb = "run" if other["state"] is State.FAILED else "finish"
         same = f"topic {mine.topic}" if other["topic"] == mine.topic else f"group {mine.group}"
         raise InvalidTransition(
             f"recovery {other['id']} of the same {same} is {other['state']};"
@@ -340,7 +342,7 @@ class _Naming:
 def _supersede(connection: Connection, stream: str, new_id: str, now: datetime, actor: str) -> None:
     planned = (
         select(recoveries.c.id)
-        .where(recoveries.c.stream == stream, recoveries.c.state == State.PLANNED.value)
+        .where(recoveries.c.stream == stream, recoveries.c.state == State.PLANNED)
         .order_by(recoveries.c.id)
         .with_for_update()
     )
@@ -349,7 +351,7 @@ def _supersede(connection: Connection, stream: str, new_id: str, now: datetime, 
         connection.execute(
             update(recoveries)
             .where(recoveries.c.id == old)
-            .values(state=State.REJECTED.value, detail=detail, requested=None)
+            .values(state=State.REJECTED, detail=detail, requested=None)
         )
         release_gaps(connection, old, now, actor)
         append_event(connection, old, now, actor, f"superseded by {new_id}", detail)

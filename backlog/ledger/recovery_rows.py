@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
 from backlog.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, UsageError
-from backlog.ledger.models import recoveries
+from backlog.ledger.models import make_value, recoveries, runner
 from backlog.ledger.owners import Owner
 from backlog.values import Recovery, RecoveryState
 
 
-def read_recovery(connection: Connection, recovery_id: str, *, lock: bool = False) -> RowMapping:
-    """The row of a recovery.
+def get_recovery_row(
+    connection: Connection, recovery_id: str, *columns: ColumnElement[Any], lock: bool = False
+) -> RowMapping:
+    """The row of a recovery, or these columns of it: plans are large.
 
     Raises:
         UsageError: there is no such recovery.
     """
-    query = select(recoveries).where(recoveries.c.id == recovery_id)
+    query = select(*(columns or (recoveries, runner))).where(recoveries.c.id == recovery_id)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
         raise UsageError(
@@ -32,31 +34,13 @@ def read_recovery(connection: Connection, recovery_id: str, *, lock: bool = Fals
     return row
 
 
-def to_recovery(row: RowMapping) -> Recovery:
-    return Recovery(
-        id=row["id"],
-        kind=row["kind"],
-        stream=row["stream"],
-        cluster=row["cluster"],
-        topic=row["topic"],
-        group=row["group_id"],
-        state=RecoveryState(row["state"]),
-        plan_hash=row["plan_hash"],
-        plan=row["plan"],
-        created_at=row["created_at"],
-        approved_by=row["approved_by"],
-        approved_identity=row["approved_identity"],
-        approved_hash=row["approved_hash"],
-        approval_expires_at=row["approval_expires_at"],
-        requested=row["requested"],
-        runner=None if row["lease_host"] is None else f"{row['lease_host']}:{row['lease_pid']}",
-        lease_until=row["lease_until"],
-        injected=row["injected"],
-        skipped=row["skipped"],
-        detail=row["detail"],
-        stops_consumers=row["stops_consumers"],
-        holds_when_failed=row["holds_when_failed"],
-    )
+def get_recovery(connection: Connection, recovery_id: str) -> Recovery:
+    """A recovery.
+
+    Raises:
+        UsageError: there is no such recovery.
+    """
+    return make_value(get_recovery_row(connection, recovery_id), Recovery)
 
 
 def refuse_transition(row: RowMapping, to: RecoveryState) -> NoReturn:

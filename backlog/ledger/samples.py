@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, delete, insert, select, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import Connection, Index, func, insert, select, update
 
-from backlog.ledger.database import Database
-from backlog.ledger.models import commit_marks, samples
-from backlog.ledger.thinning import begin_of_all, find_cell
-from backlog.values import PartitionSample, Sample
+from backlog.ledger.database import Manager
+from backlog.ledger.models import read_values, table_of
+from backlog.ledger.thinning import begin_of_all, delete_rows, list_thinned
+from backlog.values import Sample
+from backlogctl_delivery.database import UtcTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +31,21 @@ class CommitMark:
     seen_at: datetime
 
 
-class Samples:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+samples = table_of(
+    "backlog_samples", Sample, Index("backlog_samples_by_time", "stream", "taken_at")
+)
+commit_marks = table_of(
+    "backlog_commit_marks", CommitMark, key=("stream", "group", "topic_id", "partition")
+)
 
+
+class Samples(Manager):
     def add(self, sample: Sample) -> None:
         """Stores a sample and moves the stream's commit marks, in one transaction."""
-        content = {
-            "rows": [
-                [p.partition, p.low, p.committed, p.lso, p.high, p.committed_epoch]
-                for p in sample.partitions
-            ],
-            "group_state": sample.group_state,
-            "took": sample.took,
-        }
+        row = {each.name: getattr(sample, each.name) for each in fields(sample)}
         with self._database.write() as connection:
             self._database.lock_name(connection, f"samples:{sample.stream}")
-            connection.execute(
-                insert(samples).values(
-                    stream=sample.stream,
-                    cluster=sample.cluster,
-                    topic=sample.topic,
-                    group_id=sample.group,
-                    topic_id=sample.topic_id,
-                    taken_at=sample.taken_at,
-                    partitions=content,
-                )
-            )
+            connection.execute(insert(samples).values(**row))
             _move_marks(connection, sample)
 
     def latest(self, stream: str) -> Sample | None:
@@ -65,27 +53,21 @@ class Samples:
             select(samples)
             .where(samples.c.stream == stream)
             .order_by(samples.c.taken_at.desc(), samples.c.id.desc())
-            .limit(1)
         )
-        with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
-        return None if row is None else _to_sample(row)
+        return self._first(query, Sample)
 
     def history(self, stream: str, since: datetime | None = None) -> tuple[Sample, ...]:
         """Samples of a stream, oldest first; `since` is included."""
         query = select(samples).where(samples.c.stream == stream)
         if since is not None:
             query = query.where(samples.c.taken_at >= since)
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(samples.c.taken_at, samples.c.id)).mappings()
-            return tuple(_to_sample(row) for row in rows)
+        return self._list(query.order_by(samples.c.taken_at, samples.c.id), Sample)
 
     def committed_marks(self, stream: str) -> tuple[CommitMark, ...]:
         """What was ever seen committed, by group, topic id and partition."""
-        keys = (commit_marks.c.group_id, commit_marks.c.topic_id, commit_marks.c.partition)
+        keys = (commit_marks.c.group, commit_marks.c.topic_id, commit_marks.c.partition)
         query = select(commit_marks).where(commit_marks.c.stream == stream).order_by(*keys)
-        with self._database.read() as connection:
-            return tuple(_to_mark(row) for row in connection.execute(query).mappings())
+        return self._list(query, CommitMark)
 
     def thin(self, now: datetime, horizon: timedelta) -> int:
         """Deletes samples with age; doing it twice deletes nothing more.
@@ -97,63 +79,39 @@ class Samples:
         Returns:
             How many were deleted.
         """
-        query = select(samples.c.id, samples.c.stream, samples.c.taken_at).where(
-            samples.c.taken_at < begin_of_all(now, horizon)
-        )
-        order = (samples.c.stream, samples.c.taken_at, samples.c.id)
+        old = samples.c.taken_at < begin_of_all(now, horizon)
+        query = select(samples.c.id, samples.c.taken_at, samples.c.stream).where(old)
+        query = query.order_by(samples.c.taken_at, samples.c.id)
+        last = func.max(samples.c.taken_at, type_=UtcTime())
         with self._database.write() as connection:
-            newest = {
-                row.stream: row.taken_at
-                for row in connection.execute(
-                    select(samples.c.stream, samples.c.taken_at).order_by(*order)
-                )
-            }
-            seen: set[tuple[str, timedelta, int]] = set()
-            doomed = []
-            for row in connection.execute(query.order_by(*order)):
-                if row.taken_at == newest[row.stream]:
-                    continue
-                cell = find_cell(row.taken_at, now, horizon)
-                if cell is None or (row.stream, *cell) in seen:
-                    doomed.append(row.id)
-                else:
-                    seen.add((row.stream, *cell))
-            for begin in range(0, len(doomed), 500):
-                connection.execute(
-                    delete(samples).where(samples.c.id.in_(doomed[begin : begin + 500]))
-                )
-        return len(doomed)
+            groups = select(samples.c.stream, last).group_by(samples.c.stream)
+            newest = {row[0]: row[1] for row in connection.execute(groups)}
+            rows = [row for row in connection.execute(query) if row.taken_at != newest[row.stream]]
+            thinned = list_thinned(map(tuple, rows), now, horizon)
+            delete_rows(connection, samples, thinned)
+        return len(thinned)
 
 
 def _move_marks(connection: Connection, sample: Sample) -> None:
     where = (
         (commit_marks.c.stream == sample.stream)
-        & (commit_marks.c.group_id == sample.group)
+        & (commit_marks.c.group == sample.group)
         & (commit_marks.c.topic_id == sample.topic_id)
     )
-    known = {
-        row["partition"]: _to_mark(row)
-        for row in connection.execute(select(commit_marks).where(where)).mappings()
-    }
+    query = select(commit_marks).where(where)
+    known = {mark.partition: mark for mark in read_values(connection, query, CommitMark)}
     for each in sample.partitions:
         if each.committed is None:
             continue
         mark = known.get(each.partition)
+        # One beyond the end was never read up to, and would hide later losses.
         if mark is None:
-            connection.execute(
-                insert(commit_marks).values(
-                    stream=sample.stream,
-                    group_id=sample.group,
-                    topic_id=sample.topic_id,
-                    partition=each.partition,
-                    max_committed=min(each.committed, each.high),
-                    last_committed=each.committed,
-                    seen_at=sample.taken_at,
-                )
-            )
+            reached = min(each.committed, each.high)
+            place = (sample.stream, sample.group, sample.topic_id, each.partition)
+            mark = CommitMark(*place, reached, each.committed, sample.taken_at)
+            connection.execute(insert(commit_marks).values(**asdict(mark)))
             continue
         newer = sample.taken_at >= mark.seen_at
-        # One beyond the end was never read up to, and would hide later losses.
         reached = each.committed if each.committed <= each.high else mark.max_committed
         connection.execute(
             update(commit_marks)
@@ -164,29 +122,3 @@ def _move_marks(connection: Connection, sample: Sample) -> None:
                 seen_at=max(mark.seen_at, sample.taken_at),
             )
         )
-
-
-def _to_mark(row: RowMapping) -> CommitMark:
-    return CommitMark(
-        stream=row["stream"],
-        group=row["group_id"],
-        topic_id=row["topic_id"],
-        partition=row["partition"],
-        max_committed=row["max_committed"],
-        last_committed=row["last_committed"],
-        seen_at=row["seen_at"],
-    )
-
-
-def _to_sample(row: RowMapping) -> Sample:
-    return Sample(
-        stream=row["stream"],
-        cluster=row["cluster"],
-        topic=row["topic"],
-        group=row["group_id"],
-        topic_id=row["topic_id"],
-        taken_at=row["taken_at"],
-        partitions=tuple(PartitionSample(*each) for each in row["partitions"]["rows"]),
-        group_state=row["partitions"]["group_state"],
-        took=row["partitions"]["took"],
-    )

@@ -7,11 +7,12 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from backlog.errors import LedgerError
-from backlog.ledger.database import UPGRADE_HINT, Database
+from backlog.ledger.database import UPGRADE_HINT, LedgerDatabase
 
 VERSION_TABLE = "backlog_revision"
-HEAD = "0008"  # a test compares it with the newest migration; importing Alembic costs 0.2 s
-KNOWN = frozenset({*(f"{number:04d}" for number in range(1, int(HEAD))), HEAD})
+# A test compares them with the migrations; importing Alembic costs 0.2 s.
+REVISIONS = ("0001",)
+HEAD = REVISIONS[-1]
 
 
 def upgrade(url: str) -> str:
@@ -24,7 +25,7 @@ def upgrade(url: str) -> str:
         LedgerError: the database cannot be reached, or was made by a newer backlogctl.
         ConfigurationError: the URL is not one of SQLite or PostgreSQL.
     """
-    database = Database(url)
+    database = LedgerDatabase(url)
     try:
         upgrade_database(database)
     finally:
@@ -32,7 +33,7 @@ def upgrade(url: str) -> str:
     return HEAD
 
 
-def upgrade_database(database: Database) -> None:
+def upgrade_database(database: LedgerDatabase) -> None:
     """One transaction under a lock: of two that start at once, the second finds nothing to do."""
     with database.write() as connection:
         database.lock_name(connection, "upgrade")
@@ -50,7 +51,7 @@ def upgrade_database(database: Database) -> None:
         command.upgrade(config, "head")
 
 
-def check_revision(database: Database) -> None:
+def check_revision(database: LedgerDatabase) -> None:
     """Looks whether the tables are those this program knows.
 
     Raises:
@@ -73,8 +74,8 @@ def read_revision(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def _refuse_newer(revision: str | None, database: Database) -> None:
-    if revision is not None and revision not in KNOWN:
+def _refuse_newer(revision: str | None, database: LedgerDatabase) -> None:
+    if revision is not None and revision not in REVISIONS:
         raise LedgerError(
             f"the ledger is at revision {revision}, which this backlogctl does not know",
             subject=database.label,

@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, insert, select, update
-from sqlalchemy.engine import RowMapping
 
 from backlog.errors import UsageError
-from backlog.ledger.database import Database
-from backlog.ledger.models import steps
+from backlog.ledger.database import Manager
+from backlog.ledger.models import read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,11 @@ def has_stopped_consumers(steps: Iterable[StepRecord]) -> bool:
     return STOP_STEP in known and not (restored is not None and restored.is_complete)
 
 
-class Steps:
-    """Verbs on steps. They are called by the runner that has the recovery's lease."""
+steps = table_of("backlog_steps", StepRecord, key=("recovery_id", "step"))
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+
+class Steps(Manager):
+    """Verbs on steps. They are called by the runner that has the recovery's lease."""
 
     def start(self, recovery_id: str, step: str) -> StepRecord:
         """Writes down that a step starts, perhaps again: its attempts grow by one.
@@ -75,7 +74,7 @@ class Steps:
                 connection.execute(
                     update(steps)
                     .where(_is_step(recovery_id, step))
-                    .values(last_started_at=now, attempts=known["attempts"] + 1)
+                    .values(last_started_at=now, attempts=known.attempts + 1)
                 )
             return _read(connection, recovery_id, step)
 
@@ -99,16 +98,12 @@ class Steps:
 
     def get(self, recovery_id: str, step: str) -> StepRecord | None:
         """One step; None where it was never started."""
-        with self._database.read() as connection:
-            row = _find(connection, recovery_id, step)
-        return None if row is None else StepRecord(**row)
+        return self._first(select(steps).where(_is_step(recovery_id, step)), StepRecord)
 
     def list(self, recovery_id: str) -> tuple[StepRecord, ...]:
         """The steps that were started, in the order of their first start."""
         query = select(steps).where(steps.c.recovery_id == recovery_id)
-        query = query.order_by(steps.c.first_started_at, steps.c.step)
-        with self._database.read() as connection:
-            return tuple(StepRecord(**row) for row in connection.execute(query).mappings())
+        return self._list(query.order_by(steps.c.first_started_at, steps.c.step), StepRecord)
 
     def _lock(self, connection: Connection, recovery_id: str) -> datetime:
         self._database.lock_name(connection, f"steps:{recovery_id}")
@@ -119,12 +114,12 @@ def _is_step(recovery_id: str, step: str) -> ColumnElement[bool]:
     return (steps.c.recovery_id == recovery_id) & (steps.c.step == step)
 
 
-def _find(connection: Connection, recovery_id: str, step: str) -> RowMapping | None:
-    return connection.execute(select(steps).where(_is_step(recovery_id, step))).mappings().first()
+def _find(connection: Connection, recovery_id: str, step: str) -> StepRecord | None:
+    return read_value(connection, select(steps).where(_is_step(recovery_id, step)), StepRecord)
 
 
 def _read(connection: Connection, recovery_id: str, step: str) -> StepRecord:
-    row = _find(connection, recovery_id, step)
-    if row is None:
+    record = _find(connection, recovery_id, step)
+    if record is None:
         raise UsageError("it was never started", subject=f"recovery {recovery_id} step {step}")
-    return StepRecord(**row)
+    return record

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, insert, select, update
-from sqlalchemy.engine import RowMapping
 
 from backlog.errors import Refused, UsageError
-from backlog.ledger.database import Database
-from backlog.ledger.models import temporary_topics
+from backlog.ledger.database import Manager
+from backlog.ledger.models import read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +25,10 @@ class TemporaryTopic:
     deleted_at: datetime | None
 
 
-class TemporaryTopics:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+temporary_topics = table_of("backlog_temporary_topics", TemporaryTopic, key=("recovery_id",))
 
+
+class TemporaryTopics(Manager):
     def announce(
         self, recovery_id: str, cluster: str, name: str, partitions: int
     ) -> TemporaryTopic:
@@ -40,8 +39,8 @@ class TemporaryTopics:
         """
         with self._database.write() as connection:
             self._database.lock_name(connection, f"temporary:{recovery_id}")
-            row = _find(connection, recovery_id)
-            if row is None:
+            known = _find(connection, recovery_id)
+            if known is None:
                 connection.execute(
                     insert(temporary_topics).values(
                         recovery_id=recovery_id,
@@ -52,7 +51,6 @@ class TemporaryTopics:
                     )
                 )
                 return _read(connection, recovery_id)
-            known = _to_topic(row)
         if (known.cluster, known.name, known.partitions) != (cluster, name, partitions):
             raise Refused(
                 f"its temporary topic is {known.name} with {known.partitions} partitions on "
@@ -97,20 +95,19 @@ class TemporaryTopics:
     def get(self, recovery_id: str) -> TemporaryTopic | None:
         """The recovery's temporary topic; None where none was announced."""
         with self._database.read() as connection:
-            row = _find(connection, recovery_id)
-        return None if row is None else _to_topic(row)
+            return _find(connection, recovery_id)
 
 
-def _find(connection: Connection, recovery_id: str) -> RowMapping | None:
+def _find(connection: Connection, recovery_id: str) -> TemporaryTopic | None:
     query = select(temporary_topics).where(temporary_topics.c.recovery_id == recovery_id)
-    return connection.execute(query).mappings().first()
+    return read_value(connection, query, TemporaryTopic)
 
 
 def _read(connection: Connection, recovery_id: str) -> TemporaryTopic:
-    row = _find(connection, recovery_id)
-    if row is None:
+    topic = _find(connection, recovery_id)
+    if topic is None:
         raise UsageError("no temporary topic was announced", subject=f"recovery {recovery_id}")
-    return _to_topic(row)
+    return topic
 
 
 def _change(connection: Connection, recovery_id: str, **values: object) -> None:
@@ -119,7 +116,3 @@ def _change(connection: Connection, recovery_id: str, **values: object) -> None:
         .where(temporary_topics.c.recovery_id == recovery_id)
         .values(**values)
     )
-
-
-def _to_topic(row: RowMapping) -> TemporaryTopic:
-    return TemporaryTopic(**row)

@@ -94,7 +94,7 @@ class Question:
             if responder is not None and not yes:
                 raise skipping(context, _describe_too_late(recovery))
             if yes and recovery.state in _CLOSED:
-                # Who said yes sees a failed task, and not one that is skipped.
+                # If the plan was closed after approval, fail the task; do not mark it skipped.
                 told = f"{_describe_closed(recovery)}; nothing was approved"
                 fail(context, RunbookRefusal(told))
             return self._go_on(recovery)

@@ -19,7 +19,7 @@ _BOUNDS = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "maxLength", "pattern", "format", "items"),
 )
-_AUTO_WORDS = "auto: what the verdict suggests; drain first, then put back"
+_AUTO_WORDS = "auto: what the verdict suggests; offload first, then put back"
 
 
 def make_fields(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:

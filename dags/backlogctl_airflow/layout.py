@@ -14,7 +14,7 @@ from replay.recovery.kind import Kind, Registry
 
 
 def lay_out_tasks(dag: DAG, kinds: Registry) -> None:
-    """One kind after the other: drain first, then put back."""
+    """One kind after the other: offload first, then put back."""
     chosen = tasks.choose(list(kinds.names()))
     groups = [_make_group(kind, chosen, first=number == 0) for number, kind in enumerate(kinds)]
     chosen >> groups

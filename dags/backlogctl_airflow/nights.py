@@ -56,7 +56,8 @@ def plan_night(stream: str) -> dict[str, Any]:
 
 
 def put_back(work: dict[str, Any]) -> dict[str, Any]:
-    """Injects in waves until it is verified, or the window closes: the next night goes on."""
+    """Injects in waves until it is verified, then what is left of the night's work, or until the
+    window closes: the next night goes on."""
     context = get_current_context()
     cast("dict[str, Any]", context)["stream"] = work["stream"]
     if read_action(work) is not Tonight.RUN:
@@ -68,6 +69,11 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
         if window is not None and not window.contains(now) and not is_at_end(recovery):
             _come_at(context, window.next_opening(now), f"{work['stream']}: window {window}")
         carried = work_on(workspace, context, recovery.id)
+        goes_on = workspace.config.stream(work["stream"]).approval == "auto"
+    if goes_on and carried.come_again is None:
+        more = plan_night(work["stream"])
+        if read_action(more) is Tonight.RUN:
+            return put_back(more)
     if carried.waits_for_window:
         LOG.info("%s: the window closed; the next night goes on", recovery.id)
         keep_reason(context, "the window closed; the next night goes on")

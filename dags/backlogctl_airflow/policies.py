@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 DETECT, RECOVER, NIGHTLY = "detect_backlog", "recover_backlog", "nightly_backfill"
-DRAIN, AUDIT = "emergency_drain", "nightly_audit"
-ASKING = (RECOVER, DRAIN)  # in whose runs a person approves
+OFFLOAD, AUDIT = "emergency_offload", "nightly_audit"
+ASKING = (RECOVER, OFFLOAD)  # in whose runs a person approves
 APPROVE, REJECT = "Approve", "Reject"  # the buttons of a question
 ALERTS = "backlogctl"  # the alias of the assets that alarming streams are events of
 CHOSEN = "chosen"  # the XCom that says what the first task has chosen

@@ -31,7 +31,7 @@ from backlog.errors import (
     UsageError,
 )
 from backlog.extras import explain_import
-from backlog.visible import escape_text, escape_trace
+from backlogctl_delivery.visible import escape_text, escape_trace
 from replay.recovery.brakes import CANARY, CancelRequested, PausedBecause
 from replay.telling.standing import say_standing
 

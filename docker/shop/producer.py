@@ -5,10 +5,11 @@ Its receipt commits with the row, in the outbox: whatever happens here, it is se
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -16,11 +17,35 @@ from confluent_kafka import Producer
 from settings import ALIVE, catch_signals, connect, read_rate
 from sqlalchemy import Engine, create_engine, text
 
-from delivery.outbox import Outbox
-from replay.demo.rebuild.shop import Order
+from backlog.clock import format_time
+from backlogctl_delivery.outbox import Outbox
 
 _TICK = 0.5
 _INSERT = text("INSERT INTO orders VALUES (:order_id, :user_id, :status, :amount, :updated_at)")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One row of the table."""
+
+    order_id: str
+    user_id: int
+    status: str
+    amount: Decimal
+    updated_at: datetime
+
+    @property
+    def key(self) -> bytes:
+        return self.order_id.encode()
+
+    @property
+    def value(self) -> bytes:
+        document = {
+            **asdict(self),
+            "amount": f"{self.amount:.2f}",
+            "updated_at": format_time(self.updated_at),
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
 
 
 def make_order(number: int, at: datetime) -> Order:

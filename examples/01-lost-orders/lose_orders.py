@@ -11,10 +11,18 @@ from pathlib import Path
 
 from backlog.clock import utc_now
 from backlog.kafka.clients import Properties
-from replay.demo.rebuild.order_service import handle_orders
-from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, read_table, write_table
-from replay.demo.rebuild.story import UNREAD
-from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
+from examples.lost_orders import (
+    YOUNG,
+    expire_old,
+    handle_orders,
+    make_orders,
+    make_topic,
+    publish_orders,
+    read_ends,
+    read_table,
+    write_table,
+)
+from examples.rebuild import UNREAD
 
 
 def fall_behind(client: Properties, here: Path) -> None:

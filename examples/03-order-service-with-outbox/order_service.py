@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from delivery.outbox import Outbox, Settings
+from backlogctl_delivery.outbox import Outbox, Settings
 
 TOPIC = "orders"
 SERVERS: dict[str, str | int | float | bool] = {"bootstrap.servers": os.environ["SHOP_KAFKA"]}

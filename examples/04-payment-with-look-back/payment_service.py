@@ -21,7 +21,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.producer import LookBackProducer
 
 SERVERS: dict[str, str | int | float | bool] = {"bootstrap.servers": os.environ["SHOP_KAFKA"]}
 engine = create_engine("sqlite:///payments.db")

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 
 TOPIC = "orders"
 engine = create_engine("sqlite:///payments.db")
@@ -72,13 +72,13 @@ def handle_orders(consumer: Consumer) -> None:
         with (
             Session(engine) as session,
             session.begin(),
-            marks.handle_once(session, message) as turn,
+            marks.handle_once(session, message) as attempt,
         ):
-            if turn.is_first:
+            if attempt.is_first:
                 order = json.loads(message.value() or b"")
                 session.add(Demand(order_id=order["order_id"], cents=order["cents"]))
         consumer.commit(message=message, asynchronous=False)
-        handled, repeats = handled + turn.is_first, repeats + (not turn.is_first)
+        handled, repeats = handled + attempt.is_first, repeats + (not attempt.is_first)
     print(f"{handled:,} handled now, {repeats:,} read again and left out")
 
 

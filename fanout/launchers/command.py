@@ -17,7 +17,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
-from backlog.visible import join_lines, join_words
+from backlogctl_delivery.visible import join_lines, join_words
 from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
 _TICK = 0.02

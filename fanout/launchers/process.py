@@ -24,7 +24,7 @@ from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
 from backlog.config.arguments import fill_in
 from backlog.errors import BacklogError
-from backlog.visible import join_lines, join_words
+from backlogctl_delivery.visible import join_lines, join_words
 from fanout.launchers import supervisor
 from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 

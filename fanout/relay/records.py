@@ -12,16 +12,11 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
-from backlog.kafka.errors import (
-    GROUP_ACTIVE_CODES,
-    is_abortable,
-    is_fenced,
-    translate,
-    unwrap,
-)
+from backlog.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
+from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.kafka import unwrap
 from fanout.relay.client_settings import make_reader_settings, make_writer_settings
 from fanout.relay.commits import read_positions, read_start
 from fanout.relay.counters import Counters, write_counters

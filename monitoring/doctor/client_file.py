@@ -15,7 +15,7 @@ from backlog.errors import UsageError
 
 MOST_BYTES = 1_000_000
 # Names that only librdkafka has: with one of them it is a file of librdkafka.
-_LIBRDKAFKA = frozenset(
+_LIBRDKAFKA_NAMES = frozenset(
     [
         "queue.buffering.max.ms",
         "queue.buffering.max.messages",
@@ -86,7 +86,7 @@ def read_client_file(path: Path) -> ClientFile:
     spring = {n.removeprefix(_SPRING): v for n, v in settings.items() if n.startswith(_SPRING)}
     if spring:
         return _take_spring(path, spring)
-    dialect = Dialect.LIBRDKAFKA if settings.keys() & _LIBRDKAFKA else Dialect.JAVA
+    dialect = Dialect.LIBRDKAFKA if settings.keys() & _LIBRDKAFKA_NAMES else Dialect.JAVA
     known = {_ALIASES.get(name, name): value for name, value in settings.items()}
     if not known.keys() & (_PRODUCER | _CONSUMER | {"bootstrap.servers"}):
         raise UsageError(

@@ -13,7 +13,7 @@ from backlog.clock import parse_duration
 from backlog.errors import BacklogError
 from backlog.numbers import format_bytes, format_duration
 from monitoring.doctor.client_file import ClientFile, Dialect
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.finding import Finding, Level, Room, apply_rules
 
 _JAVA = {
     "acks": "all",
@@ -86,28 +86,33 @@ class _Settings:
 
 def judge_client(file: ClientFile) -> Iterator[Finding]:
     """The producer and the consumer of a file, as far as it has them."""
-    if file.producer is not None:
-        settings = _Settings(f"producer in {file.path.name}", file.dialect, file.producer)
-        yield from _judge_acks(settings)
-        yield from _judge_retries(settings)
-        yield from _judge_idempotence(settings)
-        yield from _judge_buffer(settings)
-        yield from _judge_unreadable(settings)
-    if file.consumer is not None:
-        settings = _Settings(f"consumer in {file.path.name}", file.dialect, file.consumer)
-        yield from _judge_commits(settings)
-        yield from _judge_reset(settings)
-        yield from _judge_polls(settings)
-        yield from _judge_isolation(settings)
-        if file.producer is None:
-            yield from _judge_unreadable(settings)
+    for room, name, given in (
+        (Room.PRODUCER, "producer", file.producer),
+        (Room.CONSUMER, "consumer", file.consumer),
+    ):
+        if given is not None:
+            settings = _Settings(f"{name} in {file.path.name}", file.dialect, given)
+            yield from apply_rules((room,), {"s": settings})
+            if room is Room.PRODUCER or file.producer is None:
+                yield from _judge_unreadable(settings)
 
 
+@Room.PRODUCER.check(
+    "producer-acks",
+    "`acks`",
+    "Only with `acks=all` has a message reached more than one broker when it is acknowledged.",
+)
 def _judge_acks(s: _Settings) -> Iterator[Finding]:
     if s.read("acks") not in ("all", "-1"):
         yield s.find("producer-acks", Level.LOSES, s.say("acks"), "acks=all")
 
 
+@Room.PRODUCER.check(
+    "producer-retries",
+    "`retries` and `delivery.timeout.ms`",
+    "A leader that moves refuses for some seconds: a producer that gives up before loses what "
+    "its application does not send again.",
+)
 def _judge_retries(s: _Settings) -> Iterator[Finding]:
     retries, delivery = s.read_number("retries"), s.read_number("delivery.timeout.ms")
     linger, request = s.read_number("linger.ms"), s.read_number("request.timeout.ms")
@@ -137,6 +142,12 @@ def _judge_retries(s: _Settings) -> Iterator[Finding]:
         )
 
 
+@Room.PRODUCER.check(
+    "producer-idempotence",
+    "`enable.idempotence` and requests in flight",
+    "Without idempotence a retry may write a message twice, and with several requests in "
+    "flight also change their order (KIP-98).",
+)
 def _judge_idempotence(s: _Settings) -> Iterator[Finding]:
     flight = s.read_number("max.in.flight.requests.per.connection")
     on, asked = s.read("enable.idempotence") == "true", "enable.idempotence" in s.given
@@ -170,6 +181,12 @@ def _judge_idempotence(s: _Settings) -> Iterator[Finding]:
         )
 
 
+@Room.PRODUCER.check(
+    "producer-buffer",
+    "`buffer.memory`, `max.block.ms`, `linger.ms`",
+    "What waits in memory is lost when the process ends, and when the buffer is full a send "
+    "fails after `max.block.ms`.",
+)
 def _judge_buffer(s: _Settings) -> Iterator[Finding]:
     linger, block = s.read_number("linger.ms"), s.read_number("max.block.ms")
     memory = s.read_number("buffer.memory")
@@ -198,6 +215,12 @@ def _judge_buffer(s: _Settings) -> Iterator[Finding]:
         )
 
 
+@Room.CONSUMER.check(
+    "consumer-commits",
+    "Automatic commits",
+    "Offsets that are committed by time say what was fetched, not what was done: after a "
+    "crash the difference is skipped, and no hole shows it.",
+)
 def _judge_commits(s: _Settings) -> Iterator[Finding]:
     if s.read("enable.auto.commit") != "true":
         return
@@ -216,6 +239,12 @@ def _judge_commits(s: _Settings) -> Iterator[Finding]:
     )
 
 
+@Room.CONSUMER.check(
+    "consumer-reset",
+    "`auto.offset.reset`",
+    "It decides without a word where a group without valid commits starts: `latest` skips "
+    "everything that is unread, and so does a group whose messages expired.",
+)
 def _judge_reset(s: _Settings) -> Iterator[Finding]:
     reset = s.read("auto.offset.reset")
     if reset in ("latest", "largest", "end"):
@@ -226,6 +255,12 @@ def _judge_reset(s: _Settings) -> Iterator[Finding]:
         )
 
 
+@Room.CONSUMER.check(
+    "consumer-polls",
+    "`max.poll.interval.ms` and `max.poll.records`",
+    "A member that handles its messages for longer is put out of the group: its partitions "
+    "move, and what it did is done again.",
+)
 def _judge_polls(s: _Settings) -> Iterator[Finding]:
     poll, session = s.read_number("max.poll.interval.ms"), s.read_number("session.timeout.ms")
     if poll is not None and poll < _POLL_MS:
@@ -244,6 +279,12 @@ def _judge_polls(s: _Settings) -> Iterator[Finding]:
         )
 
 
+@Room.CONSUMER.check(
+    "consumer-isolation",
+    "`isolation.level`",
+    "A reader of uncommitted messages handles those of aborted transactions too, as a "
+    "recovery leaves them when it is interrupted.",
+)
 def _judge_isolation(s: _Settings) -> Iterator[Finding]:
     if s.read("isolation.level") == "read_uncommitted":
         yield s.find(
@@ -252,6 +293,12 @@ def _judge_isolation(s: _Settings) -> Iterator[Finding]:
         )
 
 
+@Room.CLIENT.check(
+    "client-file",
+    "Settings that are unknown or contradict each other",
+    "A client refuses to start with settings that exclude each other, and ignores names it "
+    "does not know.",
+)
 def _judge_unreadable(s: _Settings) -> Iterator[Finding]:
     """Numbers that are none, such as a template's placeholders: what needs them is unknown."""
     names = [

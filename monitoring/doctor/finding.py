@@ -1,17 +1,61 @@
-"""What the doctor finds: one thing, how bad it is, and what mends it."""
+"""The doctor's checks and findings: each rule names its checks; docs/doctor.md is made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from backlog.errors import BacklogError
 from backlog.kafka.errors import TopicMissing
-from monitoring.doctor.catalogue import CATALOGUE
 
 Part = TypeVar("Part")
+Rule = TypeVar("Rule", bound=Callable[..., object])
+CATALOGUE: dict[str, Check] = {}
+_RULES: dict[Callable[..., Any], Room] = {}
+
+
+class Room(StrEnum):
+    """Where a check looks."""
+
+    TOPIC = "Topic and brokers"
+    RETENTION = "Retention"
+    GROUP = "Group and its consumers"
+    LOG = "Producers, from the log"
+    PRODUCER = "Producer, from a configuration file"
+    CONSUMER = "Consumer, from a configuration file"
+    CLIENT = "Producer or consumer, from a configuration file"
+    DELIVERY = "Outboxes and look-back"
+    RIGHTS = "Rights"
+    TOOL = "The tool itself"
+
+    def check(self, name: str, title: str, why: str, more: str = "") -> Callable[[Rule], Rule]:
+        """Names a check of the decorated rule.
+
+        Args:
+            why: one or two sentences, shown with each finding.
+            more: stands in the docs only.
+        """
+
+        def add(rule: Rule) -> Rule:
+            CATALOGUE[name] = Check(name, self, title, why, more)
+            _RULES[rule] = self
+            return rule
+
+        return add
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a finding is about, and why it matters."""
+
+    name: str
+    room: Room
+    title: str
+    why: str
+    more: str
 
 
 class Level(StrEnum):
@@ -31,7 +75,7 @@ class Finding:
     """One finding.
 
     Attributes:
-        check: a name of the catalogue, and the heading in docs/doctor.md.
+        check: a name of `CATALOGUE`, and the heading in docs/doctor.md.
         subject: what it is about, such as `topic orders`.
         found: the figure or setting that was read, as a sentence.
         mend: what mends it, as a sentence or a setting; may be empty where there are commands.
@@ -44,9 +88,6 @@ class Finding:
     found: str
     mend: str
     commands: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        assert self.check in CATALOGUE, self.check
 
     @property
     def why(self) -> str:
@@ -78,6 +119,11 @@ class Unread:
     part: str
     error: BacklogError
 
+    @Room.RIGHTS.check(
+        "unread",
+        "What could not be read",
+        "What was not read cannot be judged: no finding is no proof here.",
+    )
     def to_finding(self) -> Finding:
         """That it is unknown, and why; without its topic nothing can be recovered."""
         return Finding(
@@ -108,3 +154,18 @@ def choose_exit_code(findings: Iterable[Finding]) -> int:
     if any(one.needs_somebody for one in found):
         return 1
     return 2 if any(one.level is Level.UNKNOWN for one in found) else 0
+
+
+def apply_rules(rooms: Iterable[Room], parts: Mapping[str, object]) -> Iterator[Finding]:
+    """Calls each rule of these rooms by the names of its parameters.
+
+    A rule is left out where a part is unknown, unless its parameter has a default.
+    """
+    chosen, known = set(rooms), {name: part for name, part in parts.items() if part is not None}
+    for rule, room in _RULES.items():
+        if room not in chosen:
+            continue
+        parameters = inspect.signature(rule).parameters
+        needed = {name for name, one in parameters.items() if one.default is one.empty}
+        if needed <= set(known):
+            yield from rule(**{name: known[name] for name in parameters if name in known})

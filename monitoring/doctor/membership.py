@@ -8,7 +8,7 @@ from backlog.kafka.group_types import say_why_not
 from backlog.kafka.groups import GroupState
 from backlog.numbers import format_plural
 from monitoring.doctor.facts import Brokers, Topic
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.finding import Finding, Level, Room
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 
@@ -23,6 +23,11 @@ _BAD = {
 _OTHER_WAY = {"disabled": "either way", "upgrade": "back to classic", "downgrade": "to KIP-848"}
 
 
+@Room.GROUP.check(
+    "group-course",
+    "A group that loses, stands still or jumped",
+    "Each of these verdicts loses or repeats messages if nobody acts.",
+)
 def judge_course(status: GroupStatus) -> Iterator[Finding]:
     """What `status` says of it, where that is bad."""
     if (level := _BAD.get(status.verdict)) is not None:
@@ -32,6 +37,12 @@ def judge_course(status: GroupStatus) -> Iterator[Finding]:
         )
 
 
+@Room.GROUP.check(
+    "group-type",
+    "Type of the group",
+    "Only classic and consumer groups (KIP-848) have committed offsets that a recovery can "
+    "work with.",
+)
 def judge_type(group: str, kind: str | None) -> Iterator[Finding]:
     """Whether a recovery can work with its commits."""
     if why := say_why_not(kind):
@@ -42,6 +53,13 @@ def judge_type(group: str, kind: str | None) -> Iterator[Finding]:
         )
 
 
+@Room.GROUP.check(
+    "group-migration",
+    "Change of the group protocol",
+    "Consumers of the other protocol cannot join while members of this one are there, so "
+    "consumers that are moved one by one stay outside.",
+    "`group.consumer.migration.policy` of the brokers; `bidirectional` allows both ways.",
+)
 def judge_migration(group: str, state: GroupState, brokers: Brokers) -> Iterator[Finding]:
     """Whether consumers could be moved to the other protocol one by one."""
     policies = brokers.read_words("group.consumer.migration.policy") - {"bidirectional"}
@@ -56,6 +74,28 @@ def judge_migration(group: str, state: GroupState, brokers: Brokers) -> Iterator
         )
 
 
+@Room.GROUP.check(
+    "static-membership",
+    "Rebalances without static membership",
+    "Each restart of a member moves partitions; with `group.instance.id` a member that comes "
+    "back within its session keeps its own (KIP-345).",
+)
+@Room.GROUP.check(
+    "unassigned",
+    "Partitions that no member has",
+    "Nobody reads them, though the group has members: what is in them expires unread.",
+)
+@Room.GROUP.check(
+    "assignment-skew",
+    "Partitions shared out unevenly",
+    "The member with the most partitions decides when the backlog is drained.",
+)
+@Room.GROUP.check(
+    "idle-members",
+    "Members without work",
+    "A partition is read by one member: more members than partitions change nothing.",
+    "It is what `plan expand` is for: more partitions for a time.",
+)
 def judge_members(
     group: str, state: GroupState, topic: Topic, rebalancing: int, samples: int
 ) -> Iterator[Finding]:

@@ -9,12 +9,34 @@ from collections.abc import Iterator
 
 from backlog.numbers import format_plural
 from monitoring.doctor.facts import Brokers, Replicas, Topic
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.finding import Finding, Level, Room
 
 WANTED = 3
 _SHOWN = 5
 
 
+@Room.TOPIC.check(
+    "unclean-leader-election",
+    "Unclean leader election",
+    "A replica that is behind may become the leader: what it does not have is gone, though "
+    "it was acknowledged, and offsets are given a second time.",
+    "A loss of this kind leaves no hole in the offsets.",
+)
+@Room.TOPIC.check(
+    "min-insync-replicas",
+    "How many copies `acks=all` means",
+    "`acks=all` waits for the replicas in sync, and that may be the leader alone: "
+    "`min.insync.replicas` is the number below which a write is refused instead.",
+    "Judged with the replication factor: it should be one less. Equal to it, one broker that "
+    "restarts stops every write, and so every recovery that puts messages back.",
+)
+@Room.TOPIC.check(
+    "replication-factor",
+    "Copies of each message",
+    "With one replica a broken disk loses every message on it; with two, a single failure "
+    "leaves either no safety or no writes.",
+    "Three replicas with `min.insync.replicas` 2 is what survives one failure and goes on.",
+)
 def judge_replication(topic: Topic) -> Iterator[Finding]:
     """Copies of the topic's messages."""
     factor, least = topic.replication_factor, topic.read_number("min.insync.replicas")
@@ -56,6 +78,16 @@ def judge_replication(topic: Topic) -> Iterator[Finding]:
         )
 
 
+@Room.TOPIC.check(
+    "under-replicated",
+    "Replicas out of sync",
+    "Fewer copies are up to date than the topic is meant to have.",
+)
+@Room.TOPIC.check(
+    "offline-partitions",
+    "Partitions without a leader",
+    "Nobody can read or write them until a replica comes back.",
+)
 def judge_partitions(topic: Topic) -> Iterator[Finding]:
     """Leaders and replicas as they are now."""
     least = topic.read_number("min.insync.replicas") or 1
@@ -94,6 +126,17 @@ def judge_partitions(topic: Topic) -> Iterator[Finding]:
             yield Finding("under-replicated", level, topic.subject, found, mend, describe)
 
 
+@Room.TOPIC.check(
+    "racks",
+    "Copies in one rack",
+    "All copies of a partition in one rack are lost, or away, together.",
+    "Only judged where brokers have `broker.rack`.",
+)
+@Room.TOPIC.check(
+    "brokers",
+    "Number of brokers",
+    "Fewer than three brokers cannot hold three replicas, nor replace one that is away.",
+)
 def judge_brokers(topic: Topic, brokers: Brokers) -> Iterator[Finding]:
     """How many brokers, in which racks."""
     if len(brokers.racks) < WANTED:
@@ -117,6 +160,13 @@ def judge_brokers(topic: Topic, brokers: Brokers) -> Iterator[Finding]:
         )
 
 
+@Room.TOPIC.check(
+    "commit-log",
+    "Replicas of `__consumer_offsets`",
+    "Committed offsets are messages of an internal topic: with one replica a broken disk "
+    "loses them, and each group starts where `auto.offset.reset` says.",
+    "The setting counts when the topic is made, at the cluster's first commit.",
+)
 def judge_internal_topics(brokers: Brokers) -> Iterator[Finding]:
     """Those of commits and transactions, as the brokers make them."""
     there = len(brokers.racks)

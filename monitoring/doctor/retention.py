@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from backlog.numbers import format_bytes, format_duration
 from monitoring.doctor.facts import Brokers, Newest, Topic
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.finding import Finding, Level, Room
 from monitoring.status import GroupStatus
 
 # From Friday evening to Monday morning, and some hours to mend it.
@@ -16,19 +16,27 @@ _AHEAD = timedelta(minutes=10)
 _DAY = 86_400_000
 
 
+@Room.RETENTION.check(
+    "retention",
+    "How long a stopped group has",
+    "Retention deletes what is old or too much, read or not; this is the time between a "
+    "consumer that stops and the first lost message.",
+    "Time and size are judged together, with the real lag and rate: whichever comes first. "
+    "Shorter than `watch.horizon`, a loss cannot be announced as early as configured; shorter "
+    "than 72 hours, a weekend is too long.",
+)
 def judge_retention(
     stream: str,
     topic: Topic,
-    newest: Newest | None,
-    status: GroupStatus | None,
     horizon: timedelta,
+    newest: Newest | None = None,
+    status: GroupStatus | None = None,
 ) -> Iterator[Finding]:
     """How long a group may stand still.
 
     Args:
-        newest: None where messages could not be read: retention by size is not judged then.
-        status: None where the group could not be looked at.
         horizon: how far ahead a loss is announced.
+        newest: without it retention by size is not judged.
     """
     times = [
         (seconds, how)
@@ -55,8 +63,14 @@ def judge_retention(
     )
 
 
+@Room.RETENTION.check(
+    "segments",
+    "Segments that make retention coarse",
+    "Only whole segments are deleted: with large ones messages stay longer than configured, "
+    "and then go many at once.",
+)
 def judge_segments(
-    topic: Topic, newest: Newest | None, status: GroupStatus | None
+    topic: Topic, newest: Newest | None = None, status: GroupStatus | None = None
 ) -> Iterator[Finding]:
     """How coarse retention is."""
     keep = topic.read_number("retention.ms")
@@ -78,6 +92,12 @@ def judge_segments(
         )
 
 
+@Room.RETENTION.check(
+    "compaction",
+    "Compaction",
+    "Compaction keeps the newest message of each key and deletes those before it, read or "
+    "not: right for a table, a loss for events.",
+)
 def judge_compaction(topic: Topic) -> Iterator[Finding]:
     """Whether older messages of a key are deleted."""
     policy = topic.settings.get("cleanup.policy", "")
@@ -90,6 +110,12 @@ def judge_compaction(topic: Topic) -> Iterator[Finding]:
         )
 
 
+@Room.RETENTION.check(
+    "offsets-retention",
+    "How long commits are kept",
+    "A group that is empty for longer than `offsets.retention.minutes` loses its committed "
+    "offsets: it then starts at the end and skips, or at the beginning and repeats.",
+)
 def judge_offsets_retention(
     topic: Topic, brokers: Brokers, horizon: timedelta
 ) -> Iterator[Finding]:
@@ -112,6 +138,12 @@ def judge_offsets_retention(
     )
 
 
+@Room.RETENTION.check(
+    "future-timestamps",
+    "Messages from the future",
+    "Retention by time goes by the newest time of a segment: one message dated ahead keeps "
+    "its whole segment, and forecasts by age are wrong.",
+)
 def judge_timestamps(topic: Topic, newest: Newest, now: datetime) -> Iterator[Finding]:
     """Whether messages are dated ahead."""
     if newest.time is not None and newest.time > now + _AHEAD:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backlog.numbers import format_bytes, format_duration
 from monitoring.doctor.facts import Brokers, Newest, Topic
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.finding import Finding, Level, Room
 
 # Our headers and the batch around a single message (Kafka protocol, record batch: 61 bytes).
 OVERHEAD_BYTES = 512
@@ -17,6 +17,13 @@ _OFTEN_MESSAGES = 1_000_000
 _OFTEN_MS = 60_000
 
 
+@Room.TOPIC.check(
+    "message-size",
+    "Largest message against `max.message.bytes`",
+    "A message that is put back has a few headers more than the first time, and the topic "
+    "must still take it.",
+    "The newest 200 messages of each partition are looked at, before compression.",
+)
 def judge_message_size(topic: Topic, newest: Newest) -> Iterator[Finding]:
     """The largest message seen against what the topic takes."""
     limit = topic.read_number("max.message.bytes")
@@ -35,6 +42,14 @@ def judge_message_size(topic: Topic, newest: Newest) -> Iterator[Finding]:
         )
 
 
+@Room.TOPIC.check(
+    "flush",
+    "Flush settings",
+    "Kafka acknowledges from memory and relies on other replicas: with one replica only a "
+    "flush to disk survives a power cut, and with several a forced flush only costs speed.",
+    "This is where old texts disagree: those that ask for `flush.messages=1` speak of a "
+    "single replica, those that forbid it of replicated topics.",
+)
 def judge_flush(topic: Topic) -> Iterator[Finding]:
     """Whether acknowledged messages wait in memory, and whether that matters here."""
     messages, milliseconds = topic.read_number("flush.messages"), topic.read_number("flush.ms")
@@ -59,6 +74,12 @@ def judge_flush(topic: Topic) -> Iterator[Finding]:
         )
 
 
+@Room.TOPIC.check(
+    "transactions",
+    "Transactions of the cluster",
+    "Messages are put back and relayed in transactions: where the cluster cannot begin one, a "
+    "recovery stops at its first message.",
+)
 def judge_transactions(brokers: Brokers) -> Iterator[Finding]:
     """Whether a transaction can begin, and live as long as ours."""
     subject, there = "the cluster", len(brokers.racks)

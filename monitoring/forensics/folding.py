@@ -17,7 +17,7 @@ SMALL_BYTES = 1024
 
 
 @dataclass(slots=True)
-class _Span:
+class _Extent:
     """Between which times something lies, in milliseconds; -1 is no time."""
 
     first: int = -1
@@ -41,9 +41,9 @@ class _Partition:
     control: int = 0
     small: int = 0
     codecs: Counter[str] = field(default_factory=Counter)
-    span: _Span = field(default_factory=_Span)
+    span: _Extent = field(default_factory=_Extent)
     not_idempotent: int = 0
-    not_idempotent_span: _Span = field(default_factory=_Span)
+    not_idempotent_span: _Extent = field(default_factory=_Extent)
     append_time: int = 0
     leader_epoch: int = -1
     leader_epochs: int = 0

@@ -158,12 +158,6 @@ class LogProfile:
         return sum(one.batches for one in self.partitions)
 
     @property
-    def not_idempotent_share(self) -> float | None:
-        """How much of the messages has no producer id, 0 to 1; None where there are no messages."""
-        total = self.messages
-        return sum(one.not_idempotent for one in self.partitions) / total if total else None
-
-    @property
     def first_time(self) -> datetime | None:
         times = [one.first_time for one in self.partitions if one.first_time is not None]
         return min(times, default=None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Protocol, Self
+from datetime import datetime
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,17 +31,6 @@ LOST_AFTER = 6.0
 
 Ages = Sequence[float]
 Rates = Sequence[float | None]
-
-
-class ScopeLike(Protocol):
-    """What judging needs of what is surveyed."""
-
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def window(self) -> timedelta: ...
-    @property
-    def horizon(self) -> timedelta: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +79,6 @@ class GroupJudge:
     cluster: str
     window: float
     horizon: float
-
-    @classmethod
-    def at(cls, taken_at: datetime, scope: ScopeLike) -> Self:
-        """A pass of this time."""
-        return cls(
-            taken_at, scope.cluster, scope.window.total_seconds(), scope.horizon.total_seconds()
-        )
 
     def list_tails(
         self, topic: str, of: TopicHistory, past: GroupHistory, when: SampleRows

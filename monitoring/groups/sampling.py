@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from backlog.config import mask_secrets
 from backlog.errors import BacklogError, KafkaFailure
 from monitoring.board import Board, ClusterPass
+from monitoring.groups.survey import SurveyScope
 from monitoring.outages import OnOutage, Outages
 from monitoring.unseen import Unseen, What
 
@@ -27,16 +28,9 @@ class SurveyLike(Protocol):
     """What makes passes over one cluster."""
 
     @property
-    def scope(self) -> ClusterNamed: ...
+    def scope(self) -> SurveyScope: ...
     def look(self) -> ClusterPass: ...
     def close(self) -> None: ...
-
-
-class ClusterNamed(Protocol):
-    """Something that names its cluster."""
-
-    @property
-    def cluster(self) -> str: ...
 
 
 class GroupSampler:

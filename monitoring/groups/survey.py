@@ -126,7 +126,12 @@ class Survey:
         self._refresh_retentions(layout.topics)
         reading = _PassReading(groups, commits, layout, frozenset(missing), low, stable, high)
         row = self._remember(reading, now)
-        judged, left_out = self._judge(reading, row, now, GroupJudge.at(taken_at, self.scope))
+        scope = self.scope
+        judge = GroupJudge(
+            *(taken_at, scope.cluster),
+            *(scope.window.total_seconds(), scope.horizon.total_seconds()),
+        )
+        judged, left_out = self._judge(reading, row, now, judge)
         self.tails.end_pass()
         return ClusterPass(
             cluster=self.scope.cluster,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.errors import AccessDenied
 from backlog.numbers import format_plural
+from backlogctl_delivery.kafka import AccessDenied
 from monitoring.status import GroupStatus
 from monitoring.unseen import Unseen
 

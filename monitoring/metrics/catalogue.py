@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from backlog.metric import Metric
+from backlogctl_delivery.metrics import Metric
 
 Family = Literal["backlog", "kafka_exporter", "kafka_lag_exporter"]
 

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from monitoring.board import ClusterPass, TopicPartitionState
 from monitoring.metrics.catalogue import Family
-from monitoring.metrics.exposition import Lines, Packed, Packer, escape_value, write_labels
-from monitoring.status import GroupStatus
+from monitoring.metrics.exposition import Lines, escape_value, write_labels
+from monitoring.status import GroupStatus, PartitionStatus
 from monitoring.verdicts import Verdict
 
 _PLACE = ("cluster", "group", "topic", "stream")
 # kafka-lag-exporter's labels of a member, which are empty where a group is looked at from outside.
 _NO_MEMBER = 'member_host="",consumer_id="",client_id=""'
 
-# Of a large cluster the lines as text are many times what they are compressed.
-_LINES_AT_ONCE = 4096
-
 
 class _Writer:
-    """Collects the lines of several families, compressed as they come."""
+    """Collects the lines of several families."""
 
     def __init__(self) -> None:
         self._lines: defaultdict[str, list[str]] = defaultdict(list)
-        self._packers: defaultdict[str, Packer] = defaultdict(Packer)
 
     def add(self, name: str, labels: str, value: float | None) -> None:
         """A line; none where the value is not known."""
         if value is None:
             return
         place = f"{{{labels}}}" if labels else ""
-        lines = self._lines[name]
-        lines.append(f"{name}{place} {value or 0!r}\n")  # a slope of nothing may be -0.0
-        if len(lines) >= _LINES_AT_ONCE:
-            self._flush(name)
+        self._lines[name].append(f"{name}{place} {value or 0!r}\n")  # a slope may be -0.0
 
     def finish(self) -> Lines:
-        for name in self._lines:
-            self._flush(name)
-        return {name: packer.finish() for name, packer in self._packers.items()}
-
-    def _flush(self, name: str) -> None:
-        self._packers[name].add("".join(self._lines[name]).encode())
-        self._lines[name].clear()
+        return {name: "".join(lines).encode() for name, lines in self._lines.items()}
 
 
 def write_groups(
@@ -51,29 +38,46 @@ def write_groups(
     others: Collection[Family] = (),
     *,
     with_cluster: bool = False,
+    by_partition: bool = False,
 ) -> Lines:
     """Lines of groups on topics.
 
+    Partitions that are ok are one line without a partition, of all but streams: a sum, the oldest,
+    the first loss. Queries that aggregate by group and topic give the same.
+
     Args:
+        by_partition: a line for each partition of every group.
         others: other exporters' names that are written too.
         with_cluster: kafka_exporter's names get a `cluster` label, which they do not have there:
             it serves one cluster.
     """
     out = _Writer()
     for status in statuses:
-        _write_ours(out, status)
+        each = by_partition or bool(status.stream)
+        shown = [part for part in status.partitions if each or not _is_ok(part)]
+        rest = _Rest([part for part in status.partitions if not each and _is_ok(part)])
+        _write_ours(out, status, shown, rest)
         if "kafka_exporter" in others:
-            _write_kafka_exporter(out, status, with_cluster=with_cluster)
+            _write_kafka_exporter(out, status, shown, rest, with_cluster=with_cluster)
         if "kafka_lag_exporter" in others:
-            _write_kafka_lag_exporter(out, status)
+            _write_kafka_lag_exporter(out, status, shown, rest)
     return out.finish()
 
 
 def write_topics(
-    done: ClusterPass, others: Collection[Family] = (), *, with_cluster: bool = False
+    done: ClusterPass,
+    others: Collection[Family] = (),
+    *,
+    with_cluster: bool = False,
+    each: Collection[str] | None = None,
 ) -> Lines:
     """Lines of a cluster: what of it is unseen, and its brokers and topics, which only the other
-    exporters' names show."""
+    exporters' names show.
+
+    Args:
+        each: topics with a line for each partition; None: all. Of others only partitions whose
+            replicas are not all in sync have one, and the sum of the rest is without a partition.
+    """
     out = _Writer()
     cluster = escape_value(done.cluster)
     place = write_labels(_PLACE, (done.cluster, "", "", ""))
@@ -85,15 +89,26 @@ def write_topics(
         for topic, partitions in done.topics.items():
             labels = f'{prefix}topic="{escape_value(topic)}"'
             out.add("kafka_topic_partitions", labels, len(partitions))
-            for part in partitions:
+            shown, rest = _divide_topic(topic, partitions, each)
+            for part in shown:
                 _write_topic_partition(out, f'{labels},partition="{part.partition}"', part)
+            if rest:
+                high, low = _sum_offsets(rest)
+                out.add("kafka_topic_partition_current_offset", labels, high)
+                out.add("kafka_topic_partition_oldest_offset", labels, low)
+                out.add("kafka_topic_partition_under_replicated_partition", labels, 0)
     if "kafka_lag_exporter" in others:
         for topic, partitions in done.topics.items():
             prefix = f'cluster_name="{cluster}",topic="{escape_value(topic)}"'
-            for part in partitions:
+            shown, rest = _divide_topic(topic, partitions, each)
+            for part in shown:
                 labels = f'{prefix},partition="{part.partition}"'
                 out.add("kafka_partition_latest_offset", labels, part.high)
                 out.add("kafka_partition_earliest_offset", labels, part.log_start)
+            if rest:
+                high, low = _sum_offsets(rest)
+                out.add("kafka_partition_latest_offset", prefix, high)
+                out.add("kafka_partition_earliest_offset", prefix, low)
     return out.finish()
 
 
@@ -120,15 +135,40 @@ def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
     return out.finish()
 
 
-def join_lines(parts: Iterable[Lines]) -> Lines:
-    joined: defaultdict[str, Packed] = defaultdict(Packed)
-    for part in parts:
-        for name, lines in part.items():
-            joined[name] += lines
-    return joined
+def _is_ok(part: PartitionStatus) -> bool:
+    return part.verdict is Verdict.OK and part.course is Verdict.OK
 
 
-def _write_ours(out: _Writer, status: GroupStatus) -> None:
+class _Rest:
+    """What the partitions have together that have no line of their own."""
+
+    def __init__(self, partitions: Sequence[PartitionStatus]) -> None:
+        self.committed = _sum_known(part.committed for part in partitions)
+        self.lag = _sum_known(part.lag for part in partitions)
+        ages = [part.lag_seconds for part in partitions if part.lag_seconds is not None]
+        self.lag_seconds = max(ages, default=None)
+        losses = [part.seconds_to_loss for part in partitions if part.seconds_to_loss is not None]
+        self.seconds_to_loss = min(losses, default=None)
+
+
+def _divide_topic(
+    topic: str, partitions: Sequence[TopicPartitionState], each: Collection[str] | None
+) -> tuple[Sequence[TopicPartitionState], Sequence[TopicPartitionState]]:
+    """Those with a line of their own, and the rest."""
+    if each is None or topic in each:
+        return partitions, ()
+    shown = [one for one in partitions if one.in_sync < one.replicas or one.leader < 0]
+    return shown, [one for one in partitions if one not in shown]
+
+
+def _sum_offsets(partitions: Iterable[TopicPartitionState]) -> tuple[int | None, int | None]:
+    known = list(partitions)
+    return _sum_known(one.high for one in known), _sum_known(one.log_start for one in known)
+
+
+def _write_ours(
+    out: _Writer, status: GroupStatus, shown: Iterable[PartitionStatus], rest: _Rest
+) -> None:
     place = write_labels(_PLACE, (status.cluster, status.group, status.topic, status.stream))
     out.add("backlog_verdict", f'{place},verdict="{status.verdict}"', 1)
     out.add("backlog_seconds_to_drain", place, status.seconds_to_drain)
@@ -136,7 +176,10 @@ def _write_ours(out: _Writer, status: GroupStatus) -> None:
     out.add("backlog_lost_messages", place, status.lost)
     for one in status.unseen:
         out.add("backlog_unseen", f'{place},what="{one.what}"', 1)
-    for part in status.partitions:
+    out.add("backlog_lag_messages", place, rest.lag)
+    out.add("backlog_lag_seconds", place, rest.lag_seconds)
+    out.add("backlog_seconds_to_loss", place, rest.seconds_to_loss)
+    for part in shown:
         labels = f'{place},partition="{part.partition}"'
         out.add("backlog_lag_messages", labels, part.lag)
         out.add("backlog_lag_seconds", labels, part.lag_seconds)
@@ -147,7 +190,14 @@ def _write_ours(out: _Writer, status: GroupStatus) -> None:
             out.add("backlog_partition_course", f'{labels},verdict="{part.course}"', 1)
 
 
-def _write_kafka_exporter(out: _Writer, status: GroupStatus, *, with_cluster: bool) -> None:
+def _write_kafka_exporter(
+    out: _Writer,
+    status: GroupStatus,
+    shown: Iterable[PartitionStatus],
+    rest: _Rest,
+    *,
+    with_cluster: bool,
+) -> None:
     names, values = ("consumergroup", "topic"), (status.group, status.topic)
     if with_cluster:
         names, values = ("cluster", *names), (status.cluster, *values)  # type: ignore[assignment]
@@ -155,19 +205,27 @@ def _write_kafka_exporter(out: _Writer, status: GroupStatus, *, with_cluster: bo
     commits = _sum_known(part.committed for part in status.partitions)
     out.add("kafka_consumergroup_current_offset_sum", place, commits)
     out.add("kafka_consumergroup_lag_sum", place, _sum_known(p.lag for p in status.partitions))
-    for part in status.partitions:
+    out.add("kafka_consumergroup_current_offset", place, rest.committed)
+    out.add("kafka_consumergroup_lag", place, rest.lag)
+    for part in shown:
         labels = f'{place},partition="{part.partition}"'
         out.add("kafka_consumergroup_current_offset", labels, part.committed)
         out.add("kafka_consumergroup_lag", labels, part.lag)
 
 
-def _write_kafka_lag_exporter(out: _Writer, status: GroupStatus) -> None:
+def _write_kafka_lag_exporter(
+    out: _Writer, status: GroupStatus, shown: Iterable[PartitionStatus], rest: _Rest
+) -> None:
     place = write_labels(
         ("cluster_name", "group", "topic"), (status.cluster, status.group, status.topic)
     )
     lag = _sum_known(part.lag for part in status.partitions)
     out.add("kafka_consumergroup_group_topic_sum_lag", place, lag)
-    for part in status.partitions:
+    together = f"{place},{_NO_MEMBER}"
+    out.add("kafka_consumergroup_group_offset", together, rest.committed)
+    out.add("kafka_consumergroup_group_lag", together, rest.lag)
+    out.add("kafka_consumergroup_group_lag_seconds", together, rest.lag_seconds)
+    for part in shown:
         labels = f'{place},partition="{part.partition}",{_NO_MEMBER}'
         out.add("kafka_consumergroup_group_offset", labels, part.committed)
         out.add("kafka_consumergroup_group_lag", labels, part.lag)

@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
 from backlog.ledger import Ledger
-from backlog.polling import Poll
+from backlogctl_delivery.metrics import Poll
 from monitoring.board import Board, BoardState, ClusterPass
 from monitoring.metrics.catalogue import CATALOGUE, Family
 from monitoring.metrics.checkups import describe_checkups, describe_members
-from monitoring.metrics.exposition import (
-    Counter,
-    Gauge,
-    Lines,
-    Packed,
-    pack,
-    write_gzip,
-    write_head,
-)
-from monitoring.metrics.families import (
-    join_lines,
-    list_others,
-    write_group_totals,
-    write_groups,
-    write_topics,
-)
+from monitoring.metrics.exposition import Counter, Gauge, Lines, write_head
+from monitoring.metrics.families import list_others, write_group_totals, write_groups, write_topics
 from monitoring.metrics.recorded import Record
 from monitoring.metrics.sequences import describe_sequences
+from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus
 
 # Cluster, group, topic.
 _Place = tuple[str, str, str]
 
 
-class StreamLike(Protocol):
-    """A configured stream's place."""
-
-    @property
-    def cluster(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Exported:
     """What is exported: the configured streams and clusters, and other exporters' names.
 
-    `notifications` counts messages by hook and outcome; `more` gives families of other rooms.
+    `notifications` counts messages by hook and outcome; `more` gives families of other rooms;
+    `by_partition` asks for a line of each partition, also of groups that are no stream and ok.
     """
 
     streams: Mapping[str, StreamLike] = field(default_factory=dict)
@@ -58,14 +40,33 @@ class Exported:
     others: Collection[Family] = ()
     notifications: Callable[[], Mapping[tuple[str, str], int]] = dict
     more: Callable[[], Iterable[Metric]] = tuple
+    by_partition: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Written:
     """A source's lines as they were written for `of`."""
 
     of: object
-    families: Lines
+    families: Sequence[Lines]
+
+
+class _Text:
+    """The families that are written once a look, compressed up to where a scrape goes on."""
+
+    def __init__(self, parts: Sequence[Lines]) -> None:
+        # Small and quick: lines of one family are much alike.
+        self._deflate = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+        self._packed = []
+        for metric in CATALOGUE:
+            lines = [families[metric.name] for families in parts if metric.name in families]
+            for text in [write_head(metric), *lines] if lines else []:
+                self._packed.append(self._deflate.compress(text))
+
+    def finish(self, live: bytes) -> bytes:
+        """One gzip member with the live text at its end."""
+        deflate = self._deflate.copy()
+        return b"".join([*self._packed, deflate.compress(live), deflate.flush()])
 
 
 class Scrape:
@@ -78,6 +79,7 @@ class Scrape:
         self._lock = Lock()
         self._written: dict[str, _Written] = {}
         self._firsts: dict[_Place, str] = {}
+        self._text = _Text([])
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._registry.register(_Live(self))
@@ -87,20 +89,12 @@ class Scrape:
         with self._lock:
             self._write(self._board.seen)
 
-    def answer(self) -> Iterator[bytes]:
-        """The text as one gzip member, in pieces."""
-        return write_gzip(self._list_pieces())
-
-    def _list_pieces(self) -> Iterator[Packed]:
+    def answer(self) -> bytes:
+        """The text with gzip."""
         with self._lock:
             self._write(self._board.seen)
-            written = [self._written[key].families for key in sorted(self._written)]
-        for metric in CATALOGUE:
-            parts = [families[metric.name] for families in written if metric.name in families]
-            if parts:
-                yield pack(write_head(metric))
-                yield from parts
-        yield pack(generate_latest(self._registry))
+            text = self._text
+        return text.finish(generate_latest(self._registry))
 
     def collect_live(self) -> Iterable[Metric]:
         """The families that change with the clock: ages, failures, and the ledger's."""
@@ -121,8 +115,12 @@ class Scrape:
         yield from recorded or ()
 
     def _write(self, seen: BoardState) -> None:
-        with_cluster = len(self._exported.clusters) > 1
-        others = self._exported.others
+        exported, before = self._exported, dict(self._written)
+        write = partial(
+            write_groups,
+            with_cluster=len(exported.clusters) > 1,
+            by_partition=exported.by_partition,
+        )
         wanted: dict[str, object] = {}
         # The others' names have no stream: two streams of one group and topic are one.
         firsts = {_place(s): name for name, s in sorted(seen.streams.items(), reverse=True)}
@@ -133,24 +131,34 @@ class Scrape:
             key = f"stream {name}"
             wanted[key] = status
             if self._is_old(key, status):
-                names = others if firsts[_place(status)] == name else ()
-                self._keep(key, status, write_groups([status], names, with_cluster=with_cluster))
+                others = exported.others if firsts[_place(status)] == name else ()
+                self._written[key] = _Written(status, [write([status], others)])
         for name, done in seen.clusters.items():
             key = f"cluster {name}"
             wanted[key] = done
             if self._is_old(key, done):
-                self._keep(key, done, _write_cluster(done, seen, others, with_cluster=with_cluster))
-        if "kafka_lag_exporter" in others:
+                groups = write(list_others(done, seen.streams), exported.others)
+                self._written[key] = _Written(done, [groups, self._write_topics(done, seen)])
+        if "kafka_lag_exporter" in exported.others:
             wanted["totals"] = seen
             if self._is_old("totals", seen):
-                self._keep("totals", seen, write_group_totals(_list_once(seen)))
+                self._written["totals"] = _Written(seen, [write_group_totals(_list_once(seen))])
         self._written = {key: one for key, one in self._written.items() if key in wanted}
+        if self._written != before:
+            parts = [lines for _, one in sorted(self._written.items()) for lines in one.families]
+            self._text = _Text(parts)
+
+    def _write_topics(self, done: ClusterPass, seen: BoardState) -> Lines:
+        exported = self._exported
+        streams = {one.topic for one in seen.streams.values() if one.cluster == done.cluster}
+        return write_topics(
+            *(done, exported.others),
+            with_cluster=len(exported.clusters) > 1,
+            each=None if exported.by_partition else streams,
+        )
 
     def _is_old(self, key: str, of: object) -> bool:
         return key not in self._written or self._written[key].of is not of
-
-    def _keep(self, key: str, of: object, lines: Lines) -> None:
-        self._written[key] = _Written(of, lines)
 
 
 def _place(status: GroupStatus) -> _Place:
@@ -165,17 +173,6 @@ class _Live:
 
     def collect(self) -> Iterable[Metric]:
         return self._scrape.collect_live()
-
-
-def _write_cluster(
-    done: ClusterPass, seen: BoardState, others: Collection[Family], *, with_cluster: bool
-) -> Lines:
-    return join_lines(
-        [
-            write_groups(list_others(done, seen.streams), others, with_cluster=with_cluster),
-            write_topics(done, others, with_cluster=with_cluster),
-        ]
-    )
 
 
 def _list_once(seen: BoardState) -> Iterator[GroupStatus]:

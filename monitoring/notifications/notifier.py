@@ -1,36 +1,69 @@
-"""All hooks: each look at a stream is shown to them, and each decides what it has to tell."""
+"""Tells hooks of changes: each has a thread that sends what waits, and tries again.
+
+Sampling never waits for it.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
 from backlog.clock import utc_now
 from backlog.config import Hook, mask_secrets
-from backlog.errors import BacklogError
-from monitoring.notifications.delivery import (
-    Counts,
-    Delivery,
-    FindTold,
-    OnOutage,
-    Pauses,
+from backlog.errors import BacklogError, NotificationFailed
+from monitoring.notifications.changes import Change, Damper, Look, Mailbox
+from monitoring.notifications.posting import (
+    Answer,
+    Message,
+    MessageContext,
+    Outcome,
+    WebhookClient,
 )
-from monitoring.notifications.messages import Told, write_tests
-from monitoring.notifications.posting import Answer, Line, Outcome
-from monitoring.notifications.settling import Seen, Settling, describe_failure, describe_status
+from monitoring.outages import OnOutage
 from monitoring.sampler import StreamLike
 from monitoring.status import GroupStatus
+from monitoring.verdicts import Verdict
 
+LOG = logging.getLogger("backlog.monitoring.notifications")
+
+REPLACED = "replaced"
+OUTCOMES = (*map(str, Outcome), REPLACED)
+FAILS_AFTER = 3
+MOST_SECONDS = 600.0  # that a hook may ask for by Retry-After
+_LOOK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
+
+FindContext = Callable[[Look], MessageContext]
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds after the first failure, the second and so on; after a refusal.
+
+    After the third failure it is said that the hook fails; it is tried on and on.
+    """
+
+    failed: Sequence[float] = (1.0, 3.0, 30.0, 60.0, 120.0, 300.0)
+    refused: float = 300.0
+
+    def after(self, failures: int, asked: float) -> float:
+        """Seconds until the next try, not all hooks at once; at least what the hook asked for."""
+        pause = self.failed[min(failures, len(self.failed)) - 1] * random.uniform(0.8, 1.2)
+        return max(pause, min(asked, MOST_SECONDS))
+
+
 DEFAULT_PAUSES = Pauses()
 
 
-def _tell_status(seen: Seen) -> Told:
-    return Told(() if seen.status is None else seen.status.next_commands)
+def _find_commands(look: Look) -> MessageContext:
+    return MessageContext(() if look.status is None else look.status.next_commands)
 
 
 class Notifier:
@@ -40,7 +73,7 @@ class Notifier:
 
     Args:
         on_outage: called with a hook that fails when that begins, and when it ends, by its thread.
-        find_told: what is known beside a look: next commands, pages. Called in a hook's thread.
+        find_context: what is known beside a look. Called in a hook's thread.
         clock: the time of a look that failed; the ledger's, as that of samples.
     """
 
@@ -48,50 +81,137 @@ class Notifier:
         self,
         hooks: Mapping[str, Hook],
         on_outage: OnOutage,
-        find_told: FindTold = _tell_status,
+        find_context: FindContext = _find_commands,
         clock: Callable[[], datetime] = utc_now,
         pauses: Pauses = DEFAULT_PAUSES,
     ) -> None:
-        self.counts = Counts(tuple(hooks))
         self._clock = clock
-        self._settlings: defaultdict[str, Settling] = defaultdict(Settling)
+        self._dampers: defaultdict[str, Damper] = defaultdict(Damper)
         self._deliveries = [
-            (hook, Delivery(name, hook, self.counts, on_outage, find_told, pauses))
-            for name, hook in hooks.items()
+            _Delivery(name, hook, on_outage, find_context, pauses) for name, hook in hooks.items()
         ]
 
     def __enter__(self) -> Self:
-        for _, delivery in self._deliveries:
+        for delivery in self._deliveries:
             delivery.thread.start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        for _, delivery in self._deliveries:
+        for delivery in self._deliveries:
             delivery.stop()
         end = time.monotonic() + _STOP_SECONDS
-        for _, delivery in self._deliveries:
+        for delivery in self._deliveries:
             # It may wait for a hook that hangs; as a daemon it ends with the process.
             delivery.thread.join(max(0.0, end - time.monotonic()))
 
     def note(self, status: GroupStatus) -> None:
         """A stream was looked at."""
-        self._note(describe_status(status))
+        self._note(Look.of_status(status))
 
     def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
         """A stream could not be looked at."""
-        self._note(describe_failure(stream, mask_secrets(str(error)), self._clock()))
+        self._note(Look.of_failure(stream, mask_secrets(str(error)), self._clock()))
 
-    def _note(self, seen: Seen) -> None:
-        counted = self._settlings[seen.stream].note(seen)
-        if counted is None:
-            return
-        for hook, delivery in self._deliveries:
-            if hook.is_for(seen.stream):
-                delivery.mailbox.put(counted)
+    def count(self) -> Mapping[tuple[str, str], int]:
+        """How often what came of messages, by hook and outcome."""
+        return {
+            (delivery.name, outcome): delivery.counts[outcome]
+            for delivery in self._deliveries
+            for outcome in OUTCOMES
+        }
+
+    def _note(self, look: Look) -> None:
+        if self._dampers[look.stream].count(look):
+            for delivery in self._deliveries:
+                if delivery.hook.is_for(look.stream):
+                    delivery.mailbox.put(look)
+
+
+class _Delivery:
+    """Tells one hook while its thread runs, and says once that it fails."""
+
+    def __init__(
+        self,
+        name: str,
+        hook: Hook,
+        on_outage: OnOutage,
+        find_context: FindContext,
+        pauses: Pauses,
+    ) -> None:
+        self.name = name
+        self.hook = hook
+        # Outcomes are counted by this thread, what is replaced by the loop over the streams.
+        self.counts: Counter[str] = Counter()
+        self.mailbox = Mailbox(Verdict(hook.from_), hook.resolves_alerts, self._count_replaced)
+        self.thread = threading.Thread(target=self._run, name=f"backlog-hook-{name}", daemon=True)
+        self._on_outage = on_outage
+        self._find_context = find_context
+        self._pauses = pauses
+        self._client = WebhookClient(hook)
+        self._stop = threading.Event()
+        self._failures = 0
+        self._is_out = False
+
+    def stop(self) -> None:
+        """Asks the thread to end: what waits is tried once more, until a try fails."""
+        self._stop.set()
+        self.mailbox.wake()
+
+    def _count_replaced(self) -> None:
+        self.counts[REPLACED] += 1
+
+    def _run(self) -> None:
+        while True:
+            is_last = self._stop.is_set()
+            change = self.mailbox.take()
+            if change is None:
+                if is_last:
+                    return
+                self.mailbox.wait(_LOOK_SECONDS)
+                continue
+            answer = self._send(change)
+            self.counts[answer.outcome] += 1
+            if answer.outcome is Outcome.DELIVERED:
+                self.mailbox.note_delivered(change)
+                self._note_success()
+            elif is_last:
+                return
+            else:
+                self._note_failure(change, answer)
+
+    def _send(self, change: Change) -> Answer:
+        try:
+            return self._client.post(Message.of_change(change, self._find_context(change.look)))
+        except Exception as error:  # noqa: BLE001 - a bug must not end the messages in silence
+            # Without its text, which may hold what is secret.
+            return Answer(Outcome.FAILED, f"internal error ({type(error).__name__}); report it")
+
+    def _note_success(self) -> None:
+        self._failures = 0
+        if self._is_out and not self.mailbox.has_tried():
+            self._is_out = False
+            self._report(None)
+
+    def _note_failure(self, change: Change, answer: Answer) -> None:
+        is_refused = answer.outcome is Outcome.REFUSED
+        self.mailbox.note_failed(change, self._pauses.refused if is_refused else 0.0)
+        self._failures += not is_refused
+        if not self._is_out and (is_refused or self._failures >= FAILS_AFTER):
+            self._is_out = True
+            hint = "it is tried on; `backlogctl watch --test-hooks` tells what it answers"
+            self._report(NotificationFailed(answer.reason, hint=hint))
+        if not is_refused:
+            self._stop.wait(self._pauses.after(self._failures, answer.retry_after))
+
+    def _report(self, error: BacklogError | None) -> None:
+        try:
+            self._on_outage(f"hook {self.name}", error)
+        except Exception:
+            LOG.exception("an outage of hook %s was not reported", self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class HookCheck:
     """What a hook made of a test message; `reason` is "" where it took it."""
 
     hook: str
@@ -108,15 +228,10 @@ class Tested:
         }
 
 
-def check_hooks(hooks: Mapping[str, Hook]) -> tuple[Tested, ...]:
+def check_hooks(hooks: Mapping[str, Hook]) -> tuple[HookCheck, ...]:
     """Sends a test message to each hook, once; what is not taken is not tried again."""
-    return tuple(_check_hook(name, hook) for name, hook in hooks.items())
-
-
-def _check_hook(name: str, hook: Hook) -> Tested:
-    line = Line(hook.reveal_url(), hook.timeout.total_seconds())
-    answer = Answer(Outcome.DELIVERED)
-    for message in write_tests(hook, name):
-        if answer.outcome is Outcome.DELIVERED:
-            answer = line.post(message)
-    return Tested(name, hook.kind, answer.outcome, answer.reason)
+    checks = []
+    for name, hook in hooks.items():
+        answer = WebhookClient(hook).post(Message.of_test(name))
+        checks.append(HookCheck(name, hook.kind, answer.outcome, answer.reason))
+    return tuple(checks)

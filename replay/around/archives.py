@@ -33,7 +33,7 @@ def describe_archive(state: ArchiveState) -> dict[str, Any]:
         "messages": record.messages,
         "bytes": record.bytes,
         **state.counts,
-        "drain": str(state.drain),
+        "offload": str(state.offload),
         "expires_at": _at(state.expires_at),
         "purged_at": _at(record.purged_at),
         "purged_by": record.purged_by,

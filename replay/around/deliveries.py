@@ -13,8 +13,8 @@ from backlog.config import Config
 from backlog.errors import BacklogError, ConfigurationError
 
 if TYPE_CHECKING:
-    from delivery.lookback.database import Database as LookBackDatabase
-    from delivery.outbox.databases import Database as OutboxDatabase
+    from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
+    from backlogctl_delivery.outbox.database import Database as OutboxDatabase
 
 Part = TypeVar("Part")
 
@@ -26,7 +26,7 @@ def open_outbox(config: Config, name: str) -> OutboxDatabase:
         ConfigurationError: it is in none that can hold one, its driver is not installed, or there
             is no such file.
     """
-    from delivery.outbox.databases import Database
+    from backlogctl_delivery.outbox.database import Database
 
     url = config.sources[name].reveal_url()
     _require_file(url, f"backlogctl outbox create --outbox {name}")
@@ -49,7 +49,7 @@ def open_look_back(config: Config) -> LookBackDatabase:
     Raises:
         ConfigurationError: the URL is wrong, or there is no such file.
     """
-    from delivery.lookback.database import Database
+    from backlogctl_delivery.lookback.tables import Database
 
     assert config.look_back is not None
     url = config.look_back.reveal_url()

@@ -11,7 +11,7 @@ from typing import Any
 
 from backlog.clock import Deadline
 from backlog.config import Config
-from backlog.config.found import CLUSTER, FoundStream, name_streams, say_why_unwritable
+from backlog.config.found import CLUSTER, DiscoveredStream, explain_unwritable, name_streams
 from backlog.errors import BacklogError, Refused, UsageError
 from backlog.kafka.group_types import say_why_not
 from backlog.kafka.listing import FoundGroup, FoundGroups, GroupTopic, list_all_groups
@@ -82,7 +82,7 @@ def _judge(group: FoundGroup, find_denial: Callable[[str], str | None]) -> Candi
         return Candidate(group, (), "it has committed on no topic that may be seen")
     if all(one.partitions is None for one in topics):
         return Candidate(group, topics, f"its topic: {_TOPIC_GONE}")
-    return Candidate(group, topics, say_why_unwritable(group.name))
+    return Candidate(group, topics, explain_unwritable(group.name))
 
 
 def choose_all(found: Discovery) -> list[Candidate]:
@@ -156,7 +156,7 @@ def _read_numbers(found: Discovery, match: re.Match[str]) -> list[str]:
     return [one.name for one in found.choosable[first - 1 : last]]
 
 
-def name_chosen(chosen: Iterable[Candidate]) -> list[FoundStream]:
+def name_chosen(chosen: Iterable[Candidate]) -> list[DiscoveredStream]:
     """A stream for each topic of each group, with its name."""
     return name_streams(place for one in chosen for place in one.list_places())
 
@@ -198,7 +198,9 @@ def _hint_unknown(found: Discovery) -> str:
     return "; ".join(found.list_unknown())
 
 
-def describe_discovery(found: Discovery, streams: Sequence[FoundStream] = ()) -> dict[str, Any]:
+def describe_discovery(
+    found: Discovery, streams: Sequence[DiscoveredStream] = ()
+) -> dict[str, Any]:
     """What `init --bootstrap --json` prints of it. None is unknown."""
     names = {(one.group, one.topic): one.name for one in streams}
     return {

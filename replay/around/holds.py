@@ -24,7 +24,7 @@ from fanout.retention import (
     raise_retention,
 )
 from replay.around.observation import read_history
-from replay.around.rights import list_raising, require_rights
+from replay.around.rights import require_rights, select_rights
 from replay.recovery.identity import find_identity
 from replay.recovery.workspace import Workspace
 
@@ -56,7 +56,7 @@ def hold_stream(
     """
     limit = Deadline(HOLD_SECONDS)
     properties = workspace.properties(stream)
-    told = require_rights(workspace, stream, list_raising(stream))
+    told = require_rights(workspace, stream, select_rights("raise", stream))
     admin = connect(properties)
     topic = describe_topic(admin, stream.topic, limit)
     ledger = workspace.ledger

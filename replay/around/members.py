@@ -13,7 +13,7 @@ from backlog.kafka.admin import describe_group_state
 from backlog.kafka.group_types import read_group_type, say_why_not
 from backlog.numbers import format_moment
 from backlog.values import Sample
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 from monitoring.verdicts import Verdict
 from replay.around.observation import read_history
 from replay.recovery.workspace import Workspace

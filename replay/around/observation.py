@@ -19,7 +19,7 @@ from backlog.values import Gap, Sample
 from monitoring import looking
 from monitoring.gaps import Finding, Suspicion
 from monitoring.observing import Observation, observe_stream
-from monitoring.passed_over import list_passed_over
+from monitoring.passed_over import list_possibly_expired
 from replay.around.sharing import describe_share_group
 from replay.recovery.workspace import Workspace
 
@@ -66,7 +66,7 @@ def look_at_stream(
             if hold.in_force is False
         ),
         *describe_findings(look.observation, gaps),
-        *map(str, list_passed_over(read_history(workspace, stream), gaps)),
+        *map(str, list_possibly_expired(read_history(workspace, stream), gaps)),
     ]
     if look.status.group_state == SHARE:
         told = describe_share_group(

@@ -27,7 +27,7 @@ from replay.recovery.brakes import check_requests
 from replay.recovery.cancelling import find_ways
 from replay.recovery.context import RunContext
 from replay.recovery.kind import PlanT
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 
 STOPPED_AT = "its consumers were stopped"
 _REQUESTS_EACH = 0.25

@@ -1,4 +1,4 @@
-"""What drains moved out of a topic: an audit reads it beside what the topic still has."""
+"""What offloads moved out of a topic: an audit reads it beside what the topic still has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Archived:
 def list_archives(workspace: Workspace, topic_id: str) -> tuple[ArchiveRecord, ...]:
     """Of this topic, newest first.
 
-    Read the log starts before: a drain writes its archive down before it deletes.
+    Read the log starts before: an offload writes its archive down before it deletes.
     """
     records = workspace.ledger.archives.list(with_purged=False)
     return tuple(one for one in reversed(records) if one.topic_id == topic_id)

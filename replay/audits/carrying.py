@@ -11,7 +11,7 @@ from backlog.ledger.audits import AuditRecord
 from backlog.values import GapState
 from replay.around.rights import require_rights
 from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
-from replay.injection.unprocessed import suggest_plan
+from replay.injection.archived import suggest_plan
 from replay.recovery.workspace import Workspace
 
 # The next audit finds the rest, once these are put back.

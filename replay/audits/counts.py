@@ -141,7 +141,7 @@ def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
         yield Finding(
             "in-an-archive",
             Level.NOTED,
-            f"of {format_plural(waiting, 'row')} the message waits in an archive: a drain moved it",
+            f"of {format_plural(waiting, 'row')} the message waits in the archive of an offload",
             "no loss: a rebuild puts back what waits in archives",
             (f"backlogctl plan rebuild {name}",),
         )

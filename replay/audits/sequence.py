@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from backlog.clock import utc_now
 from backlog.config import Stream
 from backlog.numbers import format_duration, format_moment, format_plural
-from backlog.sequence import RangeSet
 from backlog.values import Gap, GapState, SequenceRange
+from backlogctl_delivery.sequenced.sequence import RangeSet
 from replay.around.observation import note_stream
 from replay.audits.archived import find_archived, list_archives, read_parts
 from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
@@ -57,7 +57,7 @@ UNSURE: Mapping[str, tuple[Level, str, str]] = {
 
 
 class SequenceAuditing(Audit):
-    """By Spark, over what the topic holds and what drains moved into archives."""
+    """By Spark, over what the topic holds and what offloads moved into archives."""
 
     name = "sequence"
     summary = "Find messages that were numbered by a SequencedProducer and are not in the topic."

@@ -168,7 +168,7 @@ def _count(counting: Counting, span: Span) -> Counted:
             begin=judged.begin,
             end=judged.end,
             width=width,
-            # Not read by the group: a drain moves what is unread.
+            # Not read by the group: an offload moves what is unread.
             archived=as_tier(
                 read_parts(counting.spark, parts), source.identity.header, F.lit(False)
             ),
@@ -250,8 +250,8 @@ def _find_judged(counting: Counting, span: Span, archived: Archived, *, is_date:
         for number, low in span.lows.items()
     ]
     log = read_log(counting.spark, properties, counting.stream.topic, beginnings)
-    drained = read_parts(counting.spark, archived.list_joined(_HEAD_OFFSETS))
-    first = find_heads(log.unionAll(drained))
+    offloaded = read_parts(counting.spark, archived.list_joined(_HEAD_OFFSETS))
+    first = find_heads(log.unionAll(offloaded))
     heads = {partition: datetime.fromtimestamp(at / 1000, UTC) for partition, at in first.items()}
     last = counting.began_at - bounds.waits
     # A row of a day may be of its last second.

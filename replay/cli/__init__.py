@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from backlog.visible import VisibleFormatter
+from backlogctl_delivery.visible import VisibleFormatter
 from replay.cli import shared
 from replay.cli.acl import print_rights
 from replay.cli.approve import approve_recovery
@@ -25,7 +25,6 @@ from replay.cli.broker import broker
 from replay.cli.cancel import cancel_recovery
 from replay.cli.consumers import consumers
 from replay.cli.db import db
-from replay.cli.demo import run_demo
 from replay.cli.doctor import examine
 from replay.cli.gaps import list_gaps
 from replay.cli.hold import hold_retention
@@ -121,7 +120,6 @@ app.command("acl", rich_help_panel=_HELP)(print_rights)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)
 app.add_typer(db, name="db", rich_help_panel=_HELP)
-app.command("demo", rich_help_panel=_HELP)(run_demo)
 
 
 _INTERRUPTED = 130  # what typer makes of Ctrl-C

@@ -1,4 +1,4 @@
-"""`backlogctl archive`: what drains have moved off the brokers, and what became of it."""
+"""`backlogctl archive`: what offloads have moved off the brokers, and what became of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from replay.recovery.archives import ArchiveState
 
-archive = typer.Typer(help="See, verify and delete archives of drained messages.")
+archive = typer.Typer(help="See, verify and delete archives of offloaded messages.")
 
-ArchiveId = Annotated[str, typer.Argument(help="The archive's id: that of the drain.")]
+ArchiveId = Annotated[str, typer.Argument(help="The archive's id: that of the offload.")]
 
 
 @archive.callback()
 def _archive() -> None:
-    """See, verify and delete archives of drained messages."""
+    """See, verify and delete archives of offloaded messages."""
 
 
 @archive.command("list")
@@ -167,9 +167,12 @@ def purge_files(
 
 
 def _list_next(state: ArchiveState) -> list[str]:
+    from replay.injection.archived import ARCHIVE, name_redrive
+
     if state.record.purged_at is not None:
         return []
     if state.counts["waiting"]:
-        return [f"backlogctl plan rebuild {state.record.stream}"]
+        source = f"{ARCHIVE}:{state.record.recovery_id}"
+        return [name_redrive(state.record.stream, source)]
     done = state.expires_at is not None
     return [f"backlogctl archive purge {state.record.recovery_id}"] if done else []

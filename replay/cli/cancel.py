@@ -26,7 +26,7 @@ def cancel_recovery(
         bool,
         typer.Option(
             "--leave-consumers",
-            help="Of an expansion or a drain: consumers are neither started nor stopped; you do "
+            help="Of an expansion or an offload: consumers are neither started nor stopped; you do "
             "that by hand.",
         ),
     ] = False,
@@ -34,7 +34,7 @@ def cancel_recovery(
     """Cancel a recovery: a rebuild keeps what it has put back, an expansion is cut over now.
 
     Nothing is lost: messages in a temporary topic are read to their end before the layout is
-    restored and the topic deleted. A drain goes back where its group was not moved yet, and is
+    restored and the topic deleted. An offload goes back where its group was not moved yet, and is
     ended forward where it was: its archive is put back later.
     """
     from replay.recovery.cancelling import cancel_work, find_ways

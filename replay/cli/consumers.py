@@ -84,9 +84,9 @@ def _draw(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     from backlog.numbers import format_count
-    from replay.telling.terminal import make_table
+    from replay.telling.layout import Table
 
-    summary = make_table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
+    summary = Table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
     known = document["group_state"] is not None
     summary.add(
         document["stream"],
@@ -99,7 +99,7 @@ def _draw(document: dict[str, Any]) -> RenderableType:
     )
     if not document["consumers"]:
         return summary
-    table = make_table("#consumer", "#pid", "#restarts", "#last exit", "log")
+    table = Table("#consumer", "#pid", "#restarts", "#last exit", "log")
     for row in document["consumers"]:
         pid, code = row["pid"], row["exit_code"]
         table.add(

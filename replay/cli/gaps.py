@@ -26,7 +26,7 @@ def list_gaps(
 
     from backlog.values import GapState
     from replay.around.observation import choose_streams, look_at_stream
-    from replay.injection.unprocessed import is_in_log, suggest_plan
+    from replay.injection.archived import suggest_plan, suggest_redrive
     from replay.kinds.rebuild.choosing import say_why_not
     from replay.telling.documents import describe_gap
     from replay.telling.terminal import draw_gaps, draw_warnings, print_next
@@ -62,7 +62,9 @@ def list_gaps(
             return
         whose = {stream.name: stream for stream in chosen}
         reasons = {
-            gap.id: "" if is_in_log(ledger, gap) else say_why_not(ledger, gap, whose[gap.stream])
+            gap.id: ""
+            if suggest_redrive(ledger, gap)
+            else say_why_not(ledger, gap, whose[gap.stream])
             for gap in lost
         }
         for gap_id, reason in reasons.items():

@@ -112,9 +112,9 @@ def _emit(
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
-    from replay.telling.terminal import make_table
+    from replay.telling.layout import Table
 
-    table = make_table("stream", "=by", "=setting", "#was", "#is", "=until")
+    table = Table("stream", "=by", "=setting", "#was", "#is", "=until")
     for hold in holds:
         if hold["released_at"]:
             until = "released"

@@ -12,8 +12,8 @@ import typer
 from replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
-    from backlog.config.client_file import ClientFile
-    from backlog.config.found import FoundStream
+    from backlog.config.client_file import ClientProperties
+    from backlog.config.found import DiscoveredStream
     from replay.around.discovery import Candidate, Discovery
 
 _CLUSTER = "From a cluster"
@@ -74,27 +74,27 @@ def write_configuration(
     _write_found(session, output, force, _read_client(bootstrap, client_properties), group, every)
 
 
-def _read_client(bootstrap: str | None, file: Path | None) -> ClientFile:
-    from backlog.config.client_file import ClientFile, read_client_file
+def _read_client(bootstrap: str | None, file: Path | None) -> ClientProperties:
+    from backlog.config.client_file import ClientProperties, read_client_properties
     from backlog.errors import UsageError
 
     if bootstrap is not None and not bootstrap.strip():
         raise UsageError("it is empty: say HOST:PORT", subject="--bootstrap")
     if file is not None:
-        return read_client_file(file, bootstrap)
-    return ClientFile({"bootstrap.servers": bootstrap or ""})
+        return read_client_properties(file, bootstrap)
+    return ClientProperties({"bootstrap.servers": bootstrap or ""})
 
 
 def _write_found(
     session: Session,
     output: Path,
     force: bool,
-    client: ClientFile,
+    client: ClientProperties,
     patterns: list[str] | None,
     every: bool,
 ) -> None:
     from backlog.config import Config, load_config
-    from backlog.config.found import render_found
+    from backlog.config.found import render_discovered
     from replay.around import discovery
     from replay.telling.bars import spin
     from replay.telling.groups import draw_groups
@@ -102,7 +102,7 @@ def _write_found(
     # What the variables will hold; those that are set already may hold something else.
     environment = {**os.environ, **client.values}
     folder = output.absolute().parent
-    only_cluster = render_found(client.properties, ())
+    only_cluster = render_discovered(client.properties, ())
     config = Config.from_text(only_cluster, folder, environment, file=str(output))
     with spin(session.err) as say:
         say(f"looking at the groups of {client.properties['bootstrap.servers']}")
@@ -124,7 +124,7 @@ def _write_found(
         session.write_document({"file": None, **document, "error": mask_document(error.to_json())})
         raise typer.Exit(error.exit_code)
     streams = discovery.name_chosen(chosen)
-    text = render_found(client.properties, streams)
+    text = render_discovered(client.properties, streams)
     Config.from_text(text, folder, environment, file=str(output))
     _write(output, text, force)
     load_config(output, environment)
@@ -152,14 +152,14 @@ def _ask(found: Discovery) -> list[Candidate]:
 def _say_written(
     session: Session,
     output: Path,
-    client: ClientFile,
-    streams: list[FoundStream],
+    client: ClientProperties,
+    streams: list[DiscoveredStream],
     document: dict[str, Any],
 ) -> None:
     from rich.console import Console
 
     from backlog.numbers import format_plural
-    from backlog.visible import quote_word
+    from backlogctl_delivery.visible import quote_word
     from replay.cli.shared import print_text
     from replay.telling.terminal import print_next
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from backlog.config import Config, LookBack
-    from delivery.lookback.database import Database
+    from backlogctl_delivery.lookback.tables import Database
 
 lookback = typer.Typer(help="Forward prepared messages once their transactions have committed.")
 
@@ -48,7 +48,7 @@ def run_service(
     """
     from backlog.clock import utc_now
     from backlog.config import mask_secrets
-    from delivery.lookback.service import Service
+    from backlogctl_delivery.lookback.service import Service
 
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -61,7 +61,7 @@ def run_service(
 
     with _open(session) as (config, settings, database):
         properties = config.clusters[settings.cluster].client_properties()
-        service = Service(database, settings, properties, say)
+        service = Service(database, settings.to_settings(), properties, say)
         with serve_metrics(
             service.metrics.registry, listen or settings.listen, "look_back.listen"
         ) as address:
@@ -75,7 +75,7 @@ def run_service(
 @verb
 def show_status(session: Session) -> None:
     """Show how many messages wait, how long, and what is parked."""
-    from delivery.lookback.operating import count_incidents, count_messages
+    from backlogctl_delivery.lookback.admin import count_incidents, count_messages
 
     with _open(session) as (_, _, database):
         counts = count_messages(database)
@@ -111,8 +111,8 @@ def list_all(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
 ) -> None:
     """List messages, oldest first, or what did not fit. What messages hold is not shown."""
-    from delivery.lookback.operating import OPEN, list_incidents, list_messages
-    from delivery.lookback.states import State
+    from backlogctl_delivery.lookback.admin import OPEN, list_incidents, list_messages
+    from backlogctl_delivery.lookback.messages import State
 
     with _open(session) as (_, _, database):
         if incidents:
@@ -131,7 +131,7 @@ def list_all(
 @verb
 def show_one(session: Session, message: MessageId) -> None:
     """Show all that is known of a message but what it holds."""
-    from delivery.lookback.operating import show_message
+    from backlogctl_delivery.lookback.admin import show_message
 
     with _open(session) as (_, _, database):
         document = show_message(database, message)
@@ -153,7 +153,7 @@ def park(session: Session, message: MessageId) -> None:
     """Park a message: nobody is asked about it until it is resumed."""
     import getpass
 
-    from delivery.lookback.operating import park_message
+    from backlogctl_delivery.lookback.admin import park_message
 
     with _open(session) as (_, _, database):
         park_message(database, message, getpass.getuser())
@@ -170,14 +170,14 @@ def resume(
     take_all: Annotated[bool, typer.Option("--all", help="All that are parked.")] = False,
 ) -> None:
     """Take parked messages up again, with all their tries."""
-    from delivery.lookback.operating import resume_messages
+    from backlogctl_delivery.lookback.admin import resume_messages
 
     if bool(messages) == take_all:
         raise UsageError("give ids, or --all", subject="lookback resume")
     resumed: list[str] = []
     with _open(session) as (_, settings, database):
         wanted = None if take_all else list(messages or ())
-        while part := resume_messages(database, settings, wanted, _ALL_AT_ONCE):
+        while part := resume_messages(database, settings.to_settings(), wanted, _ALL_AT_ONCE):
             resumed += part
     if missing := set(messages or ()) - set(resumed):
         raise Refused(
@@ -190,7 +190,7 @@ def resume(
 
 @contextmanager
 def _open(session: Session) -> Iterator[tuple[Config, LookBack, Database]]:
-    from delivery.lookback.database import Database
+    from backlogctl_delivery.lookback.tables import Database
 
     config = session.load_config()
     if config.look_back is None:
@@ -209,7 +209,7 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, Database]]:
 def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
     from rich.table import Table
 
-    from replay.telling.texts import Text
+    from replay.telling.layout import Text
 
     table = Table(box=None, pad_edge=False, show_header=any(name.strip() for name in columns))
     for name in columns:

@@ -56,8 +56,8 @@ def report_recovery(
 
     def show(console: Console) -> None:
         from replay.report.summary import draw_summary
+        from replay.telling.layout import Text
         from replay.telling.terminal import print_next
-        from replay.telling.texts import Text
 
         if path is not None:
             told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))

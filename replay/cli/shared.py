@@ -157,8 +157,7 @@ def make_console(*, stderr: bool) -> Console:
 def print_text(console: Console, text: str, style: str = "") -> None:
     """Prints a text as it is, by `print_line`: nothing in it is markup."""
     """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
-    from replay.telling.layout import print_line
-    from replay.telling.texts import Text
+    from replay.telling.layout import Text, print_line
 
     print_line(console, Text(text, style=style))
 
@@ -227,7 +226,7 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
     """Prints an error as the caller wants it; returns the exit code."""
     from backlog.config import mask_secrets
     from backlog.extras import explain_import
-    from backlog.visible import escape_trace
+    from backlogctl_delivery.visible import escape_trace
 
     error = explain_import(error) or error
     if isinstance(error, BacklogError):
@@ -267,8 +266,7 @@ def _print_standing(standing: Mapping[str, Any]) -> None:
 
 
 def _print_error(document: Mapping[str, Any]) -> None:
-    from replay.telling.layout import print_line
-    from replay.telling.texts import Text
+    from replay.telling.layout import Text, print_line
 
     text = Text("error: ", style="bold red")
     if document["subject"]:

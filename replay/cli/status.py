@@ -157,7 +157,7 @@ def suggest_adoption(
 ) -> tuple[str, ...] | None:
     """What to type where no stream is about a group, since every other command needs one; None
     where the configuration's streams are looked at."""
-    from backlog.visible import join_words
+    from backlogctl_delivery.visible import join_words
 
     if bootstrap is not None:
         return (

@@ -6,7 +6,7 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from monitoring.sampler import StreamLike
     from monitoring.status import GroupStatus
     from replay.console.exporting import Exporter
+    from replay.recovery.workspace import Workspace
 
 LOG = logging.getLogger("backlog.replay.watch")
 # Findings name offsets that move, so there is no end of different sentences.
@@ -86,13 +87,8 @@ def watch_streams(
     """
     from contextlib import ExitStack
 
-    from backlog.clock import utc_now
-    from backlog.config import mask_secrets
-    from backlog.errors import BacklogError, UsageError
-    from backlog.numbers import format_count, format_plural
+    from backlog.errors import UsageError
     from monitoring.watcher import watch_streams as watch_all
-    from replay.around.holds import release_due
-    from replay.around.observation import describe_findings
 
     if listen is not None and no_serve:
         raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
@@ -101,7 +97,6 @@ def watch_streams(
         return
     workspace = session.open_workspace()
     config = workspace.config
-    count = len(config.streams)
     if not config.clusters:
         raise UsageError(
             "the configuration has no clusters", subject="clusters", hint="add one under `clusters`"
@@ -109,77 +104,64 @@ def watch_streams(
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    known = {gap.id for gap in workspace.ledger.gaps.list()}
-    recent = RecentTexts()
-    new = 0
-
-    def say(text: str, style: str = "") -> None:
-        session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
-
-    def say_once(text: str) -> None:
-        if recent.is_new(text):
-            say(text, "yellow")
-
-    def end_round() -> None:
-        try:
-            sentences = release_due(workspace)
-        except BacklogError as error:
-            sentences = [str(error)]
-        except Exception as error:
-            LOG.exception("holds that are due")
-            sentences = [f"holds that are due: a fault of the program: {type(error).__name__}"]
-        for text in sentences:
-            say_once(text)
-        if exporter is not None:
-            exporter.board.note_round()
-
-    def say_new(seen: Observation) -> None:
-        nonlocal new
-        for gap in seen.gaps:
-            if gap.id not in known:
-                known.add(gap.id)
-                new += 1
-                lost = "unknown" if gap.count is None else f"at most {format_count(gap.count)}"
-                say(f"{gap.id} {gap.stream}[{gap.partition}] {gap.cause}, {lost}", "red")
-        try:
-            gaps = workspace.ledger.gaps.list(seen.sample.stream)
-        except BacklogError as error:
-            say_once(str(error))  # the next look says what this one could not
-            return
-        for text in describe_findings(seen, gaps):
-            say_once(f"! {seen.sample.stream} {text}")
-
-    def show_status(status: GroupStatus) -> None:
-        for one in lookers:
-            one.note(status)
-
-    def show_failure(stream: StreamLike, error: BacklogError) -> None:
-        for one in lookers:
-            one.note_failure(stream, error)
-
-    def say_outage(what: str, error: BacklogError | None) -> None:
-        if error is None:
-            say(f"{what}: answers again", "green")
-        else:
-            say(f"{what}: {error}", "red")
-
-    interval = config.watch.interval
-    lookers: list[Exporter | Notifier] = []
-    exporter: Exporter | None = None
-    notifier: Notifier | None = None
+    report = WatchReport(session, workspace)
     with ExitStack() as stack:
         if config.watch.hooks and not rounds:
             from replay.console.notifying import open_notifier
 
-            notifier = stack.enter_context(open_notifier(workspace, say_outage))
+            report.notifier = stack.enter_context(open_notifier(workspace, report.add_outage))
         if listen is not None or not (no_serve or rounds):
             from replay.console.exporting import open_exporter
 
             address = listen or config.watch.listen
             subject = "--listen" if listen else "watch.listen"
-            exporter = stack.enter_context(
-                open_exporter(workspace, address, subject, say_outage, notifier)
+            report.exporter = stack.enter_context(
+                open_exporter(workspace, address, subject, report.add_outage, report.notifier)
             )
+        report.begin()
+        result = watch_all(
+            config,
+            workspace.ledger,
+            config.watch.interval,
+            stop,
+            report.add_observation,
+            horizon=config.watch.horizon,
+            window=config.watch.window,
+            # Where nobody asks, the status says all the same whose retention is near.
+            on_status=report.add_status if report.listeners or not rounds else None,
+            on_error=report.add_failure,
+            on_outage=report.add_outage,
+            on_round=report.end_round,
+            rounds=rounds,
+        )
+    if result.error is not None and not result.looks:
+        raise result.error
+    document = {"rounds": result.rounds, "looks": result.looks, "new_gaps": report.new_gaps}
+    session.emit(document, "")
+
+
+class WatchReport:
+    """Prints what the loop observes, and hands it to the exporter and the notifier."""
+
+    def __init__(self, session: Session, workspace: Workspace) -> None:
+        self._session, self._workspace = session, workspace
+        self._known = {gap.id for gap in workspace.ledger.gaps.list()}
+        self._recent = RecentTexts()
+        self.new_gaps = 0
+        self.exporter: Exporter | None = None
+        self.notifier: Notifier | None = None
+
+    @property
+    def listeners(self) -> Sequence[Exporter | Notifier]:
+        return [one for one in (self.exporter, self.notifier) if one is not None]
+
+    def begin(self) -> None:
+        """Prints what is watched and served."""
+        from backlog.numbers import format_plural
+
+        session, config, exporter = self._session, self._workspace.config, self.exporter
+        watched = [format_plural(len(config.streams), "stream")]
+        if exporter is not None:
             session.say(f"serving {exporter.url}/ and {exporter.url}/metrics")
             if exporter.is_open and config.watch.token_file is None:
                 session.say(
@@ -187,36 +169,79 @@ def watch_streams(
                     "(`watch.token_file`)",
                     "yellow",
                 )
-        watched = [format_plural(count, "stream")]
-        if exporter is not None and config.outboxes:
-            outboxes = len(config.outboxes)
-            watched.append(f"{outboxes:,} {'outbox' if outboxes == 1 else 'outboxes'}")
-        if exporter is not None and config.look_back is not None:
-            watched.append("look-back")
-        session.say(
-            f"watching {', '.join(watched)} every {interval.total_seconds():g} s; Ctrl-C ends it"
-        )
-        if notifier is not None:
+            if outboxes := len(config.outboxes):
+                watched.append(f"{outboxes:,} {'outbox' if outboxes == 1 else 'outboxes'}")
+            if config.look_back is not None:
+                watched.append("look-back")
+        seconds = config.watch.interval.total_seconds()
+        session.say(f"watching {', '.join(watched)} every {seconds:g} s; Ctrl-C ends it")
+        if self.notifier is not None:
             session.say(f"telling changes to {', '.join(config.watch.hooks)}")
-        lookers += [one for one in (exporter, notifier) if one is not None]
-        seen = watch_all(
-            config,
-            workspace.ledger,
-            interval,
-            stop,
-            say_new,
-            horizon=config.watch.horizon,
-            window=config.watch.window,
-            # Where nobody asks, the status says all the same whose retention is near.
-            on_status=show_status if lookers or not rounds else None,
-            on_error=show_failure,
-            on_outage=say_outage,
-            on_round=end_round,
-            rounds=rounds,
-        )
-    if seen.error is not None and not seen.looks:
-        raise seen.error
-    session.emit({"rounds": seen.rounds, "looks": seen.looks, "new_gaps": new}, "")
+
+    def add_observation(self, observation: Observation) -> None:
+        """Prints new gaps and suspicions."""
+        from backlog.errors import BacklogError
+        from backlog.numbers import format_count
+        from replay.around.observation import describe_findings
+
+        for gap in observation.gaps:
+            if gap.id not in self._known:
+                self._known.add(gap.id)
+                self.new_gaps += 1
+                lost = "unknown" if gap.count is None else f"at most {format_count(gap.count)}"
+                self._say(f"{gap.id} {gap.stream}[{gap.partition}] {gap.cause}, {lost}", "red")
+        try:
+            gaps = self._workspace.ledger.gaps.list(observation.sample.stream)
+        except BacklogError as error:
+            self._say_once(str(error))  # the next look says what this one could not
+            return
+        for text in describe_findings(observation, gaps):
+            self._say_once(f"! {observation.sample.stream} {text}")
+
+    def add_status(self, status: GroupStatus) -> None:
+        """Hands a stream's status on."""
+        for one in self.listeners:
+            one.note(status)
+
+    def add_failure(self, stream: StreamLike, error: BacklogError) -> None:
+        """Hands a failed look on."""
+        for one in self.listeners:
+            one.note_failure(stream, error)
+
+    def add_outage(self, what: str, error: BacklogError | None) -> None:
+        """Prints an outage, or its end."""
+        if error is None:
+            self._say(f"{what}: answers again", "green")
+        else:
+            self._say(f"{what}: {error}", "red")
+
+    def end_round(self) -> None:
+        """Gives back holds that are due."""
+        from backlog.errors import BacklogError
+        from replay.around.holds import release_due
+
+        try:
+            sentences = release_due(self._workspace)
+        except BacklogError as error:
+            sentences = [str(error)]
+        except Exception as error:
+            LOG.exception("holds that are due")
+            kind = type(error).__name__
+            sentences = [f"holds that are due: internal error ({kind}); see the log and report it"]
+        for text in sentences:
+            self._say_once(text)
+        if self.exporter is not None:
+            self.exporter.board.note_round()
+
+    def _say(self, text: str, style: str = "") -> None:
+        from backlog.clock import utc_now
+        from backlog.config import mask_secrets
+
+        self._session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
+
+    def _say_once(self, text: str) -> None:
+        if self._recent.is_new(text):
+            self._say(text, "yellow")
 
 
 def _test_hooks(session: Session) -> None:

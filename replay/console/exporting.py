@@ -78,8 +78,9 @@ def open_exporter(
         config.streams,
         tuple(config.clusters),
         config.watch.metrics,
-        dict if notifier is None else notifier.counts.read,
+        dict if notifier is None else notifier.count,
         partial(collect_deliveries, deliveries.read),
+        by_partition=config.watch.granularity == "partition",
     )
     scrape = Scrape(board, workspace.ledger, exported)
     threads: list[threading.Thread] = []

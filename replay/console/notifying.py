@@ -1,4 +1,4 @@
-"""What `backlogctl watch` tells its hooks: the next command and the page are those of the page."""
+"""Notifications of `backlogctl watch`: the next command and the page are those of the page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 
 from backlog.clock import utc_now
 from backlog.errors import BacklogError
-from monitoring.notifications.messages import Told
+from monitoring.notifications.changes import Look
 from monitoring.notifications.notifier import Notifier
-from monitoring.notifications.settling import Seen
+from monitoring.notifications.posting import MessageContext
 from monitoring.observing import measure_skew
 from monitoring.outages import OnOutage
 from replay.around.observation import find_page
@@ -29,22 +29,21 @@ def open_notifier(workspace: Workspace, on_outage: OnOutage) -> Notifier:
     return Notifier(
         workspace.config.watch.hooks,
         on_outage,
-        partial(_find_told, workspace, skew),
+        partial(_find_context, workspace, skew),
         clock=lambda: utc_now() + skew,
     )
 
 
-def _find_told(workspace: Workspace, skew: timedelta, seen: Seen) -> Told:
-    watch, now = workspace.config.watch, utc_now() + skew
+def _find_context(workspace: Workspace, skew: timedelta, look: Look) -> MessageContext:
+    now = utc_now() + skew
     next_command = shorten_commands(partial(list_next_commands, workspace), lambda: now)
     try:
-        active = workspace.ledger.recoveries.list(seen.stream, ACTIVE)
+        active = workspace.ledger.recoveries.list(look.stream, ACTIVE)
         commands = {recovery.id: next_command(recovery) for recovery in active}
     except BacklogError:
         # Recoveries are unknown then; the verdict's own commands are not.
         active, commands = (), {}
-    return Told(
-        choose_commands(seen.stream, seen.status, tuple(active), commands, now),
-        find_page(workspace.config, seen.stream),
-        watch.url or "",
+    return MessageContext(
+        choose_commands(look.stream, look.status, tuple(active), commands, now),
+        find_page(workspace.config, look.stream),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from backlog.config import Stream
+from backlog.config import Config, Stream
 from backlog.numbers import format_plural
 from backlog.step import Step
 from backlog.values import Recovery
@@ -20,6 +20,7 @@ from replay.recovery.workspace import Workspace
 from replay.telling.standing import PutBack, Readers, Reads, Standing, make_standing
 
 if TYPE_CHECKING:
+    from backlog.kafka.rights import Right
     from backlog.ledger import Lease
 
 InjectionT = TypeVar("InjectionT", bound=InjectionPlan)
@@ -41,6 +42,16 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         """Too many messages, or readers who would get them too."""
         check_size(plan, recovery)
         check_readers(plan, recovery)
+
+    def list_rights(
+        self, config: Config, stream: Stream, recovery_id: str, plan: InjectionT | None = None
+    ) -> tuple[Right, ...]:
+        """The target and the Kafka ledger are written in transactions."""
+        from replay.injection.rights import list_possible, list_sending
+
+        if plan is None:
+            return list_possible(config, stream, recovery_id)
+        return list_sending(config, stream, recovery_id, plan, plan.target)
 
     @property
     def context(self) -> type[RunContext[Any]]:

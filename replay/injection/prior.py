@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from backlog.config import Stream
 from backlog.numbers import format_plural
 from backlog.values import Certainty, GapState, OffsetRange
+from replay.injection.archived import ARCHIVE, find_source_archive, name_redrive
 from replay.injection.plan import InjectionPlan
 from replay.recovery.workspace import Workspace
 
@@ -41,6 +42,7 @@ def locate_chunks(
                     first_offset=record.first_offset,
                     last_offset=record.last_offset,
                     same_group=plan.delivers and recovery.group == group,
+                    archive=find_source_archive(recovery.plan),
                 )
     return tuple(located.values())
 
@@ -120,8 +122,8 @@ def _say_unsure(count: int, group: str) -> str:
 
 def _say_waiting(archive: str, stream: str) -> str:
     return (
-        f"messages that were put back before were drained since, unread: archive {archive} has "
-        f"them, and `backlogctl plan rebuild {stream}` or `--from archive:{archive}` puts them back"
+        f"messages that were put back before were offloaded since, unread: archive {archive} has "
+        f"them, and `{name_redrive(stream, f'{ARCHIVE}:{archive}')}` puts them back"
     )
 
 

@@ -2,56 +2,54 @@
 
 from __future__ import annotations
 
-from backlog.config import Config
-from backlog.kafka.rights import Operation, Resource, Right, list_transactional
-from fanout.temporary import name_temporary_topic
-from replay.injection.plan import InjectionPlan, To
-
-_LEDGER = (
-    (Operation.DESCRIBE, "read what was put back before"),
-    (Operation.DESCRIBE_CONFIGS, "check that the Kafka ledger is compacted"),
-    (Operation.READ, "read what was put back before"),
-    (Operation.CREATE, "make the Kafka ledger where it is missing"),
-    (Operation.WRITE, "record what was put back"),
-)
-_REHEARSAL = (
-    (Operation.CREATE, "make a rehearsal's topic"),
-    (Operation.DESCRIBE, "find a rehearsal's topic"),
-    (Operation.DESCRIBE_CONFIGS, "check a rehearsal's topic"),
-    (Operation.WRITE, "send a rehearsal's messages"),
-    (Operation.READ, "read a rehearsal back"),
-    (Operation.DELETE, "delete a rehearsal's topic"),
-)
+from backlog.config import Config, Stream
+from backlog.kafka.rights import Right
+from replay.around.rights import select_rights
+from replay.injection.plan import InjectionPlan, PlannedTarget, To
 
 
-def list_sending(config: Config, topic: str, plan: InjectionPlan | None) -> tuple[Right, ...]:
-    """To write to a topic and to the Kafka ledger, both in transactions of our prefix.
+def list_sending(
+    config: Config,
+    stream: Stream,
+    recovery_id: str,
+    plan: InjectionPlan | None,
+    target: PlannedTarget | None = None,
+    letters: str | None = None,
+) -> tuple[Right, ...]:
+    """See, read dead letters, and write to the target and to the Kafka ledger, both in transactions
+    of our prefix.
 
     Args:
         plan: one that was made on a Kafka ledger needs no right to create that.
+        target: where it sends to instead of the stream's topic.
+        letters: the topic of dead letters that it sends.
     """
-    kept = config.kafka_ledger
-    prefix = (plan and plan.transactional_prefix) or kept.transactional_prefix
+    ledger = config.kafka_ledger
     known = plan.ledger_topic if plan else None
-    ledger = known.topic if known else kept.topic
-    return (
-        Right(Resource.TOPIC, topic, Operation.WRITE, "put messages back"),
-        *(
-            Right(Resource.TOPIC, ledger, operation, purpose)
-            for operation, purpose in _LEDGER
-            if not (known and operation is Operation.CREATE)
-        ),
-        *list_transactional(f"{prefix}.{topic}.", "put each message back once"),
+    parts = ["see", "send"]
+    if target is not None and target.to is To.REHEARSAL:
+        parts += ["rehearse"]  # the topic is not there yet: its rights come with its prefix
+    else:
+        parts += ["put"] if target is None else ["put", "other"]
+    if letters is not None:
+        parts += ["letters"]
+    if known is None:
+        parts += ["create"]
+    return select_rights(
+        *(" ".join(parts), stream, recovery_id),
+        prefix=(plan and plan.transactional_prefix) or ledger.transactional_prefix,
+        ledger=known.topic if known else ledger.topic,
+        target=stream.topic if target is None else target.topic,
+        source=letters or "",
     )
 
 
-def list_rehearsing(topic: str, recovery_id: str, *, needed: bool = True) -> tuple[Right, ...]:
-    """To make a side topic of a topic, send to it, read it, and delete it."""
-    prefix, asked = (
-        f"{topic}.{To.REHEARSAL}.",
-        name_temporary_topic(topic, recovery_id, "rehearsal"),
-    )
-    return tuple(
-        Right(Resource.TOPIC, prefix, operation, purpose, True, asked, needed)
-        for operation, purpose in _REHEARSAL
+def list_possible(config: Config, stream: Stream, recovery_id: str) -> tuple[Right, ...]:
+    """What a recovery that is not planned yet may need: a rehearsal too."""
+    ledger = config.kafka_ledger
+    return select_rights(
+        *("see put send create rehearse", stream, recovery_id, "rehearse"),
+        prefix=ledger.transactional_prefix,
+        ledger=ledger.topic,
+        target=stream.topic,
     )

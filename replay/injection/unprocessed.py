@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 WORD = "unprocessed"
 
 
-def suggest_plan(ledger: Ledger, gap: Gap) -> str:
-    """The command that plans to put a gap's messages back."""
-    if is_in_log(ledger, gap):
-        return f"backlogctl plan redrive {gap.stream} --from {WORD}"
-    return f"backlogctl plan rebuild {gap.stream}"
-
-
 def is_in_log(ledger: Ledger, gap: Gap) -> bool:
     """Whether the log still has some message of an unprocessed gap, by the stream's newest sample.
 

@@ -34,7 +34,7 @@ class ArchiveState:
         waiting: ids of those that no recovery is about to put back.
         elsewhere: open gaps of other causes, or of other streams on the topic, over the same
             offsets; they can be put back from it.
-        drain: the state of the drain that made it.
+        offload: the state of the offload that made it.
         expires_at: when it is deleted; None while something needs it.
     """
 
@@ -42,7 +42,7 @@ class ArchiveState:
     gaps: tuple[Gap, ...]
     waiting: frozenset[str]
     elsewhere: tuple[Gap, ...]
-    drain: RecoveryState
+    offload: RecoveryState
     expires_at: datetime | None
 
     @cached_property
@@ -134,9 +134,9 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
     state = find_archive(workspace, recovery_id)
     require_there(state.record)
     subject, actor = f"archive {recovery_id}", str(find_identity())
-    if state.drain not in FINAL:
+    if state.offload not in FINAL:
         raise Refused(
-            f"the drain that made it is {state.drain}",
+            f"the offload that made it is {state.offload}",
             subject=subject,
             hint=f"`backlogctl run {recovery_id}` or `backlogctl cancel {recovery_id}` first",
         )
@@ -152,7 +152,8 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
     if needed and ALLOW_LOSE not in allow:
         count = sum(count_messages(state.record, gap)[0] for gap in needed)
         plans = " and ".join(
-            f"`backlogctl plan rebuild {name}`" for name in sorted({gap.stream for gap in needed})
+            f"`backlogctl plan redrive {name} --from archive:{recovery_id}`"
+            for name in sorted({gap.stream for gap in needed})
         )
         raise Refused(
             f"{format_plural(count, 'message')} of {_name(needed)} {'is' if count == 1 else 'are'} "
@@ -203,15 +204,15 @@ def _judge(
         elif gap.state not in _CLOSED and _is_held(record, gap):
             others.append(gap)
     try:
-        drain = ledger.recoveries.get(record.recovery_id).state
+        offload = ledger.recoveries.get(record.recovery_id).state
     except UsageError:
-        drain = RecoveryState.VERIFIED  # its record is gone: nothing works with it
+        offload = RecoveryState.VERIFIED  # its record is gone: nothing works with it
     expires: datetime | None = None
     closed = all(gap.state in _CLOSED for gap in own) and not others
-    if closed and drain in FINAL and record.purged_at is None:
+    if closed and offload in FINAL and record.purged_at is None:
         last = ledger.archives.find_last_change(record.recovery_id) or record.made_at
         expires = max(last, record.made_at) + workspace.config.staging.keep
-    return ArchiveState(record, tuple(own), waiting, tuple(others), drain, expires)
+    return ArchiveState(record, tuple(own), waiting, tuple(others), offload, expires)
 
 
 def _is_held(record: ArchiveRecord, gap: Gap) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -71,7 +71,6 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         name: the word of the command line and of the ledger, such as `rebuild`.
         summary: one line for help, the form, and the task group: what it does.
         plan_model: of the newest version; its default of `version` is that version.
-        older_models: models of versions that can still be read, by version.
         cancel_ways: how it can be cancelled besides the usual way.
     """
 
@@ -80,7 +79,6 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
     traits: ClassVar[Traits]
     plan_model: type[PlanT]
     options_model: type[OptionsT]
-    older_models: ClassVar[Mapping[int, type[Plan]]] = {}
     cancel_ways: ClassVar[tuple[str, ...]] = ()
 
     # Plan
@@ -109,17 +107,13 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
             Refused: another version of this program wrote it, or it was changed.
         """
         version = recovery.plan.get("version", 1)
-        newest = self.plan_model.model_fields["version"].default
-        known: dict[int, type[Plan]] = {**self.older_models, newest: self.plan_model}
-        model = known.get(version) if isinstance(version, int) else None
-        if model is None:
+        known = self.plan_model.model_fields["version"].default
+        if version != known:
             raise _refuse_plan(
-                recovery,
-                f"it has version {version}, and this program knows "
-                f"{', '.join(map(str, sorted(known)))}",
+                recovery, f"it has version {version}, and this program knows {known}"
             )
         try:
-            return cast("PlanT", model.read(recovery.plan))
+            return self.plan_model.read(recovery.plan)
         except ValidationError as error:
             problem = explain(error.errors(include_url=False)[0])
         # Raised outside of `except`: pydantic's error carries the plan.
@@ -147,6 +141,10 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
             topic_id: that the topic has now.
         """
         return False
+
+    def suggest_options(self, ledger: Ledger, stream: Stream) -> dict[str, Any]:
+        """The options that `auto` plans it with, where the form says nothing else."""
+        return {}
 
     @property
     def is_suggested(self) -> bool:

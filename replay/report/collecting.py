@@ -9,8 +9,7 @@ from backlog.hashing import hash_value
 from backlog.ledger import Ledger
 from backlog.ledger.disks import DiskReading
 from backlog.ledger.holds import Hold
-from backlog.values import FINAL, Event, Recovery, Sample
-from monitoring.lag import count_lag
+from backlog.values import FINAL, Event, Recovery
 from replay.recovery.housekeeping import find_end
 from replay.recovery.workspace import Workspace
 from replay.telling.account import RecoveryRecord
@@ -74,14 +73,6 @@ def read_disks(
         for one in ledger.disks.history(recovery.cluster, recovery.created_at - _LOOK_ON)
         if end is None or one.at <= end
     )
-
-
-def measure_lag(samples: Sequence[Sample], isolation: str) -> list[tuple[datetime, int]]:
-    """When each sample was taken, and the unread offsets that existed then."""
-    return [
-        (sample.taken_at, sum(count_lag(part, isolation) or 0 for part in sample.partitions))
-        for sample in samples
-    ]
 
 
 def _find_ending(recovery: Recovery, events: Sequence[Event]) -> datetime | None:

@@ -10,17 +10,17 @@ from backlog.values import RecoveryState
 from replay.recovery.masking import mask_values
 from replay.recovery.workspace import Workspace
 from replay.report.collecting import collect_record
-from replay.report.curves import (
-    describe_burndown,
-    describe_disks,
-    describe_injection,
-    describe_lag,
-)
 from replay.report.losses import describe_losses
 from replay.report.planning import describe_people, describe_plan
 from replay.report.standing import describe_figures, describe_standing
 from replay.report.timeline import list_lines
 from replay.telling.account import Account, RecoveryRecord
+from replay.telling.figures import (
+    describe_burndown,
+    describe_disks,
+    describe_injection,
+    describe_lag,
+)
 from replay.telling.progress import describe_progress
 
 # Messages are never in it: not their values, keys or headers, nor the keys of rows.
@@ -70,10 +70,10 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
         "plan": describe_plan(plan, told),
         "people": describe_people(plan, record),
         "steps": _describe_steps(record),
-        "lag": describe_lag(record, isolation),
-        "burndown": describe_burndown(record),
-        "injection": describe_injection(record),
-        "disks": describe_disks(record),
+        "lag": describe_lag(record.samples, isolation),
+        "burndown": describe_burndown(record.burndown),
+        "injection": describe_injection(record.chunks, record.steps),
+        "disks": describe_disks(record.disks, recovery.topic),
         "verification": _describe_verification(account),
         "unexplained": _describe_rest(account),
         "record": {

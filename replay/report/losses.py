@@ -13,7 +13,7 @@ from replay.telling.account import Account, RecoveryRecord
 _CAUSES = {
     "expired": "retention deleted them unread",
     "skipped": "the group's commit jumped over them",
-    "discarded": "a drain took them off the brokers",
+    "discarded": "an offload took them off the brokers",
     "producer_gap": "their producer numbered them, and they never reached the topic",
     "unprocessed": "they were committed, and the consumer's own table lacks them",
     "topic_recreated": "the topic was deleted and made anew",

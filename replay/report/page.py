@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backlog.numbers import format_duration, format_moment
-from backlog.visible import escape_text, show_value
-from replay.report.figures import draw_figures
+from backlogctl_delivery.visible import escape_text, show_value
+from replay.telling.figures import list_lag_figures, list_work_figures
 
 _PARTITIONS_SHOWN = 64
 _GAPS_SHOWN = 200
@@ -41,8 +41,8 @@ def render_page(document: Mapping[str, Any]) -> str:
         "words": lambda text: str(text).replace("_", " "),
     }
     figures = {
-        name: [(figure.caption, Markup(figure.svg)) for figure in drawn]
-        for name, drawn in draw_figures(document).items()
+        "lag": tuple(list_lag_figures(document)),
+        "work": tuple(list_work_figures(document)),
     }
     style = Markup(environment.get_template("report.css").render())
     page: str = environment.get_template("report.html").render(

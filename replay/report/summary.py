@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_moment
-from replay.telling.layout import Facts, Prose
+from replay.telling.layout import Facts, Text
 from replay.telling.terminal import style_word
-from replay.telling.texts import Text
 
 
 def draw_summary(document: Mapping[str, Any]) -> RenderableType:
@@ -49,4 +48,4 @@ def draw_summary(document: Mapping[str, Any]) -> RenderableType:
         add("record", f"{record['events']:,} events, hash chain verified", "green")
     else:
         add("record", record["problem"] or "the plan was changed after it was hashed", "bold red")
-    return Group(Prose(head), grid)
+    return Group(head, grid)

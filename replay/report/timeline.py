@@ -13,9 +13,9 @@ from backlog.ledger.holds import Hold
 from backlog.numbers import format_duration, format_plural
 from backlog.values import Cause, Event, Gap, GapState
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
-from replay.report.collecting import measure_lag
 from replay.telling.account import RecoveryRecord
 from replay.telling.events import find_finished_starts, name_line, name_step, read_step
+from replay.telling.figures import measure_lag
 
 # A group that works has some lag all the time: it falls behind from where it had this share of
 # the most that it came to.
@@ -107,7 +107,7 @@ def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[Line]:
 
 
 def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
-    # What a drain moved is no loss, and its own steps say when.
+    # What an offload moved is no loss, and its own steps say when.
     gaps = tuple(gap for gap in gaps if gap.cause is not Cause.DISCARDED or gap.archive is None)
     known = [gap for gap in gaps if gap.first_time and gap.last_time]
     if known:

@@ -111,7 +111,7 @@ def _find_new(gaps: list[Gap], told: str) -> tuple[str, ...]:
 def choose_actions(
     workspace: Workspace, stream: Stream, course: Verdict, lag: int, topic_id: str
 ) -> tuple[str, ...]:
-    """What `auto` means now: drain first what can still be saved, then rebuild what is lost.
+    """What `auto` means now: offload first what can still be saved, then rebuild what is lost.
 
     A gap that cannot be rebuilt asks for nothing: it stays open until a person waives it. One that
     waits in an archive may be put back by day too, where a person asks for `auto`.

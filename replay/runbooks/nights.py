@@ -13,6 +13,7 @@ from backlog.errors import InvalidTransition, PutBackAlready, Refused
 from backlog.numbers import format_moment
 from backlog.values import Gap, Recovery, RecoveryState
 from monitoring.timeline import date_loss
+from replay.injection.archived import ARCHIVE, list_archived
 from replay.injection.unprocessed import WORD, list_in_log
 from replay.kinds.rebuild.choosing import list_repairable, take_every
 from replay.kinds.rebuild.kind import KIND as REBUILD
@@ -141,15 +142,20 @@ def _plan(
     wants: Callable[[Gap], bool],
     say: Say,
 ) -> Recovery:
-    """What the log still has first: retention takes that, and no row."""
-    rebuilds = any(map(wants, list_repairable(workspace.ledger, stream)))
-    if any(map(wants, list_in_log(workspace.ledger, stream))):
-        options = RedriveOptions(source=WORD)
+    """What the log still has first: retention takes that, and no row. Then the oldest archive, as
+    its messages are older than those that rows make again."""
+    ledger = workspace.ledger
+    sources = [WORD] if any(map(wants, list_in_log(ledger, stream))) else []
+    archived = [each.record for each in list_archived(ledger, stream) if wants(each.gap)]
+    sources += [f"{ARCHIVE}:{name}" for name in dict.fromkeys(one.recovery_id for one in archived)]
+    rebuilds = any(map(wants, list_repairable(ledger, stream)))
+    for source in sources:
+        options = RedriveOptions(source=source)
         try:
             return plan_redrive(workspace, stream, options, origin=origin, wants=wants, say=say)
         except Refused as refused:
             # What a person must decide holds up nothing else.
-            if refused.retryable or not rebuilds:
+            if refused.retryable or not (rebuilds or source != sources[-1]):
                 raise
     return plan_rebuild(workspace, stream, RebuildOptions(), origin=origin, wants=wants, say=say)
 
@@ -175,8 +181,9 @@ def _count_gaps(workspace: Workspace, stream: Stream, wants: Callable[[Gap], boo
     """Gaps that can be put back, open or waiting in an archive: nobody can plan the others, and
     detection reports them."""
     ledger = workspace.ledger
-    known = (*list_repairable(ledger, stream), *list_in_log(ledger, stream))
-    return sum(wants(gap) for gap in known)
+    archived = (each.gap for each in list_archived(ledger, stream))
+    known = (*list_repairable(ledger, stream), *list_in_log(ledger, stream), *archived)
+    return sum(wants(gap) for gap in {gap.id: gap for gap in known}.values())
 
 
 def _judge_earlier(
@@ -233,6 +240,8 @@ def _repairs(workspace: Workspace, recovery: Recovery) -> bool:
     """Whether it puts back, for the stream's group, what was found lost; also of a plan nobody can
     read. A rehearsal takes no gaps, and neither does a redrive of what a person chose."""
     if recovery.kind == REDRIVE.name:
+        if recovery.plan.get("lost_only") and recovery.plan.get("target") is None:
+            return True
         return bool(workspace.ledger.recoveries.gap_ids(recovery.id))
     return recovery.kind == REBUILD.name and recovery.plan.get("target") is None
 

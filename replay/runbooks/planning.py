@@ -9,7 +9,7 @@ from replay.recovery.options import read_options
 from replay.recovery.origins import list_recoveries_of_run
 from replay.recovery.plan import Origin
 from replay.recovery.workspace import Workspace
-from replay.runbooks.requests import RecoveryRequest, choose_options
+from replay.runbooks.requests import AUTO, RecoveryRequest, choose_options
 
 # An earlier try's plan that nobody will run.
 _CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)
@@ -35,9 +35,10 @@ def find_or_plan(
         if same and recovery.state not in _CLOSED:
             return recovery
     stream, chosen = workspace.config.stream(request.stream), workspace.kinds.get(kind)
-    options = read_options(
-        chosen.options_model, choose_options(chosen, request.said), workspace.config, stream
-    )
+    said = choose_options(chosen, request.said)
+    if request.action == AUTO:
+        said = {**chosen.suggest_options(workspace.ledger, stream), **said}
+    options = read_options(chosen.options_model, said, workspace.config, stream)
     return chosen.make_plan(workspace, stream, options, origin=origin, say=say)
 
 

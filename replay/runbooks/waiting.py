@@ -1,4 +1,4 @@
-"""What waits for a scheduler's runbooks to go on: lost without a sound where one is paused."""
+"""Recoveries that a paused Airflow DAG would silently leave unfinished."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backlog.numbers import format_plural
-from backlog.values import GapState, Recovery, RecoveryState
+from backlog.values import Recovery, RecoveryState
+from replay.injection.archived import list_archived
 from replay.kinds.rebuild.choosing import list_repairable
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.recovery.brakes import OPERATOR
@@ -42,10 +43,9 @@ def list_waiting_work(workspace: Workspace, recovering_dags: Sequence[str]) -> W
         elif recovery.kind == REBUILD.name and recovery.state in UNFINISHED:
             nightly.append(told)
     for name, stream in workspace.config.streams.items():
-        mine = list_repairable(workspace.ledger, stream)
-        if lost := [gap for gap in mine if gap.state is GapState.OPEN]:
+        if lost := list_repairable(workspace.ledger, stream):
             nightly.append(f"{name} has {format_plural(len(lost), 'open gap')}")
-        if kept := len(mine) - len(lost):
+        if kept := len({each.gap.id for each in list_archived(workspace.ledger, stream)}):
             waits = "waits" if kept == 1 else "wait"
             nightly.append(f"{format_plural(kept, 'gap')} of {name} {waits} in an archive")
     return WaitingWork(tuple(nightly), recovering)

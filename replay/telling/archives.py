@@ -8,9 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_bytes, format_count, format_moment, format_plural
-from replay.telling.layout import Facts, tell
-from replay.telling.terminal import make_table
-from replay.telling.texts import Text
+from replay.telling.layout import Facts, Table, Text, tell
 
 Document = Mapping[str, Any]
 _STAGES = {
@@ -24,8 +22,8 @@ _STAGES = {
 def draw_archives(archives: Sequence[Document]) -> RenderableType:
     """`archive list`: one line an archive."""
     if not archives:
-        return Text("no archives: nothing was drained yet", style="dim")
-    table = make_table(
+        return Text("no archives: nothing was offloaded yet", style="dim")
+    table = Table(
         *("=archive", "stream", "=made", "#messages", "#bytes"),
         *("#put back", "#waiting", "=expires"),
     )
@@ -86,7 +84,7 @@ def draw_check(document: Document) -> RenderableType:
 
 
 def _draw_ranges(document: Document) -> RenderableType:
-    table = make_table("#partition", "#offsets", "#messages", "#no message", "=from", "=to")
+    table = Table("#partition", "#offsets", "#messages", "#no message", "=from", "=to")
     for item in document["ranges"]:
         empty = item["start"] == item["end"]
         table.add(
@@ -103,7 +101,7 @@ def _draw_ranges(document: Document) -> RenderableType:
 def _draw_gaps(document: Document) -> list[RenderableType]:
     if not document["gaps"]:
         return []
-    table = make_table("=gap", "#partition", "#offsets", "#messages", "=state")
+    table = Table("=gap", "#partition", "#offsets", "#messages", "=state")
     for gap in document["gaps"]:
         at_most = "" if gap["exact"] else "≤ "
         table.add(

@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_count, format_duration, format_plural
-from replay.telling.layout import Facts, Line, Prose, tell
-from replay.telling.texts import Text
+from replay.telling.layout import Facts, Text, make_line, tell
 
 _STYLES = {"lost": "bold red", "suspect": "yellow", "unknown": "magenta", "noted": "dim"}
 _ENDS = {
@@ -41,14 +40,14 @@ def draw_audit(document: Mapping[str, Any]) -> RenderableType:
     if gaps := document["gaps"]:
         named = ", ".join(gaps[:_SHOWN]) + (", ..." if len(gaps) > _SHOWN else "")
         parts.append(tell(f"on record as {format_plural(len(gaps), 'gap')}: {named}"))
-    parts += [Line(Text(command, "bold")) for command in document["next_commands"]]
+    parts += [make_line(Text(command, "bold")) for command in document["next_commands"]]
     return Group(*parts)
 
 
 def _draw_finding(finding: Mapping[str, Any]) -> Iterator[RenderableType]:
     level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_STYLES[finding["level"]])
-    yield Prose(Text.assemble(level, finding["found"]), _INDENT)
+    yield Text.assemble(level, finding["found"], hang=_INDENT)
     if finding["mend"]:
-        yield Prose(Text(f"{' ' * _INDENT}{finding['mend']} ({finding['page']})", "dim"), _INDENT)
+        yield tell(f"{' ' * _INDENT}{finding['mend']} ({finding['page']})", "dim", hang=_INDENT)
     for command in finding["commands"]:
-        yield Line(Text(f"{' ' * _INDENT}{command}", "bold"))
+        yield make_line(Text(f"{' ' * _INDENT}{command}", "bold"))

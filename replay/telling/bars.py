@@ -22,8 +22,7 @@ from rich.table import Column
 
 from backlog.numbers import format_duration, format_rate
 from backlog.progress import TICK_SECONDS, Say, Ticker
-from replay.telling.layout import ANY_WIDTH, Folded, tell
-from replay.telling.texts import Text
+from replay.telling.layout import ANY_WIDTH, Folded, Text, tell
 
 
 class _WholeProgress(Progress):

@@ -14,9 +14,8 @@ from backlog.numbers import (
     format_rate,
 )
 from replay.telling.events import name_step
-from replay.telling.layout import Facts, Framed
-from replay.telling.terminal import Document, make_table
-from replay.telling.texts import Text
+from replay.telling.layout import Facts, Framed, Table, Text
+from replay.telling.terminal import Document
 
 _WIDTH = 98
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -31,6 +30,9 @@ def draw_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
     if sent := progress["injection"]:
         grid = Facts()
         grid.add("put back", _draw_bar(sent["injected"], sent["staged"]))
+        if rate := sent["injected_per_second"]:
+            left = f", done in about {format_duration(sent['eta_seconds'])}"
+            grid.add("", f"{format_rate(rate)}{left if sent['eta_seconds'] else ''}")
         parts.append(grid)
     parts.append(_draw_steps(progress["steps"]))
     title = Text("progress", style="bold")
@@ -99,8 +101,8 @@ def _draw_curve(values: Sequence[int]) -> str:
 def _draw_steps(steps: Sequence[Document]) -> RenderableType:
     if not steps:
         return Text("no step has begun", style="dim")
-    table = make_table("", "=step", "=began", "#took", "")
-    marks = {"done": ("✓", "green"), "running": ("▶", "cyan")}
+    table = Table("", "=step", "=began", "#took", "")
+    marks = {"done": ("✓", "green"), "running": ("▶", "cyan"), "stopped": ("■", "yellow")}
     for step in steps:
         mark, style = marks[step["state"]]
         again = f"{step['attempts']} attempts" if step["attempts"] > 1 else ""

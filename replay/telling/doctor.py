@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_plural
-from replay.telling.layout import Line, Prose, tell
-from replay.telling.texts import Text
+from replay.telling.layout import Text, make_line, tell
 
 _STYLES = {"loses": "bold red", "stops": "bold red", "unknown": "magenta", "warns": "yellow"}
 _ENDS = {
@@ -35,13 +34,13 @@ def draw_examinations(document: Mapping[str, Any]) -> RenderableType:
 
 def _draw_finding(finding: Mapping[str, Any]) -> Iterator[RenderableType]:
     level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_STYLES[finding["level"]])
-    yield Prose(Text.assemble(level, (finding["subject"], "bold")), _INDENT)
+    yield Text.assemble(level, (finding["subject"], "bold"), hang=_INDENT)
     yield _indent(finding["found"])
     yield _indent(f"{finding['why']} ({finding['page']})", "dim")
     if finding["mend"]:
         yield _indent(f"→ {finding['mend']}")
     for command in finding["commands"]:
-        yield Line(Text(" " * _INDENT + command, style="cyan"))
+        yield make_line(Text(" " * _INDENT + command, style="cyan"))
 
 
 def _indent(text: str, style: str = "") -> RenderableType:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from backlog.numbers import format_count
-from replay.telling.layout import tell
-from replay.telling.terminal import draw_warnings, make_table
+from replay.telling.layout import Table, tell
+from replay.telling.terminal import draw_warnings
 
 
 def draw_groups(document: Mapping[str, Any]) -> RenderableType:
@@ -19,7 +19,7 @@ def draw_groups(document: Mapping[str, Any]) -> RenderableType:
     The numbers are those of the choice.
     """
     groups: Sequence[Mapping[str, Any]] = document["groups"]
-    table = make_table("#no.", "=group", "=topic", "#partitions", "#members", "#lag")
+    table = Table("#no.", "=group", "=topic", "#partitions", "#members", "#lag")
     good = [one for one in groups if not one["why_not"]]
     for number, group in enumerate(good, 1):
         for place, topic in enumerate(group["topics"]):

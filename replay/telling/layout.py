@@ -1,26 +1,29 @@
-"""Tables, lines of facts and sentences that fit the terminal, or take another form: nothing is cut.
+"""Texts, tables, facts and frames for a terminal: nothing is cut, and nothing in them is markup.
 
-Words, figures and what stands in backticks (commands) are never broken. A table that is too wide
-becomes a list, and a frame that is too narrow goes. What is longer than a line goes beyond it, as
-one line: the terminal breaks it, and it is copied whole.
+Words, figures with their unit and what stands in backticks (commands) are never broken. A table
+that is too wide becomes a list, and a frame that is too narrow goes. What is longer than a line
+goes beyond it, as one line: the terminal breaks it, and it is copied whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.containers import Lines
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table as RichTable
+from rich.text import Text as RichText
 
-from replay.telling.texts import AnyText, Text
+from backlogctl_delivery.visible import escape_text
 
 _UNIT = r"(?:d|h|min|s|ms|[kMGT]?B|M|G|%)(?!\w)"
 # A word; what backticks hold together; a figure with its unit, as `1 h 10 min`; a day and its time.
@@ -29,65 +32,85 @@ _PIECE = re.compile(
     r"|(?<=\d-\d\d) (?=\d\d:\d\d)|\S)+"
 )
 ANY_WIDTH = 100_000
-# Narrower than that, a column or a line of prose is hard to read.
+# Narrower than that, a line of prose is hard to read.
 _PROSE = 24
 _NAMES = 12
 _GAP = "  "
 
 
-def wrap_text(text: AnyText, width: int, hang: int = 0) -> list[AnyText]:
-    """The text in lines of at most that many cells, broken between pieces only.
+class Text(RichText):
+    """A text that is printed as it is, and broken between pieces only.
 
-    Lines after the first are indented by `hang`.
+    Lines after the first are indented by `hang`. In a table's cell what is longer is folded.
     """
-    lines: list[AnyText] = []
-    for part in text.split("\n", allow_blank=True):
-        for line in _cut_line(part, width, hang):
-            lines.append(Text.assemble(" " * hang, line) if lines else line)
-    return lines
 
+    hang = 0
 
-def _cut_line(text: AnyText, width: int, hang: int) -> Iterator[AnyText]:
-    plain, room = text.plain, width
-    begin = end = 0
-    for piece in _PIECE.finditer(plain):
-        if end > begin and cell_len(plain[begin : piece.end()]) > room:
-            yield text[begin:end]
-            begin, room = piece.start(), width - hang
-        end = piece.end()
-    yield text[begin:end] if end else text
+    def __init__(self, text: str = "", *args: Any, hang: int = 0, **settings: Any) -> None:
+        super().__init__(escape_text(text), *args, **settings)
+        self.overflow = self.overflow or "ignore"
+        self.hang = hang
 
+    @classmethod
+    def assemble(cls, *parts: Any, hang: int = 0, **settings: Any) -> Self:
+        """As rich's."""
+        made = super().assemble(*parts, **settings)
+        assert isinstance(made, cls)
+        made.hang = hang
+        return made
 
-def measure_piece(text: AnyText) -> int:
-    """Cells of the longest piece."""
-    return max((cell_len(piece) for piece in _PIECE.findall(text.plain)), default=0)
+    def append(self, text: RichText | str, style: str | Style | None = None) -> Self:
+        """As rich's."""
+        super().append(escape_text(text) if isinstance(text, str) else text, style)
+        return self
 
+    def wrap(self, console: Console, width: int, **settings: Any) -> Lines:
+        """As rich's; `overflow="fold"` breaks pieces that are longer than a line."""
+        lines = Lines()
+        fold = settings.get("overflow") == "fold"
+        if settings.get("no_wrap") and not fold:
+            return Lines(self.split(allow_blank=True))
+        for part in self.split(allow_blank=True):
+            for number, line in enumerate(part.divide(self._find_breaks(part.plain, width))):
+                line.rstrip()
+                indented = RichText(" " * self.hang) + line if lines and number else line
+                cuts = range(width, indented.cell_len, width) if fold else ()
+                lines.extend(indented.divide(cuts) if cuts else [indented])
+        if justify := settings.get("justify"):
+            lines.justify(console, width, justify=justify, overflow="ignore")
+        return lines
 
-def _measure_lines(text: AnyText) -> int:
-    return max(cell_len(line) for line in text.plain.split("\n"))
+    def _find_breaks(self, plain: str, width: int) -> Iterator[int]:
+        begin = end = 0
+        for piece in _PIECE.finditer(plain):
+            if end > begin and cell_len(plain[begin : piece.end()]) > width:
+                yield piece.start()
+                begin, width = piece.start(), width - (0 if begin else self.hang)
+            end = piece.end()
 
-
-def _to_line(text: AnyText) -> AnyText:
-    line = text.copy()
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
-
-
-def _to_text(told: str | AnyText) -> AnyText:
-    return Text(told) if isinstance(told, str) else told
-
-
-@dataclass(frozen=True)
-class Line:
-    """A command, or what else is never broken."""
-
-    text: AnyText
-
-    def __rich_console__(self, _: Console, __: ConsoleOptions) -> Iterator[AnyText]:
-        yield _to_line(self.text)
+    def measure_piece(self) -> int:
+        """Cells of the longest piece."""
+        return max((cell_len(piece) for piece in _PIECE.findall(self.plain)), default=0)
 
     def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
-        return Measurement(self.text.cell_len, self.text.cell_len)
+        longest = max(map(cell_len, self.plain.split("\n")))
+        least = longest if self.no_wrap else self.hang + self.measure_piece()
+        return Measurement(min(longest, least), longest)
+
+
+def make_line(text: Text) -> Text:
+    """A command, or what else is never broken."""
+    text.no_wrap, text.overflow = True, "ignore"
+    return text
+
+
+def tell(text: str, style: str = "", *, hang: int = 0) -> Text:
+    """Sentences as they are: nothing in them is markup."""
+    return Text(text, style, hang=hang)
+
+
+def _to_text(text: str | Text) -> Text:
+    return Text(text) if isinstance(text, str) else text
 
 
 @dataclass(frozen=True)
@@ -113,35 +136,14 @@ class WholeConsole(Console):
     """A console that does not cut lines at its width."""
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        super().print(*args, **{"crop": False, **kwargs})
+        # A text by itself would be joined with others, and no longer be ours.
+        parts = [Group(*args)] if len(args) == 1 and isinstance(args[0], Text) else args
+        super().print(*parts, **{"crop": False, **kwargs})
 
 
-@dataclass(frozen=True)
-class Prose:
-    """Sentences; lines after the first are indented by `hang`."""
-
-    text: AnyText
-    hang: int = 0
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[AnyText]:
-        yield from map(_to_line, wrap_text(self.text, options.max_width, self.hang))
-
-    def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
-        longest = _measure_lines(self.text)
-        return Measurement(min(longest, self.hang + measure_piece(self.text)), longest)
-
-
-def print_line(console: Console, text: AnyText) -> None:
+def print_line(console: Console, text: Text) -> None:
     """A terminal gets lines broken between words, but not within a command; a pipe one line."""
-    if console.is_terminal:
-        console.print(Prose(text))
-    else:
-        console.print(text, soft_wrap=True)
-
-
-def tell(text: str, style: str = "", *, hang: int = 0) -> Prose:
-    """Sentences as they are: nothing in them is markup."""
-    return Prose(Text(text, style=style), hang)
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 @dataclass
@@ -152,202 +154,131 @@ class Facts:
     """
 
     is_counted: bool = False
-    lines: list[tuple[AnyText, AnyText]] = field(default_factory=list)
+    lines: list[tuple[Text, list[Text]]] = field(default_factory=list)
 
-    def add(self, name: str | AnyText, told: str | AnyText) -> None:
-        self.lines.append((_to_text(name), _to_text(told)))
+    def add(self, name: str | Text, text: str | Text) -> None:
+        """Adds a line; one without a name goes with the one before."""
+        known = _to_text(name)
+        if known.plain or not self.lines:
+            self.lines.append((known, []))
+        self.lines[-1][1].append(_to_text(text))
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[AnyText]:
-        indent = self._measure_names()
-        for lines in self._list_groups():
-            name = lines[0][0]
-            shown = name if self.is_counted else Text(name.plain, style="dim")
-            room = options.max_width - indent
-            if any(room < max(_PROSE, measure_piece(told)) for __, told in lines):
-                if name.plain:
-                    yield _to_line(shown)
-                head, hang = Text(_GAP), len(_GAP)
-            else:
-                blank = " " * (indent - len(_GAP) - name.cell_len)
-                parts = (blank, shown) if self.is_counted else (shown, blank)
-                head, hang = Text.assemble(*parts, _GAP), indent
-            for __, told in lines:
-                for line in wrap_text(told, options.max_width - hang):
-                    yield _to_line(Text.assemble(head, line))
-                    head = Text(" " * hang)
-
-    def _list_groups(self) -> Iterator[list[tuple[AnyText, AnyText]]]:
-        """A line and those without a name after it."""
-        group: list[tuple[AnyText, AnyText]] = []
-        for line in self.lines:
-            if group and line[0].plain:
-                yield group
-                group = []
-            group.append(line)
-        if group:
-            yield group
-
-    def _measure_names(self) -> int:
-        least = 0 if self.is_counted else _NAMES
-        return max([least, *(name.cell_len for name, _ in self.lines)]) + len(_GAP)
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        names = max([0 if self.is_counted else _NAMES, *(name.cell_len for name, _ in self.lines)])
+        room = options.max_width - names - len(_GAP)
+        for name, texts in self.lines:
+            if room < max(_PROSE, *(text.measure_piece() for text in texts)):
+                yield from [name] if name.plain else []
+                yield from (Text.assemble(_GAP, text, hang=len(_GAP)) for text in texts)
+                continue
+            grid = RichTable.grid(padding=(0, len(_GAP), 0, 0), pad_edge=False)
+            grid.add_column(
+                width=names,
+                justify="right" if self.is_counted else "left",
+                style="" if self.is_counted else "dim",
+            )
+            grid.add_column()
+            for number, text in enumerate(texts):
+                grid.add_row("" if number else name, text)
+            yield grid
 
     def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
-        names = self._measure_names()
-        widest = max((name.cell_len for name, _ in self.lines), default=0)
-        longest = max((_measure_lines(told) for _, told in self.lines), default=0)
-        least = max((measure_piece(told) for _, told in self.lines), default=0)
-        return Measurement(max(widest, len(_GAP) + least), names + longest)
+        texts = [text for _, line in self.lines for text in line]
+        least = max((text.measure_piece() for text in texts), default=0) + len(_GAP)
+        names = max((name.cell_len for name, _ in self.lines), default=0)
+        longest = max((text.cell_len for text in texts), default=0)
+        return Measurement(max(least, names), max(_NAMES, names) + len(_GAP) + longest)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column; `is_prose` may be broken between words."""
+class Table(RichTable):
+    """Rows under names; a list of `name: value` where the terminal is too narrow for columns.
 
-    name: str
-    is_right: bool = False
-    is_prose: bool = False
+    `#name` is a column of figures, `=name` one of ids and states, any other one of prose.
+    """
 
-    @classmethod
-    def parse(cls, told: str) -> Column:
-        """`#name`: figures, aligned right; `=name`: ids and states; else prose."""
-        mark = told[:1] if told[:1] in ("#", "=") else ""
-        return cls(told.removeprefix(mark), mark == "#", not mark)
+    def __init__(self, *columns: str) -> None:
+        super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        self.texts: list[list[Text]] = []
+        for name in columns:
+            self.add_column(
+                Text(name.lstrip("#="), overflow="fold"),
+                justify="right" if name.startswith("#") else "left",
+                no_wrap=name.startswith(("#", "=")),
+            )
 
-
-@dataclass
-class Table:
-    """Rows under names; a list of `name: value` where the terminal is too narrow for columns."""
-
-    columns: Sequence[Column]
-    rows: list[list[AnyText]] = field(default_factory=list)
-
-    def add(self, *cells: str | AnyText) -> None:
+    def add(self, *cells: str | Text) -> None:
         """Adds a row; a text in it is printed as it is."""
         row = [_to_text(cell) for cell in cells]
         if len(row) != len(self.columns):
             raise ValueError(f"{len(row)} cells for {len(self.columns)} columns")
-        self.rows.append(row)
+        for text in row:
+            text.overflow = "fold"
+        self.texts.append(row)
+        self.add_row(*row)
 
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        widths = self._fit(options.max_width - self._measure_frame(console, options))
-        if widths is not None:
-            yield self._make(widths)
-        else:
-            yield Text()
-            for row in self.rows:
-                yield from map(_to_line, self._list_row(row, options.max_width))
-            yield Text()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.__rich_measure__(console, options).minimum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        yield Text()
+        for row in self.texts:
+            yield from self._list_row(row, options.max_width)
+        yield Text()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        frame = self._measure_frame(console, options)
-        least = frame + sum(self._least(n) for n in range(len(self.columns)))
-        return Measurement(least, frame + sum(self._natural(n) for n in range(len(self.columns))))
+        wide = options.update(max_width=ANY_WIDTH)
+        least = sum(self._measure_least(number) for number in range(len(self.columns)))
+        frame = len(_GAP) * (len(self.columns) - 1) + 2
+        return Measurement(least + frame, super().__rich_measure__(console, wide).maximum)
 
-    def _texts(self, number: int) -> Iterable[AnyText]:
-        yield Text(self.columns[number].name)
-        yield from (row[number] for row in self.rows)
-
-    def _natural(self, number: int) -> int:
-        return max(map(_measure_lines, self._texts(number)))
-
-    def _least(self, number: int) -> int:
+    def _measure_least(self, number: int) -> int:
         """The width at which nothing of a figure, an id or a word is broken."""
         column = self.columns[number]
-        cells = [row[number] for row in self.rows]
-        pieces = max([measure_piece(Text(column.name)), *map(measure_piece, cells)])
-        if not column.is_prose:
-            return max([pieces, *map(_measure_lines, cells)])
-        return min(self._natural(number), max(_PROSE, pieces))
+        assert isinstance(column.header, Text)
+        cells = [row[number] for row in self.texts]
+        if column.no_wrap:
+            return max([column.header.measure_piece(), *(cell.cell_len for cell in cells)])
+        longest = max(text.cell_len for text in (column.header, *cells))
+        return min(
+            longest, max(_PROSE, *(text.measure_piece() for text in (column.header, *cells)))
+        )
 
-    def _fit(self, room: int) -> list[int] | None:
-        """The columns' widths; None where they are more than the room."""
-        numbers = range(len(self.columns))
-        widths = [self._least(number) for number in numbers]
-        spare = room - sum(widths)
-        if spare < 0:
-            return None
-        wishes = {n: wish for n in numbers if (wish := self._natural(n) - widths[n]) > 0}
-        # Those that wish for little first, so that what they leave is shared by the others.
-        for left, number in enumerate(sorted(wishes, key=lambda n: wishes[n])):
-            given = min(wishes[number], spare // (len(wishes) - left))
-            widths[number] += given
-            spare -= given
-        return widths
-
-    def _measure_frame(self, console: Console, options: ConsoleOptions) -> int:
-        widths = [1] * len(self.columns)
-        empty = Table([Column("") for _ in self.columns])._make(widths)
-        wide = options.update(max_width=ANY_WIDTH)
-        return Measurement.get(console, wide, empty).maximum - len(widths)
-
-    def _make(self, widths: Sequence[int]) -> RichTable:
-        # Cells come wrapped and aligned: rich cuts what it wraps, and aligns nothing else.
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        fitted = list(zip(self.columns, widths, strict=True))
-        names = [_fill(Text(one.name), width, is_right=one.is_right) for one, width in fitted]
-        most = max(name.plain.count("\n") for name in names)
-        for name, width in zip(names, widths, strict=True):
-            # Names stand on the line, cells begin below it.
-            raised = AnyText("\n" * (most - name.plain.count("\n"))) + name
-            table.add_column(raised, width=width, no_wrap=True, overflow="ignore")
-        for row in self.rows:
-            table.add_row(
-                *(
-                    _fill(cell, width, is_right=column.is_right)
-                    for cell, (column, width) in zip(row, fitted, strict=True)
-                )
-            )
-        return table
-
-    def _list_row(self, row: Sequence[AnyText], width: int) -> Iterator[AnyText]:
-        line: AnyText = Text()
+    def _list_row(self, row: Sequence[Text], width: int) -> Iterator[Text]:
+        line = Text()
         for column, cell in zip(self.columns, row, strict=True):
+            name = str(column.header).removesuffix(".")
             if not cell.plain.strip():
                 continue
-            pair = Text.assemble((_introduce(column.name), "dim"), cell)
+            pair = Text.assemble((f"{name}: " if name else "", "dim"), cell)
             if line.plain and line.cell_len + len(_GAP) + pair.cell_len <= width:
-                line = Text.assemble(line, _GAP, pair)
+                line = Text.assemble(line, _GAP, pair, hang=len(_GAP))
                 continue
             if line.plain:
                 yield line
                 pair = Text.assemble(_GAP, pair)
-            *full, line = wrap_text(pair, width, len(_GAP))
-            yield from full
+            pair.hang = len(_GAP)
+            line = pair
         if line.plain:
             yield line
-
-
-def _introduce(name: str) -> str:
-    return f"{name.removesuffix('.')}: " if name else ""
-
-
-def _fill(text: AnyText, width: int, *, is_right: bool) -> AnyText:
-    lines = wrap_text(text, width)
-    if is_right:
-        lines = [AnyText.assemble(" " * (width - line.cell_len), line) for line in lines]
-    return AnyText("\n").join(lines)
 
 
 @dataclass(frozen=True)
 class Framed:
     """Parts in a frame with a title; below the title where the frame would be too narrow."""
 
-    title: AnyText
+    title: Text
     parts: Sequence[RenderableType]
     width: int
 
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         group = Group(*self.parts)
         width = min(self.width, options.max_width)
-        frame = Panel(group, title=self.title, title_align="left", border_style="cyan", width=width)
         least = Measurement.get(console, options.update(max_width=ANY_WIDTH), group).minimum
         # The frame cuts a title that is longer.
         if max(least + 4, self.title.cell_len + 6) <= width:
-            yield frame
+            yield Panel(
+                group, title=self.title, title_align="left", border_style="cyan", width=width
+            )
         else:
-            yield Prose(self.title)
+            yield self.title
             yield group

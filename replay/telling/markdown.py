@@ -6,7 +6,7 @@ import re
 
 from backlog.numbers import format_moment
 from backlog.values import Recovery
-from backlog.visible import escape_name, escape_text
+from backlogctl_delivery.visible import escape_name, escape_text
 from replay.recovery.plan import Plan
 from replay.telling.value import Telling
 

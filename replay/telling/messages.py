@@ -18,9 +18,8 @@ from rich.console import RenderableType
 
 from backlog.clock import format_time
 from backlog.numbers import format_bytes, format_moment
-from backlog.visible import escape_name, join_lines
-from replay.telling.layout import Facts
-from replay.telling.texts import Text
+from backlogctl_delivery.visible import escape_name, join_lines
+from replay.telling.layout import Facts, Text
 
 HIDDEN = "***"
 _BINARY_BYTES = 64

@@ -7,14 +7,13 @@ from rich.console import Group, RenderableType
 from backlog.errors import Refused
 from backlog.values import Recovery
 from replay.telling.documents import UNKNOWN
-from replay.telling.layout import Facts, Framed, tell
+from replay.telling.layout import Facts, Framed, Table, Text, tell
 from replay.telling.terminal import (
     draw_warnings,
-    make_table,
     style_word,
 )
-from replay.telling.texts import Text
-from replay.telling.value import Count, Table, Telling
+from replay.telling.value import Count, Telling
+from replay.telling.value import Table as PlanTable
 
 _WIDTH = 98
 _SHOWN = 12
@@ -68,8 +67,8 @@ def _draw_counts(counts: tuple[Count, ...]) -> RenderableType:
     return grid
 
 
-def _draw_table(table: Table) -> RenderableType:
-    drawn = make_table(*(f"#{name}" for name in table.columns))
+def _draw_table(table: PlanTable) -> RenderableType:
+    drawn = Table(*(f"#{name}" for name in table.columns))
     rows, rest = table.top(_SHOWN)
     for row in rows:
         cells: list[str | Text] = list(row.cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from backlog.clock import format_time
 from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
-from backlog.values import ChunkState
+from backlog.values import ChunkState, Recovery, RecoveryState
 
 T = TypeVar("T")
 
-# Rates are those of the last seconds.
-RATE_WINDOW = timedelta(seconds=10)
+# Rates are those of the last while: samples come each second, chunks are committed in waves.
+_DRAIN_WINDOW = timedelta(seconds=10)
+_INJECTION_WINDOW = timedelta(seconds=60)
 # Over less than this they say nothing of how long it takes: commits come seconds apart.
 _LEAST_SECONDS = 3.0
 # Samples come each second; those of a run before this one lie further apart.
@@ -51,22 +52,18 @@ def describe_progress(
     return {
         "now": format_time(now),
         "live": live,
-        "step": next((s.step for s in reversed(steps) if _state_of(s) == "running"), None),
+        "step": next((s.step for s in reversed(steps) if s.completed_at is None), None),
         "steps": [_describe_step(step, now if live else None) for step in steps],
         "burndown": _describe_burndown(samples) if samples else None,
-        "injection": _describe_injection(chunks) if chunks else None,
+        "injection": _describe_injection(chunks, now, live=live) if chunks else None,
     }
-
-
-def _state_of(step: StepRecord) -> str:
-    return "done" if step.completed_at is not None else "running"
 
 
 def _describe_step(step: StepRecord, now: datetime | None) -> dict[str, Any]:
     end = step.completed_at or now
     return {
         "step": step.step,
-        "state": _state_of(step),
+        "state": "done" if step.completed_at else "running" if now else "stopped",
         "started_at": format_time(step.first_started_at),
         "completed_at": None if step.completed_at is None else format_time(step.completed_at),
         "seconds": None
@@ -77,14 +74,36 @@ def _describe_step(step: StepRecord, now: datetime | None) -> dict[str, Any]:
     }
 
 
-def _describe_injection(chunks: Sequence[ChunkRecord]) -> dict[str, int]:
-    """Messages that are staged, and those that are in the topic."""
-    done = (c.chunk.count for c in chunks if c.state is ChunkState.INJECTED)
-    return {"staged": sum(c.chunk.count for c in chunks), "injected": sum(done)}
+def _describe_injection(
+    chunks: Sequence[ChunkRecord], now: datetime, *, live: bool
+) -> dict[str, Any]:
+    """Messages that are staged, those that are in the topic, and how fast they got there."""
+    staged = sum(c.chunk.count for c in chunks)
+    injected = sum(c.chunk.count for c in chunks if c.state is ChunkState.INJECTED)
+    done = [(c.injected_at, c.chunk.count) for c in chunks if c.injected_at is not None]
+    rate = measure_injection(done, now) if live else None
+    return {
+        "staged": staged,
+        "injected": injected,
+        "injected_per_second": _round(rate),
+        "eta_seconds": _round((staged - injected) / rate) if rate else None,
+    }
+
+
+def measure_injection(done: Collection[tuple[datetime, int]], now: datetime) -> float | None:
+    """Messages a second over the last while; None before there is anything to tell.
+
+    Args:
+        done: when chunks were committed, and how many messages each has.
+    """
+    recent = [(at, count) for at, count in done if at >= now - _INJECTION_WINDOW]
+    begun = now - _INJECTION_WINDOW if len(recent) < len(done) else min(recent, default=(now, 0))[0]
+    seconds = (now - begun).total_seconds()
+    return sum(count for _, count in recent) / seconds if seconds > 1 else None
 
 
 def _describe_burndown(samples: Sequence[BurndownSample]) -> dict[str, Any]:
-    last, pace = samples[-1], measure_drain(samples, RATE_WINDOW)
+    last, pace = samples[-1], _measure_drain(samples)
     return {
         "at": format_time(last.at),
         "step": last.step,
@@ -102,8 +121,8 @@ def _describe_burndown(samples: Sequence[BurndownSample]) -> dict[str, Any]:
     }
 
 
-def measure_drain(samples: Sequence[BurndownSample], window: timedelta) -> DrainPace:
-    """How fast both topics were drained in the last `window`; at least one sample.
+def _measure_drain(samples: Sequence[BurndownSample]) -> DrainPace:
+    """How fast both topics were drained in the last seconds; at least one sample.
 
     Each step has other consumers at work, and a pause between two runs is no work: the time left
     goes by the samples of the last step that follow each other.
@@ -111,7 +130,7 @@ def measure_drain(samples: Sequence[BurndownSample], window: timedelta) -> Drain
     last, first = samples[-1], samples[-1]
     for sample in reversed(samples):
         apart = first.at - sample.at
-        if sample.step != last.step or sample.at < last.at - window or apart > _APART:
+        if sample.step != last.step or sample.at < last.at - _DRAIN_WINDOW or apart > _APART:
             break
         first = sample
     seconds = (last.at - first.at).total_seconds()
@@ -148,3 +167,58 @@ def thin(points: Sequence[T], most: int) -> list[T]:
         return list(points)
     step = (len(points) - 1) / (most - 1)
     return [points[round(number * step)] for number in range(most)]
+
+
+_BEGUN = (
+    RecoveryState.RUNNING,
+    RecoveryState.PAUSED,
+    RecoveryState.FAILED,
+    RecoveryState.VERIFIED,
+    RecoveryState.CANCELLED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Messages done of all; `verb` says what was done with them.
+
+    `rate` and `eta` (seconds) are None where no runner works on it, or they are not known.
+    """
+
+    verb: str
+    done: int
+    total: int
+    rate: float | None
+    eta: float | None
+    lines: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def percent(self) -> int:
+        """Rounded down: 100 is all of them."""
+        return 100 if self.total <= 0 else min(100, int(self.done / self.total * 100))
+
+
+def find_share(recovery: Recovery, progress: Mapping[str, Any]) -> Share | None:
+    """How much is done, of `describe_progress`; None where nothing can be counted yet."""
+    if recovery.state not in _BEGUN:
+        return None
+    live, whole = progress["live"], recovery.state is RecoveryState.VERIFIED
+    if down := progress["burndown"]:
+        total = down["handled"] + down["left"]
+        lines = [
+            ("left in the topic", f"{down['source_lag']:,}"),
+            ("left in the temporary topic", f"{down['temporary_lag']:,}"),
+            ("relayed", f"{down['relayed']:,}"),
+        ]
+        if live and down["consumers"] is not None:
+            lines.append(("recovery consumers", f"{down['consumers']:,}"))
+        # The last sample is a moment before the end.
+        done = total if whole else down["handled"]
+        rate = down["handled_per_second"] if live else None
+        eta = down["eta_seconds"] if live and down["left"] else None
+        return Share("handled", done, total, rate, eta, tuple(lines))
+    if not (sent := progress["injection"]):
+        return None
+    done = sent["staged"] if whole else sent["injected"]
+    rate = sent["injected_per_second"]
+    return Share("put back", done, sent["staged"], rate, sent["eta_seconds"] if rate else None)

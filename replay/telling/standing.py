@@ -15,7 +15,7 @@ from backlog.clock import format_time
 from backlog.errors import BacklogError
 from backlog.numbers import format_count, format_moment, format_plural
 from backlog.values import FINAL, Recovery, RecoveryState
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 from replay.recovery.failing import STANDING
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import list_next_commands

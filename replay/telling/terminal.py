@@ -13,9 +13,8 @@ from rich.console import Console, Group, RenderableType
 from backlog.numbers import format_count, format_duration, format_moment, format_plural
 from monitoring.details import format_detail
 from replay.telling.events import find_finished_starts, name_line
-from replay.telling.layout import Column, Facts, Line, Prose, Table, print_line, tell
+from replay.telling.layout import Facts, Table, Text, make_line, print_line, tell
 from replay.telling.standing import list_lines
-from replay.telling.texts import Text
 
 Document = Mapping[str, Any]
 
@@ -53,11 +52,6 @@ def style_word(word: str) -> Text:
     return Text(word, style=_STYLES.get(word, "yellow"))
 
 
-def make_table(*columns: str) -> Table:
-    """A table: `#name` is a column of figures, `=name` one of ids and states, else of prose."""
-    return Table([Column.parse(column) for column in columns])
-
-
 def draw_status(document: Document) -> RenderableType:
     """`status`: one block a stream."""
     blocks: list[RenderableType] = []
@@ -72,11 +66,11 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     head.append_text(style_word(str(stream["verdict"])))
     if stream.get("error"):
         return [
-            Prose(head),
+            head,
             tell(f"  {stream['error']['message']}", "red", hang=2),
             *_draw_standings(stream),
         ]
-    blocks: list[RenderableType] = [Prose(head)]
+    blocks: list[RenderableType] = [head]
     if stream.get("sentence"):
         blocks.append(tell(str(stream["sentence"]), "bold"))
     if stream.get("share"):
@@ -90,13 +84,13 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     for command in stream.get("next_commands", ()):
         blocks.append(_draw_next(str(command)))
     if stream.get("page"):
-        blocks.append(Prose(Text.assemble(("page: ", "dim"), str(stream["page"]))))
+        blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
     return [*blocks, Text()]
 
 
 def _draw_share(rows: Sequence[Document]) -> Table:
     """A share group's partitions: it has no committed offsets."""
-    table = make_table("#part.", "#start offset", "#not acknowledged, at most")
+    table = Table("#part.", "#start offset", "#not acknowledged, at most")
     for row in rows:
         cells = (row["start"], row["lag"])
         told = ("unknown" if cell is None else format_count(cell) for cell in cells)
@@ -112,7 +106,7 @@ def draw_members(group: Document | None) -> list[RenderableType]:
         return [tell(f"members: unknown: {group['error']['message']}", "magenta", hang=2)]
     if not group["members"]:
         return [Text("members: none", style="dim")]
-    table = make_table("member", "=host", "partitions", "=last commit")
+    table = Table("member", "=host", "partitions", "=last commit")
     for one in group["members"]:
         others = f" and {', '.join(one['other_topics'])}" if one["other_topics"] else ""
         table.add(
@@ -150,7 +144,7 @@ def _draw_lags(rows: Sequence[Document]) -> Table:
         "kept for": "seconds_retained",
     }
     shown = {title: name for title, name in extra.items() if any(row[name] for row in rows)}
-    table = make_table(
+    table = Table(
         "#part.",
         "#log start",
         "#committed",
@@ -196,7 +190,7 @@ def draw_gaps(document: Document) -> RenderableType:
     for stream, found in by_stream.items():
         head = Text(stream, style="bold")
         head.append(f"  read by {found[0]['group']}", style="dim")
-        blocks += [Prose(head), _draw_gaps_of(found)]
+        blocks += [head, _draw_gaps_of(found)]
     live = [gap for gap in gaps if gap["state"] == "open"]
     total = sum(gap["count"] or 0 for gap in live)
     summary = Text(f"{len(live)} open, at most ")
@@ -208,11 +202,11 @@ def draw_gaps(document: Document) -> RenderableType:
     if kept:
         waiting = format_plural(sum(gap["count"] or 0 for gap in kept), "message")
         summary.append(f"; at most {waiting} in archives, not put back yet")
-    return Group(*blocks, Prose(summary))
+    return Group(*blocks, summary)
 
 
 def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
-    table = make_table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
+    table = Table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
     for gap in gaps:
         table.add(
             str(gap["id"]),
@@ -246,7 +240,7 @@ def draw_recoveries(document: Document) -> RenderableType:
     if not rows:
         return Text("no recoveries yet", style="dim")
     several = ["=kind"] if len({row["kind"] for row in rows}) > 1 else []
-    table = make_table(
+    table = Table(
         "=recovery",
         *several,
         "stream",
@@ -279,7 +273,7 @@ def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
 def draw_events(events: Sequence[Document]) -> RenderableType:
     """A recovery's record: when, who, what; `--json` has every line and every detail."""
     finished = find_finished_starts([(event["action"], event["detail"]) for event in events])
-    table = make_table("=when", "who", "what", "")
+    table = Table("=when", "who", "what", "")
     for number, event in enumerate(events):
         if number not in finished:
             action, detail = name_line(event["action"], event["detail"])
@@ -305,8 +299,8 @@ def draw_standing(standing: Document) -> RenderableType:
 def print_next(console: Console, *commands: str) -> None:
     """Says which command comes next."""
     for command in commands:
-        console.print(_draw_next(command), crop=False)
+        console.print(Group(_draw_next(command)), crop=False)
 
 
-def _draw_next(command: str) -> Line:
-    return Line(Text.assemble(("next: ", "dim"), (command, "bold cyan")))
+def _draw_next(command: str) -> Text:
+    return make_line(Text.assemble(("next: ", "dim"), (command, "bold cyan")))

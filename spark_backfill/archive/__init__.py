@@ -1,1 +1,1 @@
-"""The archive of drained messages, in Parquet files: written, verified, read and purged."""
+"""The archive of offloaded messages, in Parquet files: written, verified, read and purged."""

@@ -33,7 +33,6 @@ _LOCAL: Mapping[str, str] = {
 }
 _HASHERS = 4
 _BUFFER = 1024 * 1024
-_NO_LIMIT = 2**63 - 1
 
 
 class ArchivePlace:
@@ -167,15 +166,6 @@ class ArchivePlace:
                     os.fsync(handle)
                 finally:
                     os.close(handle)
-
-    def free_bytes(self) -> int | None:
-        """Space left; None where that is unknown, as in an object store."""
-        with self._doing("measure the space of", ""):
-            there = self._root
-            while not self._fs.exists(there) and there.getParent() is not None:
-                there = there.getParent()
-            left = int(self._fs.getStatus(there).getRemaining())
-        return None if left >= _NO_LIMIT else left
 
     def _at(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root

@@ -126,7 +126,7 @@ class Parts:
         raise StagingError(
             "it is not a record of this version",
             subject=self._place.name(path),
-            hint="use the version that wrote it, or cancel the drain and plan again",
+            hint="use the version that wrote it, or cancel the offload and plan again",
         )
 
 

@@ -52,7 +52,7 @@ def purge_place(place: Place, *, owner: Mapping[str, str]) -> Purged:
             "it does not look like an archive (no manifest, no records of parts); nothing was "
             "deleted",
             subject=place.location,
-            hint="name the place that a drain has written to",
+            hint="name the place that an offload has written to",
         )
     refuse_foreign(place, there, owner)
     data = {path: size for path, size in there.items() if is_data(path)}

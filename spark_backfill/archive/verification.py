@@ -98,7 +98,7 @@ def read_manifest_of(place: Place, expected_sha256: str | None = None) -> Archiv
         raise StagingError(
             "no finished archive is there: it has no manifest",
             subject=place.location,
-            hint="was it purged, or is the drain that writes it not at its end?",
+            hint="was it purged, or is the offload that writes it not at its end?",
         )
     value = place.read_json(ARCHIVE_MANIFEST)
     manifest = ArchiveManifest.from_json(value, place.name(ARCHIVE_MANIFEST))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backlog.archive import ARCHIVE_MANIFEST, ArchiveManifest
-from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure, StagingError
 from backlog.kafka.clients import make_admin
 from backlog.values import OffsetRange
+from backlogctl_delivery.crashpoints import reach
 from spark_backfill.archive.batches import Batch, open_writer, write_batch
 from spark_backfill.archive.failures import make_lagging
 from spark_backfill.archive.filesystem import ArchivePlace

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from spark_backfill.opening import open_consumed
 from spark_backfill.originals.frame import last_header
 from spark_backfill.originals.identity import hash_original_id, identify

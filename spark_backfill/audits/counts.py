@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
+from backlogctl_delivery import stamps
 from spark_backfill.originals.frame import format_message_time, last_header
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
-from backlog.sequence import (
+from backlogctl_delivery import stamps
+from backlogctl_delivery.sequenced.sequence import (
     MAX_SKIPPED_BYTES,
     PATTERN,
     SEQUENCE,

@@ -21,7 +21,7 @@ from backlog.errors import Refused
 from backlog.values import OffsetRange
 from spark_backfill.evidence.base import INJECTED
 from spark_backfill.failures import translating
-from spark_backfill.request import PriorChunk, Stretch
+from spark_backfill.request import PriorChunk, Stretch, list_stretches
 from spark_backfill.spark.frames import make_empty
 
 # By partition and message id the offsets: what was put back twice can be there twice.
@@ -82,10 +82,10 @@ class InjectedEvidence:
 
     def collect_lost_again(self) -> DataFrame:
         """Message ids that were put back and may lie in a gap now, and nowhere else: columns `key`,
-        and `likely` and `sure` that they do."""
+        `likely` and `sure` that they do, and the `archive` that they came from, NULL for none."""
         rows = [
-            (mid, bool(likely), bool(sure))
-            for item in self._touched.values()
+            (mid, bool(likely), bool(sure), chunk.archive)
+            for chunk, item in self._touched.items()
             for mid, likely, sure in zip(
                 item.ids[item.possible],
                 item.likely[item.possible],
@@ -93,11 +93,27 @@ class InjectedEvidence:
                 strict=True,
             )
         ]
-        again = self.spark.createDataFrame(rows, "key string, likely boolean, sure boolean")
+        schema = "key string, likely boolean, sure boolean, archive string"
+        again = self.spark.createDataFrame(rows, schema)
         again = again.groupBy("key").agg(
-            F.max("likely").alias("likely"), F.max("sure").alias("sure")
+            *(F.max(name).alias(name) for name in ("likely", "sure", "archive"))
         )
         return again.join(self.collect_keys(), "key", "left_anti") if rows else again
+
+    def count_returned(self) -> dict[int, int]:
+        """Offsets of the gaps by partition whose messages came from an archive, and were put back
+        again since."""
+        rows = [
+            (chunk.slot, mid)
+            for chunk, item in self._touched.items()
+            if chunk.archive is not None
+            for mid in item.ids[item.likely]
+        ]
+        if not rows:
+            return {}
+        lost = self.spark.createDataFrame(rows, "slot int, key string")
+        found = lost.join(self.collect_keys(), "key", "left_semi").groupBy("slot").count()
+        return {row["slot"]: row["count"] for row in found.collect()}
 
     @property
     def has_lost_again(self) -> bool:
@@ -106,12 +122,7 @@ class InjectedEvidence:
 
     def list_stretches(self) -> tuple[Stretch, ...]:
         """Where in the log earlier recoveries wrote."""
-        return tuple(
-            # The control record follows the last message.
-            Stretch(chunk.slot, chunk.first_offset, chunk.last_offset + 2, chunk.count + 1)
-            for chunk in self.prior
-            if chunk.first_offset is not None and chunk.last_offset is not None
-        )
+        return list_stretches(self.prior)
 
     @cached_property
     def _touched(self) -> dict[PriorChunk, Located]:

@@ -11,9 +11,9 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
 from backlog.errors import KafkaFailure
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from spark_backfill.evidence.base import SURVIVING
 from spark_backfill.evidence.injected import Places, list_places
 from spark_backfill.failures import translating

@@ -19,18 +19,16 @@ _LOOK_AGAIN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class InjectionProgress:
-    """How far an injection is; messages, and messages per second.
+    """How far an injection is, in messages.
 
     `slots` holds the messages of each slot that are committed, skipped ones too, and `chunks` how
-    many chunks they are; `eta_seconds` is None until there is a rate.
+    many chunks they are.
     """
 
     injected: int
     skipped: int
     total: int
     wave: int = 0
-    rate: float = 0.0
-    eta_seconds: float | None = None
     slots: Mapping[int, int] = field(default_factory=dict)
     chunks: Mapping[int, int] = field(default_factory=dict)
 

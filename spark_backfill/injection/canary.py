@@ -18,8 +18,8 @@ from backlog.kafka.calls import outlast
 from backlog.kafka.clients import Properties, assign_partitions, make_admin, make_consumer
 from backlog.kafka.errors import translate
 from backlog.manifest import read_chunk
-from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Chunk
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from spark_backfill.injection.targets import HIDDEN_SECONDS, PATIENCE, await_visible
 
 _READ_SECONDS = 60.0

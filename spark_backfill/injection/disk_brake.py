@@ -1,6 +1,6 @@
 """Stops an injection before it fills the brokers' disks: a full broker stops for everybody.
 
-What is put back takes space like any message; after a drain it may be as much as was freed.
+What is put back takes space like any message; after an offload it may be as much as was freed.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from backlog.crashpoints import reach
 from backlog.errors import BacklogError, KafkaFailure, Refused
 from backlog.kafka.clients import Properties, make_producer
-from backlog.kafka.errors import is_abortable, is_fenced, translate, unwrap
+from backlog.kafka.errors import is_abortable, is_fenced, translate
+from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.kafka import unwrap
 
 _BATCH = 1000
 _MEGABYTE = 1024 * 1024

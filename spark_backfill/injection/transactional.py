@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
 from backlog.kafka.clients import Admin, make_admin
 from backlog.values import Chunk
+from backlogctl_delivery.crashpoints import reach
 from spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,

@@ -16,8 +16,8 @@ from backlog.errors import BacklogError, VerificationFailed
 from backlog.kafka.admin import list_offsets
 from backlog.kafka.clients import make_admin
 from backlog.manifest import Manifest, read_chunk
-from backlog.stamps import MESSAGE_ID, RECOVERY_ID
 from backlog.values import Chunk
+from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID
 from spark_backfill.failures import list_secrets, translating
 from spark_backfill.injection.fingerprints import fingerprint_read, fingerprint_staged
 from spark_backfill.injection.targets import HIDDEN_SECONDS, await_visible, check_target

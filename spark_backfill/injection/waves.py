@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import (
     BacklogError,
     HangingTransaction,
@@ -25,6 +24,7 @@ from backlog.errors import (
 from backlog.kafka.calls import outlast
 from backlog.kafka.clients import make_admin
 from backlog.values import Chunk
+from backlogctl_delivery.crashpoints import reach
 from spark_backfill.injection.brakes import Brakes, InjectionProgress, NoBrakes
 from spark_backfill.injection.canary import await_group_past, read_canary_back
 from spark_backfill.injection.job import InjectionJob, InjectionResult
@@ -330,17 +330,11 @@ class _Injection:
             reach("p3.7.copy.after")
 
     def _progress(self) -> InjectionProgress:
-        seconds = max(1e-9, time.monotonic() - self._began)
-        total = self._job.manifest.count
-        rate = self._injected / seconds
-        left = total - self._injected - self._skipped
         return InjectionProgress(
             injected=self._injected,
             skipped=self._skipped,
-            total=total,
+            total=self._job.manifest.count,
             wave=self._waves,
-            rate=rate,
-            eta_seconds=left / rate if rate > 0 else None,
             slots=dict(self._slots),
             chunks=dict(self._chunks),
         )

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backlog import stamps
 from backlog.manifest import CHUNK_SCHEMA, HEADER_TYPE, write_chunk
 from backlog.values import Chunk
+from backlogctl_delivery import stamps
 
 CHUNK_MESSAGES = 50_000
 CHUNK_BYTES = 16 * 1024 * 1024

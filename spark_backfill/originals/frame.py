@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
+from backlogctl_delivery import stamps
 from spark_backfill.messages.headers import HEADERS
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
+from backlogctl_delivery import stamps
 from spark_backfill.messages.partitioners import PLACES
 from spark_backfill.messages.rules import OVERHEAD_BYTES
 from spark_backfill.originals.frame import last_header

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from spark_backfill.evidence.injected import Places, list_places
 from spark_backfill.originals.frame import last_header
 from spark_backfill.originals.reading import read_log

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.numbers import format_plural
 from backlog.values import Certainty, OffsetRange
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 from spark_backfill.evidence.base import LOST, QUARANTINED
 from spark_backfill.evidence.holes import Holes
 from spark_backfill.evidence.injected import InjectedEvidence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
+from backlogctl_delivery import stamps
 from spark_backfill.messages.rules import ORIGINAL
 from spark_backfill.originals.frame import format_message_time, last_header
 from spark_backfill.originals.identity import hash_original_id, identify
@@ -43,7 +43,7 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     if request.origin_kind is Origin.DEAD_LETTERS:
         return _make_letters(matched, request)
     own = hash_original_id(request.topic_id, F.col("source_partition"), F.col("source_offset"))
-    if request.unhandled:
+    if request.is_unhandled:
         # A copy that nobody handled is the message that it copies.
         own = F.coalesce(_find_stamp(), own)
     return matched.select(
@@ -156,7 +156,7 @@ def label_messages(
         marked = marked.join(keys, identity == F.col("handled_key"), "left")
         label = F.when(F.col("handled_key").isNotNull(), HANDLED).otherwise(label)
     label = F.when(F.col("known"), PUT_BACK).otherwise(label)
-    if request.unhandled:
+    if request.is_unhandled:
         newest = Window.partitionBy("message_id").orderBy(
             _find_stamp().isNull(), F.desc("timestamp"), *map(F.desc, ORDER[2:])
         )

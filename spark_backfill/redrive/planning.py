@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,16 @@ from backlog.numbers import format_plural
 from backlog.progress import Say
 from backlog.values import Chunk
 from spark_backfill.archive.reading import read_archive
+from spark_backfill.evidence.injected import InjectedEvidence
 from spark_backfill.failures import list_secrets, translating
 from spark_backfill.full_disk import planning_into
 from spark_backfill.messages.staging import ChunkLimits, stage_messages
 from spark_backfill.opening import open_consumed
 from spark_backfill.originals.frame import as_originals
 from spark_backfill.originals.reading import read_log
+from spark_backfill.originals.still_there import StillThere
 from spark_backfill.phases import PlanLog
+from spark_backfill.placing.attribution import EXCLUDE, INCLUDE
 from spark_backfill.redrive.distinguishing import distinguish_letters
 from spark_backfill.redrive.errors_found import write_errors
 from spark_backfill.redrive.labelling import (
@@ -36,7 +39,6 @@ from spark_backfill.redrive.labelling import (
     label_messages,
     make_messages,
 )
-from spark_backfill.redrive.put_back import find_put_back
 from spark_backfill.redrive.request import (
     Named,
     Origin,
@@ -46,6 +48,7 @@ from spark_backfill.redrive.request import (
     SourcePartition,
 )
 from spark_backfill.redrive.selecting import WHERE_HINT, check_where, select_keys, select_where
+from spark_backfill.spark.frames import mark_within
 from spark_backfill.staging_folder import prepare_staging
 
 if TYPE_CHECKING:
@@ -81,9 +84,10 @@ def plan_redrive(
                 with translating("compare the letters", subject=request.topic, kind=StagingError):
                     frozen = distinguish_letters(frozen)
         with log.timed("comparing", "looking for what was put back already"):
-            put_back = find_put_back(spark, request)
-            handled = _read_handled(spark, request, work) if request.unhandled else None
-            labelled = label_messages(frozen, put_back, request, handled)
+            injected = _freeze_injected(spark, request)
+            frozen, uncertain = _keep_waiting(frozen, request, injected)
+            handled = _read_handled(spark, request, work) if request.is_unhandled else None
+            labelled = label_messages(frozen, injected.collect_keys(), request, handled)
             path = str(work / "labels")
             with translating("compare the messages", subject=path, kind=StagingError):
                 labelled.drop("key", "value", "headers").write.parquet(path)
@@ -102,7 +106,45 @@ def plan_redrive(
             )
             if request.origin_kind is Origin.DEAD_LETTERS:
                 write_errors(labels, request.directory)
-        return _finish(request, labels, counts, slots, chunks, work, log)
+        outcome = _finish(request, labels, counts, slots, chunks, work, log)
+        return replace(outcome, uncertain=uncertain)
+
+
+def _freeze_injected(spark: SparkSession, request: RedriveRequest) -> InjectedEvidence:
+    """What earlier recoveries put back: in the target still, read from it, or lost again.
+
+    Raises:
+        Refused: an id list is missing.
+    """
+    there = StillThere(
+        spark, request.client_properties, request.target, request.starts, request.prior
+    )
+    evidence = InjectedEvidence(spark, request.staging_root, request.prior, request.lost, there)
+    evidence.freeze()
+    return evidence
+
+
+def _keep_waiting(
+    frozen: DataFrame, request: RedriveRequest, injected: InjectedEvidence
+) -> tuple[DataFrame, int]:
+    """Of an archive what waits in it, or was lost again; and how many of the latter may have been
+    read, taken or not (`source.edge`)."""
+    if request.waiting is None:
+        return frozen, 0
+    place = {"partition": "source_partition", "offset": "source_offset"}
+    marked = mark_within(frozen, request.waiting, "waits", **place)
+    if not injected.has_lost_again:
+        return marked.where("waits").drop("waits"), 0
+    edge = request.stream.source.edge if request.stream.source else None
+    take = {INCLUDE: F.lit(True), EXCLUDE: F.col("sure")}.get(edge or "", F.col("likely"))
+    again = injected.collect_lost_again().select(
+        F.col("key").alias("message_id"), "sure", take.alias("take")
+    )
+    joined = marked.join(F.broadcast(again), "message_id", "left")
+    uncertain = joined.where(~F.col("sure")).count()
+    # What waits is taken too where it was put back before, but not what stays as it was read.
+    wanted = F.coalesce("take", "waits")
+    return joined.where(wanted).drop("waits", "sure", "take"), uncertain
 
 
 def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame:
@@ -222,7 +264,7 @@ def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
     if counts.staged:
         return
     why = {
-        "filtered": "match no --key or --where",
+        "filtered": "match no --key or --where" if request.waiting is None else "are not lost",
         "elsewhere": "are dead letters of other topics",
         "put_back": "are put back already",
         "handled": "were handled since",
@@ -233,9 +275,9 @@ def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
     what = f"there is nothing to put back: {format_plural(counts.read, 'message')} read" + (
         f", {', '.join(told)}" if told else ""
     )
-    if request.unhandled and counts.read == counts.put_back + counts.handled:
-        reason = '--reason "put back already, or handled"'
-        shown = [f"`backlogctl waive {gap} {reason}`" for gap, _ in request.unhandled]
+    if request.gaps and counts.read == counts.put_back + counts.handled + counts.filtered:
+        reason = "put back already" + (", or handled" if request.is_unhandled else "")
+        shown = [f'`backlogctl waive {gap} --reason "{reason}"`' for gap, _ in request.gaps]
         more = f"; and {len(shown) - _SHOWN} more gaps" if len(shown) > _SHOWN else ""
         hint = f"close what is on record: {'; '.join(shown[:_SHOWN])}{more}"
         raise PutBackAlready(what, subject=subject, hint=hint)
@@ -286,19 +328,23 @@ def _finish(
 
 
 def _find_left_open(request: RedriveRequest, labels: DataFrame) -> tuple[str, ...]:
-    """Gaps with a message that is not sent and that nobody handled. What was put back for another
-    group counts too: this one has not handled that copy."""
-    if not request.unhandled:
+    """Gaps with a message that is not sent and that nobody handled. Of the log, what was put back
+    for another group counts too: this one has not handled that copy."""
+    if not request.gaps:
         return ()
     missing = F.col("label").isin(REPLAYS, QUARANTINED)
-    missing |= (F.col("label") == PUT_BACK) & F.col("is_copy")
+    if request.is_unhandled:
+        missing |= (F.col("label") == PUT_BACK) & F.col("is_copy")
     rows = labels.where(missing).select("source_partition", "source_offset").collect()
     return tuple(
         gap
-        for gap, item in request.unhandled
+        for gap, item in request.gaps
         if any(
-            row["source_partition"] == item.partition
-            and item.start <= row["source_offset"] < item.end
+            item is None
+            or (
+                row["source_partition"] == item.partition
+                and item.start <= row["source_offset"] < item.end
+            )
             for row in rows
         )
     )

@@ -48,8 +48,10 @@ class RedriveRequest:
         prior: chunks of earlier recoveries of the target that are committed.
         lost: ranges of the target that the group has lost: what was put back there is lost again.
         told: what to know of those, for the one who is told that there is nothing to put back.
-        unhandled: the gaps whose messages these are, by id: what their consumer has handled since
-            is left out; () where messages were chosen.
+        gaps: those that this closes, by id with their offsets in the source; None for one of what
+            was put back and lost again. Of the log, what their consumer has handled since is left
+            out. () where messages were chosen.
+        waiting: of an archive only what lies in these ranges, or was lost again; None for all.
         sources: the configuration's, by name, for the consumer's own table.
         starts: the target's log starts.
         origin: more to keep in the manifest.
@@ -78,7 +80,8 @@ class RedriveRequest:
     prior: tuple[PriorChunk, ...] = ()
     lost: tuple[OffsetRange, ...] = ()
     told: tuple[str, ...] = ()
-    unhandled: tuple[tuple[str, OffsetRange], ...] = ()
+    gaps: tuple[tuple[str, OffsetRange | None], ...] = ()
+    waiting: tuple[OffsetRange, ...] | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     starts: Mapping[int, int] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -87,6 +90,11 @@ class RedriveRequest:
     def directory(self) -> Path:
         return self.staging_root / self.recovery_id
 
+    @property
+    def is_unhandled(self) -> bool:
+        """Whether these are messages of the log that nobody handled."""
+        return bool(self.gaps) and self.origin_kind is Origin.LOG
+
 
 @dataclass(frozen=True, slots=True)
 class RedriveCounts:
@@ -94,7 +102,7 @@ class RedriveCounts:
     + quarantined + staged.
 
     Attributes:
-        filtered: left out by `--key` and `--where`.
+        filtered: left out by `--key` and `--where`, or in no gap.
         elsewhere: dead letters of other topics.
         repeated: dead letters, or copies, of one message: the newest of them counts.
         put_back: by earlier recoveries.
@@ -153,7 +161,8 @@ class RedriveOutcome:
         errors: dead letters that are staged, by the class of their error; the commonest first.
         elsewhere: dead letters of other topics, by topic.
         stripped: headers that are not sent again, and of how many messages.
-        left_open: gaps of `unhandled` with a message that is not put back: too large, too often.
+        left_open: of `gaps` those with a message that is not put back: too large, too often.
+        uncertain: messages that were put back before, and that the group may have read since.
     """
 
     recovery_id: str
@@ -168,3 +177,4 @@ class RedriveOutcome:
     chunks: int
     bytes: int
     left_open: tuple[str, ...] = ()
+    uncertain: int = 0

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import ConfigurationError, SourceError
-from backlog.postgres_refusals import explain_refusal
+from backlogctl_delivery.database_failures import explain_refusal
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
 
 from backlog.config import Source, Stream
 from backlog.errors import ConfigurationError
-from backlog.postgres import add_liveness
+from backlogctl_delivery.database import add_liveness
 from spark_backfill.failures import translating
 from spark_backfill.sources.access import telling_access
 

@@ -7,6 +7,7 @@ limit here, and an error that names what to look at.
 from __future__ import annotations
 
 import atexit
+import importlib
 import queue
 import shutil
 import socket
@@ -37,7 +38,7 @@ START_SETTING = "spark.backlogctl.startTimeout"
 # all it has to the first who asks.
 STANDALONE_DEFAULTS: Mapping[str, str] = {"spark.cores.max": "8"}
 
-_PACKAGES = ("backlog", "spark_backfill")
+_PACKAGES = ("backlogctl_delivery", "backlog", "spark_backfill")
 _SPARK_VERSION = ".".join(pyspark.__version__.split(".")[:2])
 _CONNECT_SECONDS = 5.0
 _DOCS = "see docs/spark.md"
@@ -104,13 +105,13 @@ def ship_packages(context: SparkContext) -> None:
     """Executors get our modules; their libraries they must have themselves."""
     if context in _shipped:
         return
-    root = Path(__file__).resolve().parents[2]
     # Executors fetch it from the driver whenever one starts, so it stays until the end.
     scratch = Path(tempfile.mkdtemp(prefix="backlogctl-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     for package in _PACKAGES:
+        (folder,) = importlib.import_module(package).__path__
         shutil.copytree(
-            root / package,
+            folder,
             scratch / "packages" / package,
             ignore=shutil.ignore_patterns("__pycache__"),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backlog.errors import ConfigurationError
 from backlog.jars import find_java_version
-from backlog.visible import quote_word
+from backlogctl_delivery.visible import quote_word
 
 _PEM = re.compile(r"-----BEGIN ((?:[A-Z0-9]+ )*PRIVATE KEY)-----(.*?)-----END \1-----", re.DOTALL)
 _OLD_FORMS = {

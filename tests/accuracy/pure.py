@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backlog.stamps import hash_identity
 from backlog.values import Bookmark, OffsetRange
+from backlogctl_delivery.stamps import hash_identity
 from spark_backfill.placing.edges import cut_rows, place_gaps
 from spark_backfill.placing.values import Anchor, OrderProof, PartitionRows
 from tests.accuracy.traffic import Longs, Traffic

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from backlog.ledger.thinning import begin_of_all, find_cell
-from backlog.stamps import hash_identity
 from backlog.values import (
     Bookmark,
     Cause,
@@ -18,6 +17,7 @@ from backlog.values import (
     PartitionSample,
     Sample,
 )
+from backlogctl_delivery.stamps import hash_identity
 from monitoring.assessing import HORIZON
 from monitoring.timeline import bound_times
 from tests.accuracy.traffic import Traffic, to_micros, to_time

@@ -49,7 +49,7 @@ def test_every_commented_key_of_the_template_loads_too() -> None:
         text.append(line)
     text.remove("ledger: sqlite:///backlog.db")
     env = {**ENV, "LEDGER_PASSWORD": "l", "KAFKA_PASSWORD": "k"}
-    env["SLACK_WEBHOOK_URL"] = "https://hooks.slack.com/services/T/B/x"
+    env["SLACK_URL"] = "slack://TOKEN-A/TOKEN-B/TOKEN-C"
     config = Config.from_text("\n".join(text), BASE, env)
     assert config.stream("orders").deliver == "topic"
     properties = config.clusters["main"].client_properties()

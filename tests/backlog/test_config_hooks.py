@@ -12,9 +12,10 @@ from backlog.config.hooks import Severity
 from monitoring.verdicts import Verdict
 from tests.backlog.config_texts import ENV, load, refuse, with_section
 
-SLACK = "https://hooks.slack.com/services/T000/B000/hunter2hunter2"
+SLACK = "slack://T000/B000/hunter2hunter2"
+HOOK = "https://hooks.example/T000/B000/hunter2hunter2"
 KEY = "hunter2hunter2hunter2hunter2hunt"
-REFERENCES = {**ENV, "SLACK": SLACK, "KEY": KEY, "TOKEN": "hunter2-token"}
+REFERENCES = {**ENV, "SLACK": SLACK, "HOOK": HOOK, "KEY": KEY, "TOKEN": "hunter2-token"}
 
 
 def with_hook(text: str) -> tuple[str, str]:
@@ -35,9 +36,8 @@ def refuse_hook(text: str) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        f'slack: "{SLACK}"',
-        'slack: "https://hooks.slack.com/services/${env:KEY}"',
-        f"pagerduty: {KEY}",
+        f'apprise: "{SLACK}"',
+        'apprise: "slack://${env:KEY}/x/"',
         'webhook: "https://hooks.example/", token: hunter2-token',
         'webhook: "https://me:hunter2@hooks.example/"',
         'webhook: "https://hooks.example/?token=hunter2"',
@@ -49,9 +49,8 @@ def test_a_secret_written_into_the_file_is_refused(text: str) -> None:
 
 def test_what_a_hook_holds_is_in_no_text() -> None:
     for text, url in (
-        ('slack: "${env:SLACK}"', SLACK),
-        ('pagerduty: "${env:KEY}"', "https://events.pagerduty.com/v2/enqueue"),
-        ('webhook: "${env:SLACK}", token: "${env:TOKEN}"', SLACK),
+        ('apprise: "${env:SLACK}"', SLACK),
+        ('webhook: "${env:HOOK}", token: "${env:TOKEN}"', HOOK),
         ('webhook: "https://hooks.example/x"', "https://hooks.example/x"),
     ):
         config = load_hook(text)
@@ -59,26 +58,27 @@ def test_what_a_hook_holds_is_in_no_text() -> None:
         dumped = json.dumps(config.model_dump(mode="json"))
         for shown in (repr(config), repr(config.model_dump()), dumped):
             assert "hunter2" not in shown
-    for secret in (SLACK, KEY, "hunter2-token"):
+    for secret in (SLACK, HOOK, "hunter2hunter2", "hunter2-token"):
         assert mask_secrets(f"it says {secret}") == "it says ***"
+    assert mask_secrets("hooks.example T000") == "hooks.example T000"
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("from: warn", "needs `slack`, `pagerduty` or `webhook`"),
-        ('slack: "${env:SLACK}", pagerduty: "${env:KEY}"', "only one of them"),
-        ('slack: "${env:SLACK}", token: "${env:TOKEN}"', "goes with `webhook`"),
+        ("from: warn", "needs `apprise` or `webhook`"),
+        ('apprise: "${env:SLACK}", webhook: "${env:HOOK}"', "only one of them"),
+        ('apprise: "${env:KEY}"', "must be a URL of apprise"),
+        ('apprise: "${env:SLACK}", token: "${env:TOKEN}"', "goes with `webhook`"),
         ('webhook: "ftp://hooks.example/"', "must be a URL"),
         ('webhook: "https://hooks.example/a b"', "must be a URL"),
         ('webhook: "https://:1/"', "must be a URL"),
         ('webhook: "http://hooks.example/", token: "${env:TOKEN}"', "must be https"),
-        ('pagerduty: "${env:KEY}", pagerduty_url: "http://events.example/"', "must be https"),
-        ('slack: "${env:SLACK}", from: ok', "must be one of `lagging`"),
-        ('slack: "${env:SLACK}", streams: [order]', "nearest known stream is `orders`"),
-        ('slack: "${env:SLACK}", streams: ["pay*"]', "unknown stream"),
-        ('slack: "${env:SLACK}", timeout: 10', "must be a duration"),
-        ('slack: "${env:SLACK}", url: x', "unknown key"),
+        ('apprise: "${env:SLACK}", from: ok', "must be one of `lagging`"),
+        ('apprise: "${env:SLACK}", streams: [order]', "nearest known stream is `orders`"),
+        ('apprise: "${env:SLACK}", streams: ["pay*"]', "unknown stream"),
+        ('apprise: "${env:SLACK}", timeout: 10', "must be a duration"),
+        ('apprise: "${env:SLACK}", url: x', "unknown key"),
     ],
 )
 def test_what_is_wrong_with_a_hook_is_said(text: str, why: str) -> None:
@@ -91,11 +91,11 @@ def test_plain_http_is_taken_where_no_secret_goes() -> None:
 
 
 def test_it_is_told_of_the_streams_that_it_names() -> None:
-    hook = load_hook('slack: "${env:SLACK}", streams: ["or*", orders]').watch.hooks["team"]
+    hook = load_hook('apprise: "${env:SLACK}", streams: ["or*", orders]').watch.hooks["team"]
     assert hook.is_for("orders")
     assert not hook.is_for("bills")
 
 
 def test_the_least_verdict_is_one_of_the_verdicts() -> None:
     assert get_args(Severity) == tuple(str(one) for one in Verdict if one is not Verdict.OK)
-    assert load_hook('slack: "${env:SLACK}"').watch.hooks["team"].from_ == "unknown"
+    assert load_hook('apprise: "${env:SLACK}"').watch.hooks["team"].from_ == "unknown"

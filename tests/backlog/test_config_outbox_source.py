@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from backlog import stamps
 from backlog.config import Config, Stream, StreamSource
 from backlog.config.outbox_source import expand_outbox
 from backlog.config.outline import read_outline
 from backlog.errors import ConfigurationError
+from backlogctl_delivery import stamps
 from replay.kinds.rebuild.planning import fingerprint_stream
 from replay.recovery.plan import find_changes
 

@@ -15,8 +15,8 @@ from sqlalchemy.exc import (
     TimeoutError,  # noqa: A004 - of the pool
 )
 
-from backlog.database_failures import Place, explain_failure
 from backlog.errors import LedgerError
+from backlogctl_delivery.database_failures import Place, explain_failure
 
 POSTGRES, MARIADB, SQLITE = "postgresql://u@h/d", "mariadb://u@h/d", "sqlite:///f.db"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from backlog.errors import LedgerError
-from backlog.polling import FRESH_SECONDS, KEPT_SECONDS, Poll
+from backlogctl_delivery.metrics import FRESH_SECONDS, KEPT_SECONDS, Poll
 from tests.kafka_tools import wait_until
 
 FIGURES = ("figures",)

@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import Engine, make_url
 
 from backlog.config import Source
-from backlog.database import make_engine
-from backlog.postgres import LIVENESS, add_liveness
+from backlogctl_delivery.database import LIVENESS, add_liveness, make_engine
 from spark_backfill.sources.reflection import open_engine
 from tests.services import Postgres
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backlog import sequence
-from backlog.sequence import (
+from backlogctl_delivery.sequenced import sequence
+from backlogctl_delivery.sequenced.sequence import (
     HIGHEST,
     HIGHEST_PARTITION,
     PATTERN,

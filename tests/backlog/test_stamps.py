@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.errors import BacklogError, PlanStale
-from backlog.stamps import find_header, make_message_id, stamp
+from backlogctl_delivery.stamps import find_header, make_message_id, stamp
 
 PARTS = st.lists(st.none() | st.text(max_size=4), min_size=1, max_size=3)
 

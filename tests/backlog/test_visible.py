@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from backlog.visible import (
+from backlogctl_delivery.visible import (
     VisibleFormatter,
     escape_name,
     escape_text,
@@ -21,7 +21,7 @@ from backlog.visible import (
     quote_word,
     show_value,
 )
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
 TRICKY = st.text(st.sampled_from("\\xu1b0\x1b\nn'$"), max_size=8)

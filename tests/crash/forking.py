@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from backlog.crashpoints import VARIABLE
+from backlogctl_delivery.crashpoints import VARIABLE
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # With what the program of `make crash` imports: each child runs its imports once more.
@@ -23,7 +23,7 @@ _CONTEXT.set_forkserver_preload(
     [
         "tests.crash.runner",
         "tests.crash.delivery.servers",
-        "tests.crash.drain.schedule",
+        "tests.crash.offload.schedule",
         "tests.crash.expand_schedule",
     ]
 )

@@ -53,8 +53,8 @@ RELAY_POINTS = (
     "p4.6.offsets.after",
     "p4.6.commit.after",
 )
-# Of the runner of a drain, in the order in which one run comes to them.
-DRAIN_POINTS = (
+# Of the runner of an offload, in the order in which one run comes to them.
+OFFLOAD_POINTS = (
     "p5.2.stopped",
     "p5.2.quiet",
     "p5.3.fenced",
@@ -100,10 +100,6 @@ LOOK_BACK_POINTS = (
     "p8.asked.before",
     "p8.answer.before",
     "p8.answer.after",
-    "p8.claimed.after",
-    "p8.sent.middle",
-    "p8.marked.before",
-    "p8.marked.after",
 )
 # Of the same, when it starts: days ahead are made, old ones archived and dropped.
 KEEPER_POINTS = (

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from backlog.crashpoints import reach
 from backlog.errors import BacklogError, KafkaFailure
 from backlog.kafka.clients import make_producer
 from backlog.values import Chunk
+from backlogctl_delivery.crashpoints import reach
 from spark_backfill.injection.ledger_topic import make_record
 from spark_backfill.injection.producing import AttemptError, SlotProducer
 from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings

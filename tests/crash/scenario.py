@@ -23,7 +23,7 @@ from backlog.manifest import (
     write_chunk,
     write_manifest,
 )
-from backlog.stamps import make_message_id, stamp
+from backlogctl_delivery.stamps import make_message_id, stamp
 from spark_backfill.injection.job import InjectionJob
 from spark_backfill.injection.ledger_topic import (
     ensure_ledger_topic,

@@ -3,7 +3,7 @@
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
 named point or a random moment, one to three times, and then it runs to the end. The oracle compares
 what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`; of a
-drain and what is put back after it: `drain.schedule`; of outbox, look-back and idempotent consumer:
+offload and what is put back after it: `offload.schedule`; of outbox, look-back and idempotent consumer:
 `delivery.schedule`.
 """
 
@@ -22,9 +22,9 @@ from typing import Any
 from sandbox.embedded import EmbeddedKafka
 from tests.crash.delivery.schedule import DeliverySchedule
 from tests.crash.delivery.servers import run_alone
-from tests.crash.drain.schedule import DrainSchedule, run_drain
 from tests.crash.expand_schedule import ExpandSchedule, run_expansion
 from tests.crash.forking import kill_process
+from tests.crash.offload.schedule import OffloadSchedule, run_offload
 from tests.crash.points import POINTS
 from tests.crash.runner import start_runner
 from tests.crash.scenario import Judgement, judge, make_scenario
@@ -113,7 +113,7 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
 KINDS: dict[str, tuple[Callable[[int], Any], Callable[[str, Path, Any], Any]]] = {
     "injection": (Schedule.draw, run_schedule),
     "expansion": (ExpandSchedule.draw, run_expansion),
-    "drain": (DrainSchedule.draw, run_drain),
+    "offload": (OffloadSchedule.draw, run_offload),
     "delivery": (DeliverySchedule.draw, run_alone),
 }
 

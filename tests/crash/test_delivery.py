@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.demo.delivery.audit import audit_facts
+from examples.delivery.facts import audit_facts
 from sandbox.embedded import EmbeddedKafka
 from tests.crash import points
 from tests.crash.delivery import cast

@@ -72,14 +72,6 @@ class Visit:
         self._click(dialog.get_by_role("button", name=section))
         dialog.locator(f"[name=element_{field}]").fill(text)
 
-    def fill_lines(self, section: str, field: str, *lines: str) -> None:
-        """Writes into a field of several lines, in a section that is open already or opened."""
-        dialog = self.page.get_by_role("dialog")
-        box = dialog.locator(f"[name=element_{field}]")
-        if not box.is_visible():
-            self._click(dialog.get_by_role("button", name=section, exact=True))
-        box.fill("\n".join(lines))
-
     def trigger(self) -> str:
         """Sends the form; the run's id."""
         dialog = self.page.get_by_role("dialog")
@@ -101,16 +93,6 @@ class Visit:
     def answer(self, option: str) -> None:
         """One of the buttons."""
         self._click(self.page.get_by_role("button", name=option, exact=True))
-
-    def open_recovery(self, run_id: str) -> FrameLocator:
-        """The run's tab with the recovery's page."""
-        self.page.goto(self._run(run_id))
-        self._click(
-            self.page.get_by_role("tab", name="Recovery")
-            .or_(self.page.get_by_role("link", name="Recovery"))
-            .first
-        )
-        return self.page.frame_locator("iframe")
 
     def open_backlogs(self) -> FrameLocator:
         """The navigation's entry."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from backlogctl_airflow.local.settings import RUNBOOKS, make_bundle
-from backlogctl_airflow.local.standalone import DAGS, AirflowStandalone
-from replay.demo.stage import SHORT_LIVED_JVM
+from backlogctl_airflow.local.standalone import AirflowStandalone
+from examples.stage import SHORT_LIVED_JVM
 from sandbox.embedded import EmbeddedKafka
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld
@@ -65,19 +63,17 @@ def slots(
 
 @pytest.fixture(scope="session")
 def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """An Airflow with the runbooks and the DAGs of these tests; nothing of it stays."""
+    """An Airflow with the runbooks; nothing of it stays."""
     with AirflowStandalone.start(
         tmp_path_factory.mktemp("airflow"),
         config=slots.config,
-        dags=[*DAGS, "trial"],
-        bundles=[RUNBOOKS, make_bundle(Path(__file__).parent / "files")],
         extra_env=_SETTINGS,
     ) as started:
         client = Airflow(started)
         yield client
         client.close()
-        keeper = psutil.Process(started.group)
-        family = [keeper, *keeper.children(recursive=True)]
+        leader = psutil.Process(started.pid)
+        family = [leader, *leader.children(recursive=True)]
     # Whose parent has ended before them are reaped a moment later.
     _, left = psutil.wait_procs(family, 30)
     assert not left, f"Airflow was stopped, but these still run: {left}"

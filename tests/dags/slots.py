@@ -23,7 +23,7 @@ from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
 from tests.replay.shop import PARTITIONS, Shop
 from tests.spark_backfill.world import FIELDS
 
-NIGHT_ZONE, DAY_ZONE, MINUTE_ZONE = "Asia/Shanghai", "Europe/Berlin", "Asia/Tokyo"
+NIGHT_ZONE, MINUTE_ZONE = "Asia/Shanghai", "Asia/Tokyo"
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,18 @@ class Kind:
 
 
 KINDS = (
-    Kind("named", 6, {"approval": "named"}),
-    # Of twenty seconds in small chunks, so that there is a middle to be stopped in.
-    Kind("slow", 1, {"approval": "named", "limits": {"messages_per_second": 5}}),
-    # Of thirty: it is not at its end when it is marked, though others work beside it.
-    Kind("marked", 1, {"approval": "named", "limits": {"messages_per_second": 3}}),
     Kind("long", 1, {"approval": "named", "limits": {"messages_per_second": 2}}),
-    Kind("asked", 9, {"approval": "named"}),
-    Kind("second", 2, {"approval": "second_person"}),
-    Kind("auto", 2, {"approval": "auto"}),
+    Kind("asked", 6, {"approval": "named"}),
+    Kind("second", 1, {"approval": "second_person"}),
     Kind("night", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
-    Kind("past", 1, {"approval": "auto"}),
-    Kind("closed", 1, {"approval": "auto"}, zone=DAY_ZONE, opens=8),
     # One night's streams: one goes on by itself, one is asked about, one has no table, one waits.
     Kind("night-asked", 1, {"approval": "named"}, zone=NIGHT_ZONE),
     Kind("night-broken", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
     Kind("night-later", 1, {"approval": "auto"}, zone=NIGHT_ZONE, opens=8),
     # Of 90 seconds: its window closes in the middle, however soon it began.
     Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 1}}, zone=MINUTE_ZONE),
-    Kind("planned", 2, {"approval": "named", "auto_plan": True}),
-    Kind("gone", 1, {"cluster": "gone"}, source=False),
-    Kind("expand", 10, {"approval": "named"}, source=False, consumers=True),
-    Kind("drain", 2, {"approval": "auto"}, source=False, consumers=True),
-    Kind("letters", 2, {"approval": "named"}),
-    Kind("both", 2, {"approval": "named"}, consumers=True),
+    Kind("expand", 2, {"approval": "named"}, source=False, consumers=True),
+    Kind("offload", 1, {"approval": "auto"}, source=False, consumers=True),
     Kind("audited", 1, {"audits": ["producers", "consumed"]}),
 )
 

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 import pytest
 
 from backlog.values import RecoveryState
-from tests.dags.airflow import Airflow, DagRun
+from tests.dags.airflow import Airflow
 from tests.dags.browsing import RECOVER, Visit, open_browser
 from tests.dags.slots import Slots
 from tests.dags.test_approvals import Asked
-
-
-@pytest.mark.browser
-def test_a_list_is_typed_one_a_line(airflow: Airflow, slots: Slots) -> None:
-    """The form's own field for lists; what it sends is what a request may hold."""
-    stream, standalone = slots.take("letters"), airflow.standalone
-    with open_browser() as browser:
-        visit = Visit(browser, standalone.address)
-        visit.log_in("oncall", standalone.password_of("oncall"))
-        visit.open_form()
-        visit.choose("stream", stream)
-        visit.choose("action", "redrive")
-        visit.fill_lines("Redrive", "source", "dlq:gone")
-        visit.fill_lines("Redrive", "key", "k 1", "k,2", "")
-        run = DagRun(RECOVER, unquote(visit.trigger()))
-    conf = airflow.read_run(run)["conf"]
-    assert conf["key"] == ["k 1", "k,2", ""]
-    assert (conf["source"], conf["offsets"], conf["allow"]) == ("dlq:gone", None, None)
-    airflow.await_state(run, "choose", {"success"})
-    airflow.mark(run, "failed")
 
 
 @pytest.mark.browser

@@ -106,7 +106,7 @@ def test_it_has_every_field_of_a_request_and_no_other() -> None:
         }),
         ("allow", None, {
             "type": ["null", "array"], "items": {"type": "string"},
-            "section": "Expand, rebuild, drain, redrive",
+            "section": "Expand, rebuild, offload, redrive",
         }),
         ("order", "as configured", {
             "type": "string", "enum": ["as configured", "key", "round_robin"], "section": "Expand",

@@ -74,7 +74,7 @@ def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     assert told["heavy"] == [], "the scheduler reads the files again and again"
     found = told["files"]
     usual = [
-        *("detect_backlog", "emergency_drain"),
+        *("detect_backlog", "emergency_offload"),
         *("nightly_audit", "nightly_backfill", "recover_backlog"),
     ]
     for file in (good, no_yaml, empty, missing):

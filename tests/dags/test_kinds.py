@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 import backlogctl_airflow.bundle
 from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
 from replay import kinds as registered
-from replay.kinds import DRAIN, KINDS
+from replay.kinds import KINDS, OFFLOAD
 from replay.kinds.expand.kind import Expand
 from replay.kinds.rebuild.kind import Rebuild
 from replay.recovery.kind import Kind, Registry
@@ -54,7 +54,7 @@ def test_every_kind_has_its_tasks_after_those_of_the_kind_before(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind[Any, Any], ...]
 ) -> None:
     dag = load(monkeypatch, Registry(kinds))
-    kinds = tuple(kind for kind in kinds if kind.name != DRAIN.name)
+    kinds = tuple(kind for kind in kinds if kind.name != OFFLOAD.name)
     stopping = [kind.name for kind in kinds if kind.traits.stops_consumers]
     expected = {
         f"{kind.name}.{task}" for kind in kinds for task in ("plan", "approve", "carry_out")
@@ -91,23 +91,23 @@ def test_the_form_has_the_same_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert action.schema["enum"] == ["auto", "expand", "rebuild", "redrive", "siphon"]
 
 
-def test_a_drain_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_offload_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may trigger recoveries need not be allowed to delete messages. It needs a Spark's room,
     though it stops consumers."""
     monkeypatch.setenv(SPARK_POOL, "spark")
     monkeypatch.setenv(EXPAND_POOL, "expand")
     recover = runpy.run_path(str(FILE))["dag"]
-    assert not [name for name in recover.task_ids if name.startswith("drain.")]
+    assert not [name for name in recover.task_ids if name.startswith("offload.")]
     assert "discard" not in recover.params
-    dag = runpy.run_path(str(FILE.with_name("emergency_drain.py")))["dag"]
-    own = {f"drain.{task}" for task in ("plan", "approve", "carry_out", "restore_layout")}
+    dag = runpy.run_path(str(FILE.with_name("emergency_offload.py")))["dag"]
+    own = {f"offload.{task}" for task in ("plan", "approve", "carry_out", "restore_layout")}
     assert set(dag.task_ids) == own | {"choose", "report"}
-    assert dag.get_task("drain.restore_layout").is_teardown
+    assert dag.get_task("offload.restore_layout").is_teardown
     action = dag.params.get_param("action")
-    assert (action.value, action.schema["enum"]) == ("drain", ["drain"])
+    assert (action.value, action.schema["enum"]) == ("offload", ["offload"])
     assert {"discard", "allow"} < set(dag.params)
     assert "since" not in dag.params
-    for task in ("drain.plan", "drain.carry_out"):
+    for task in ("offload.plan", "offload.carry_out"):
         assert dag.get_task(task).pool == "spark"
     pools = {name: recover.get_task(f"{name}.plan").pool for name in ("expand", "redrive")}
     assert pools == {"expand": "expand", "redrive": "spark"}

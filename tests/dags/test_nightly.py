@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
 from pyspark.sql import SparkSession
 
-from backlog.kafka.admin import describe_topic
-from backlog.values import Cause, Certainty, Gap, GapState, Recovery, RecoveryState
+from backlog.values import Recovery, RecoveryState
 from replay.around.observation import note_stream
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.planning import plan_rebuild
@@ -19,7 +18,6 @@ from replay.recovery.cancelling import cancel_work
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, drop_table
-from tests.replay.shop import DONE, LOST, count_by_partition
 
 NIGHT = "nightly_backfill"
 RECOVER = "recover_backlog"
@@ -51,6 +49,8 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
     assert plan(asked).state is RecoveryState.PLANNED
     assert plan(later).state is RecoveryState.APPROVED
 
+    audited = take_shop("audited")
+    audit = airflow.trigger("nightly_audit", {"streams": [audited.stream]})
     crossing = cross_closing(airflow, slots, minute)
     first, planned = crossing.run, crossing.planned
     streams = {"streams": [shop.stream for shop in (good, asked, broken, later)]}
@@ -93,86 +93,9 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
     assert read(minute, planned.id).state is RecoveryState.VERIFIED
     minute.check_same_set()
 
-
-@pytest.mark.timeout(600)
-def test_a_backfill_is_for_its_nights(airflow: Airflow, take_shop: TakeShop) -> None:
-    """What was lost in a night of the past, whenever it was found; and it says so where none was."""
-    shop = take_shop("past")
-    ledger, lost_at = shop.open().ledger, datetime.now(UTC) - timedelta(hours=50)
-    early = record_gap(shop, lost_at)
-    find_gaps(shop)
-    run = backfill(airflow, shop.stream, lost_at)
-    work = airflow.read_mapped(run, "stream.plan_night", 0)
-    assert work["action"] == "run"
-    assert ledger.recoveries.gap_ids(work["recovery"]) == (early.id,)
-    assert {partition for partition, *_ in shop.read_injected()} == {0}
-    assert len(shop.read_injected()) == early.count
-    states = {gap.id: gap.state for gap in ledger.gaps.list(stream=shop.stream)}
-    assert states.pop(early.id) is GapState.VERIFIED
-    assert set(states.values()) == {GapState.OPEN}
-
-    run = backfill(airflow, shop.stream, lost_at - timedelta(days=3))
-    work = airflow.read_mapped(run, "stream.plan_night", 0)
-    assert work["action"] == "nothing"
-    assert "no open gap was lost in this night" in work["why"]
-    assert f"{len(states)} at other times" in work["why"]
-
-
-def record_gap(shop: SlotShop, at: datetime) -> Gap:
-    """What partition 0 has lost, found then."""
-    topic = describe_topic(shop.properties, shop.topic)
-    return shop.open().ledger.gaps.record(
-        Gap(
-            id="",
-            stream=shop.stream,
-            cluster="main",
-            topic=shop.topic,
-            group=shop.group,
-            topic_id=topic.topic_id,
-            partition=0,
-            start=count_by_partition(range(DONE))[0],
-            end=count_by_partition(range(DONE + LOST))[0],
-            cause=Cause.EXPIRED,
-            certainty=Certainty.EXACT,
-            state=GapState.OPEN,
-            first_time=None,
-            last_time=None,
-            detected_at=at,
-        )
-    )
-
-
-def backfill(airflow: Airflow, stream: str, at: datetime) -> DagRun:
-    """Airflow's own, for the night that this time lies in; its run, at its end."""
-    body = {
-        "dag_id": NIGHT,
-        # An interval begins at its logical date: one of them is in these 24 hours.
-        "from_date": (at - timedelta(days=1)).isoformat(),
-        "to_date": (at - timedelta(microseconds=1)).isoformat(),
-        "dag_run_conf": {"streams": [stream]},
-        "reprocess_behavior": "completed",
-        "max_active_runs": 1,
-        "run_on_latest_version": True,
-    }
-    limit = time.monotonic() + 120
-    # One at a time, and the one before it is closed a moment after its run.
-    while (answer := airflow.client().post("/api/v2/backfills", json=body)).status_code == 409:
-        assert time.monotonic() < limit, answer.text
-        time.sleep(1)
-    assert answer.is_success, answer.text
-    while not (found := find_runs(airflow, at)):
-        assert time.monotonic() < limit, "the backfill made no run"
-        time.sleep(0.5)
-    airflow.await_run(found[0], {"success"}, within=300)
-    return found[0]
-
-
-def find_runs(airflow: Airflow, at: datetime) -> list[DagRun]:
-    """Of backfills, for the interval that this time lies in."""
-    runs = airflow.list_runs(NIGHT, run_type="backfill")
-    found = [(run, airflow.read_run(run)) for run in runs]
-    text = at.isoformat()
-    return [r for r, d in found if d["data_interval_start"] <= text < d["data_interval_end"]]
+    airflow.await_run(audit, {"success"}, within=400)
+    records = audited.open().ledger.audits.list_latest(audited.stream)
+    assert {one.audit for one in records} == {"producers", "consumed"}
 
 
 def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:

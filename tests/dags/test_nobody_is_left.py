@@ -50,16 +50,3 @@ def test_a_paused_dag_whose_run_is_marked_failed(airflow: Airflow, take_world: T
         assert airflow.read_states(one.run)[RESTORE] != "success"
     assert judge(world, one.recovery, state="cancelled") == []
     airflow.await_run(look, {"success", "failed"})
-
-
-def test_a_paused_dag_that_has_work_is_told(airflow: Airflow, take_world: TakeWorld) -> None:
-    world = take_world()
-    one = start(airflow, world)
-    with paused(airflow, RECOVER):
-        look = airflow.trigger("detect_backlog", {"streams": [world.stream]})
-        airflow.await_run(look, {"failed"})
-        told = airflow.xcom(look, "tell_paused", "reason")
-        assert f"{RECOVER} is paused, and has work: " in told
-        assert f"{one.recovery.id} of {world.stream} is planned" in told
-        assert f"`airflow dags unpause {RECOVER}`" in told
-    airflow.mark(one.run, "failed")

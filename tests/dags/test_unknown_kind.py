@@ -20,7 +20,6 @@ from backlogctl_airflow.policies import APPROVE, REJECT
 from backlogctl_airflow.reasons import RunbookRefusal, translated_errors
 from replay.recovery.identity import Identity, acting_as
 from replay.recovery.workspace import Workspace
-from replay.runbooks import detecting
 from replay.runbooks.nights import Tonight
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
@@ -82,7 +81,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: dict[str, Any
         monkeypatch.setattr(module, "opened", open_it)
     for module in (recovering, nights, detection, leftovers):
         monkeypatch.setattr(module, "get_current_context", lambda: context)
-    monkeypatch.setattr(detecting, "look_at_stream", look)
+    monkeypatch.setattr("replay.runbooks.detecting.look_at_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""
     monkeypatch.setattr(detection, "Variable", variables)

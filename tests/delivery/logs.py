@@ -10,8 +10,8 @@ from confluent_kafka import Message, Producer
 from backlog.clock import Deadline
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import Admin
-from backlog.sequence import Stamp, read_stamp
-from delivery.checker import SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.checker import SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import read_all
 

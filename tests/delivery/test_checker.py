@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 
-from backlog.sequence import SEQUENCE, SEQUENCE_END, SKIPPED, Range, Stamp, write_stamp
-from backlog.stamps import RECOVERY_ID, stamp
-from delivery.checker import ChainId, Hole, SequenceChecker, Verdict
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.checker import ChainId, Hole, SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.producer import SequencedProducer
+from backlogctl_delivery.sequenced.sequence import (
+    SEQUENCE,
+    SEQUENCE_END,
+    SKIPPED,
+    Range,
+    Stamp,
+    write_stamp,
+)
+from backlogctl_delivery.stamps import RECOVERY_ID, stamp
 from sandbox.embedded import EmbeddedKafka
 from tests.backlog.test_sequence import HOSTILE
 from tests.conftest import MakeTopic

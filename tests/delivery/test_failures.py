@@ -11,8 +11,8 @@ import kafka as kafka_python
 import pytest
 from confluent_kafka import Producer
 
-from delivery.checker import Hole
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.checker import Hole
+from backlogctl_delivery.sequenced.producer import SequencedProducer
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.logs import check_all, make_bare, make_topic_on, read_by_partition, read_stamps

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PAGE = (Path(__file__).parents[2] / "docs/install.md").read_text()
-ROWS = re.findall(r"^\| (`delivery\.[^|]+) \| ([^|]*) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (`backlogctl_delivery\.[^|]+) \| ([^|]*) \|$", PAGE, re.MULTILINE)
 NEEDED = {
     module: set(" ".join(re.findall(r"`([^`]+)`", packages)).split())
     for modules, packages in ROWS
@@ -39,7 +39,7 @@ def import_without(module: str, missing: set[str]) -> str:
 
 def find_others(names: set[str]) -> set[str]:
     """The top-level modules of all that is installed but for these packages, and ours."""
-    kept = names | {"backlogctl"}
+    kept = names | {"backlogctl-delivery"}
     return {
         top
         for top, owners in metadata.packages_distributions().items()
@@ -62,13 +62,19 @@ def close(names: set[str]) -> set[str]:
 
 
 def test_the_extra_brings_what_an_asynchronous_session_needs() -> None:
-    assert {"greenlet", "aiosqlite", "redis", "pymysql"} <= close({"backlogctl[delivery]"})
-    assert "greenlet" not in close({"backlogctl"})
+    assert {"greenlet", "aiosqlite", "redis", "pymysql"} <= close(
+        {"backlogctl-delivery[asyncio,mariadb,redis]"}
+    )
+    assert "greenlet" not in close({"backlogctl-delivery"})
 
 
 def test_the_page_lists_what_applications_take_in() -> None:
-    assert {"delivery.outbox", "delivery.once.sql", "delivery.lookback.producer"} <= set(NEEDED)
-    assert "sqlalchemy" in NEEDED["delivery.outbox"]
+    assert {
+        "backlogctl_delivery.outbox",
+        "backlogctl_delivery.idempotent.sql",
+        "backlogctl_delivery.lookback.producer",
+    } <= set(NEEDED)
+    assert "sqlalchemy" in NEEDED["backlogctl_delivery.outbox"]
 
 
 @pytest.mark.parametrize("module", NEEDED)

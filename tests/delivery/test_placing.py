@@ -19,8 +19,8 @@ from backlog.errors import KafkaFailure, UsageError
 from backlog.kafka.clients import Admin
 from backlog.partitioners import place_crc32 as place_column_crc32
 from backlog.partitioners import place_murmur2 as place_column_murmur2
-from delivery.placing import Placement, place_crc32, place_murmur2
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.clients import Placement, place_crc32, place_murmur2
+from backlogctl_delivery.sequenced.producer import SequencedProducer
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.logs import check_all, make_bare

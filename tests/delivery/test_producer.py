@@ -13,9 +13,9 @@ import pytest
 from confluent_kafka import Producer, SerializingProducer
 
 from backlog.errors import KafkaFailure, UsageError
-from backlog.sequence import SKIPPED, Stamp, read_stamp
-from backlog.stamps import find_value
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.producer import SequencedProducer
+from backlogctl_delivery.sequenced.sequence import SKIPPED, Stamp, read_stamp
+from backlogctl_delivery.stamps import find_value
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.logs import check_all, make_bare, read_by_partition, read_stamps
@@ -225,7 +225,7 @@ def test_what_cannot_be_wrapped_is_refused(
 
 def test_importing_takes_neither_client_nor_pandas() -> None:
     code = (
-        "import sys, delivery.producer, delivery.checker\n"
+        "import sys, backlogctl_delivery.sequenced.producer, backlogctl_delivery.sequenced.checker\n"
         "heavy = ('pyspark', 'pandas', 'pyarrow', 'numpy', 'kafka', 'confluent_kafka')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -12,16 +12,16 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
 from backlog.config import Config
-from delivery.lookback import database as look_back
-from delivery.lookback.metrics import Metrics
-from delivery.lookback.operating import park_message
-from delivery.lookback.tables import create_tables
-from delivery.once.metrics import OnceCollector
-from delivery.once.sql import Marks
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
-from delivery.outbox.metrics import OutboxCollector
-from delivery.outbox.sender import OutboxSender
+from backlogctl_delivery.idempotent.metrics import OnceCollector
+from backlogctl_delivery.idempotent.sql import Marks
+from backlogctl_delivery.lookback import tables as look_back
+from backlogctl_delivery.lookback.admin import park_message
+from backlogctl_delivery.lookback.metrics import Metrics
+from backlogctl_delivery.lookback.tables import create_tables
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database
+from backlogctl_delivery.outbox.metrics import OutboxCollector
+from backlogctl_delivery.outbox.sender import OutboxSender
 from sandbox.ports import HOST
 from tests.delivery.lookback.world import Teller
 from tests.delivery.outbox.shop import Shop
@@ -47,7 +47,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     registry = CollectorRegistry()
     with Shop(f"sqlite:///{tmp_path}/shop.db", "unused:1") as shop:
         shop.add("orders", "a")
-        desk = Desk(Database(shop.engine))
+        desk = OutboxAdmin(Database(shop.engine))
         desk.park([1])
         sender = OutboxSender(shop.engine, {"bootstrap.servers": "unused:1"})
         registry.register(OutboxCollector(desk, lambda: sender, "shop"))
@@ -56,18 +56,18 @@ def address(tmp_path: Path) -> Iterator[str]:
         assert settings is not None
         database = look_back.Database(settings.reveal_url())
         create_tables(database)
-        teller = Teller(database, settings)
+        teller = Teller(database, settings.to_settings())
         teller.prepare("1")
         park_message(database, teller.find("1")["id"], "me")
         metrics = Metrics(database, ["payments"])
         metrics.incidents.labels("unreadable").inc()
-        metrics.forwards.labels("sent").inc()
+        metrics.forwards.delivered += 1
         registry.register(metrics.registry)
 
         marks = Marks("payments_handled")
         marks.create_tables(shop.engine)
-        with shop.engine.begin() as connection, marks.handle_once(connection, "m-1") as turn:
-            assert turn.is_first
+        with shop.engine.begin() as connection, marks.handle_once(connection, "m-1") as attempt:
+            assert attempt.is_first
         marks.counts.add("conflict")
         registry.register(OnceCollector(marks))
         server, thread = start_http_server(0, HOST, registry)

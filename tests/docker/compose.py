@@ -1,4 +1,4 @@
-"""compose.yaml as compose reads it: merged, its variables filled in."""
+"""compose.yaml as compose reads it, its variables filled in, and the Dockerfile's instructions."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def read_compose() -> dict[str, Any]:
     """The file, merged and filled in."""
     found: dict[str, Any] = visit(yaml.safe_load(FILE.read_text()))
     return found
+
+
+def read_instructions(text: str) -> list[tuple[str, str]]:
+    """Each instruction's name and its text; lines that go on are joined."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(line for line in lines if line.strip()))
+    split = (line.strip().partition(" ") for line in joined.splitlines())
+    return [(name.upper(), re.sub(r"\s+", " ", rest).strip()) for name, _, rest in split]

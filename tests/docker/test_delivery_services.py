@@ -19,7 +19,7 @@ from sqlalchemy.exc import ProgrammingError
 from backlog.clock import Deadline
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
-from delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.producer import LookBackProducer
 from sandbox.embedded import EmbeddedKafka
 from sandbox.ports import free_port
 from tests.docker.compose import DOCKER, ROOT, read_compose

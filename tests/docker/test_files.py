@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from backlog.config import Config, load_config
-from scripts.container_check.image import read_instructions
-from tests.docker.compose import DOCKER, ROOT, read_compose
+from tests.docker.compose import DOCKER, ROOT, read_compose, read_instructions
 from tests.monitoring.prometheus import run_promtool
 
 DOCKERFILE = DOCKER / "Dockerfile"

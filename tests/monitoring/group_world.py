@@ -9,8 +9,8 @@ from datetime import timedelta
 import numpy as np
 
 from backlog.errors import KafkaFailure
-from backlog.kafka.errors import AccessDenied
 from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlogctl_delivery.kafka import AccessDenied
 from monitoring.board import ClusterPass
 from monitoring.groups.survey import Survey, SurveyScope
 from monitoring.groups.tails import Tails

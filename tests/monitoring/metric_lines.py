@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -66,18 +65,13 @@ class Scraped:
 
 def scrape(source: Scrape) -> Scraped:
     """Scrapes as Prometheus does, with gzip."""
-    return join(source.answer())
+    scraped = Scraped(gzip.decompress(source.answer()).decode())
+    scraped.check()
+    return scraped
 
 
 def scrape_registry(registry: CollectorRegistry) -> Scraped:
     """What prometheus-client serves of a registry."""
     scraped = Scraped(generate_latest(registry).decode())
-    scraped.check()
-    return scraped
-
-
-def join(members: Iterable[bytes]) -> Scraped:
-    """The text of gzip members."""
-    scraped = Scraped(gzip.decompress(b"".join(members)).decode())
     scraped.check()
     return scraped

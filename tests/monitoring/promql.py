@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from delivery.lookback import metrics as look_back
-from delivery.once import metrics as once
-from delivery.outbox import metrics as outbox
+from backlogctl_delivery.idempotent import metrics as once
+from backlogctl_delivery.lookback import metrics as look_back
+from backlogctl_delivery.outbox import metrics as outbox
 from monitoring.metrics.catalogue import CATALOGUE
 
 LABELS = {

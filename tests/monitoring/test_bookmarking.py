@@ -16,8 +16,8 @@ from backlog.kafka import admin as verbs
 from backlog.kafka.clients import Admin, make_admin, make_producer
 from backlog.kafka.peek import peek_at
 from backlog.ledger import Ledger, open_ledger
-from backlog.stamps import MESSAGE_ID, hash_identity
 from backlog.values import Bookmark
+from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
 from monitoring import bookmarking
 from monitoring.bookmarking import Bookmarker
 from monitoring.observing import observe_stream

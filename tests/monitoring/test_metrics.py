@@ -16,7 +16,7 @@ from backlog.clock import utc_now
 from backlog.errors import KafkaFailure, LedgerError
 from backlog.ledger import Ledger, Owner, open_ledger
 from backlog.values import GapState, RecoveryState
-from backlog.visible import escape_name
+from backlogctl_delivery.visible import escape_name
 from monitoring.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
 from monitoring.board import TopicPartitionState as PartitionState
 from monitoring.doctor.finding import Finding, Level
@@ -97,9 +97,12 @@ def make_scrape(
     clusters: tuple[str, ...] = ("main",),
     others: tuple[Family, ...] = ALL,
     streams: Mapping[str, StreamStub] | None = None,
+    *,
+    by_partition: bool = True,
 ) -> Scrape:
     sent = {("team", "delivered"): 2, ("team", "failed"): 0}
-    return Scrape(board, ledger, Exported(streams or {}, clusters, others, lambda: sent))
+    exported = Exported(streams or {}, clusters, others, lambda: sent, by_partition=by_partition)
+    return Scrape(board, ledger, exported)
 
 
 def scrape_recorded(ledger: Ledger, board: Board | None = None) -> Scraped:
@@ -135,6 +138,28 @@ def test_a_group_and_a_stream_are_each_there_once(ledger: Ledger) -> None:
     assert under == {0: 0, 1: 1, 2: 0}
     assert got.value("kafka_consumergroup_group_max_lag", group="audit") == 60
     assert got.value("kafka_consumergroup_group_sum_lag", group="service") == 60
+
+
+def test_partitions_that_are_ok_are_one_series_of_all_but_streams(ledger: Ledger) -> None:
+    board = Board()
+    parts = (make_part(0, 100), make_part(1, 99), make_part(2, 40, Verdict.LOSING))
+    board.put_cluster(make_pass(make_status("audit", "bills", parts=parts)))
+    got = scrape(make_scrape(board, ledger, by_partition=False))
+    lags = {"backlog_lag_messages": 61, "kafka_consumergroup_lag": 61}
+    for name, lag in (*lags.items(), ("kafka_consumergroup_group_lag", 61)):
+        series = got.find(name)
+        assert sum(series.values()) == lag, "an aggregate is the same"
+        assert [dict(key).get("partition") for key in series] == [None, "2"]
+    assert set(got.find("backlog_lag_seconds").values()) == {0.0}
+    high = got.find("kafka_topic_partition_current_offset")
+    assert {dict(key).get("partition"): value for key, value in high.items()} == {
+        None: 200,
+        "1": 100,
+    }
+    board.put_stream(make_status("audit", "bills", stream="audit", parts=parts))
+    got = scrape(make_scrape(board, ledger, by_partition=False))
+    assert got.by_partition("backlog_lag_messages") == {0: 0, 1: 1, 2: 60}
+    assert len(got.by_partition("kafka_topic_partition_leader")) == 3
 
 
 def test_what_is_gone_from_the_board_is_gone_from_the_answer(ledger: Ledger) -> None:

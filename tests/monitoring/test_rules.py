@@ -131,7 +131,7 @@ def test_next_commands_can_be_typed() -> None:
         assert "HOST:PORT" not in line, "nobody has to look anything up"
         # A stream without consumers or a source cannot be planned for; disks that fill are no time
         # to look for more.
-        assert words[:2] == ["plan", "drain"] or words[0] != "plan"
+        assert words[:2] == ["plan", "offload"] or words[0] != "plan"
         command: Any = typer.main.get_command(app)
         while hasattr(command, "commands"):
             # A group may make its commands when they are asked for.

@@ -32,7 +32,7 @@ def make_app() -> Starlette:
 
 
 @contextmanager
-def serve(app: ASGIApp, tls: tuple[Path, Path] | None = None) -> Iterator[str]:
+def serve_app(app: ASGIApp, tls: tuple[Path, Path] | None = None) -> Iterator[str]:
     with Server(app, bind_address("127.0.0.1:0", "--listen"), tls) as server:
         yield server.url
 
@@ -43,7 +43,7 @@ def test_fault_78_half_open_connections_take_it_from_nobody(
     monkeypatch.setattr(connections, "MOST", MOST)
     monkeypatch.setattr(connections, "HEADER_SECONDS", HEADER_SECONDS)
     with ExitStack() as stack:
-        url = stack.enter_context(serve(make_app()))
+        url = stack.enter_context(serve_app(make_app()))
         port = int(url.rpartition(":")[2])
         # A request each that never ends; the first ones are held, the rest closed at once.
         half_open = [
@@ -70,7 +70,7 @@ def test_fault_78_half_open_connections_take_it_from_nobody(
 
 def test_a_slow_second_request_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", HEADER_SECONDS)
-    with serve(make_app()) as url:
+    with serve_app(make_app()) as url:
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as one:
             one.settimeout(30)
@@ -112,14 +112,14 @@ def test_running_out_of_files_is_logged_once_a_minute() -> None:
 )
 def test_only_our_hosts_are_served(host: str, code: int) -> None:
     hosts = find_hosts("https://backlog.example.com/x", ["extra.example.com"])
-    with serve(HostGuard(make_app(), hosts)) as url:
+    with serve_app(HostGuard(make_app(), hosts)) as url:
         assert httpx.get(url, headers={"Host": host}).status_code == code
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("s3cret-token\n")
-    with serve(TokenGuard(make_app(), file)) as url:
+    with serve_app(TokenGuard(make_app(), file)) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         refused = httpx.get(f"{url}/metrics")
         assert refused.status_code == 401
@@ -137,7 +137,7 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 def test_an_empty_token_lets_nobody_in(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("")
-    with serve(TokenGuard(make_app(), file)) as url:
+    with serve_app(TokenGuard(make_app(), file)) as url:
         assert httpx.get(f"{url}/metrics", auth=("anyone", "")).status_code == 401
 
 
@@ -152,7 +152,7 @@ def test_https_by_files(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    with serve(make_app(), (certificate, key)) as url:
+    with serve_app(make_app(), (certificate, key)) as url:
         assert url.startswith("https://")
         trusted = ssl.create_default_context(cafile=certificate)
         assert httpx.get(url, verify=trusted).text == "shown"

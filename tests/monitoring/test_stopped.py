@@ -11,7 +11,7 @@ from backlog.clock import utc_now
 from backlog.ledger import BurndownSample, Ledger, open_ledger
 from backlog.values import Recovery, RecoveryState
 from monitoring.status import GroupStatus
-from monitoring.stopped import tell_stopped
+from monitoring.stopped import with_stopped_warning
 from monitoring.verdicts import Verdict
 
 S = RecoveryState
@@ -64,28 +64,28 @@ def begin(ledger: Ledger, *steps: str) -> Recovery:
 
 def test_without_a_recovery_that_has_stopped_them_it_is_what_it_is(ledger: Ledger) -> None:
     seen = make_status()
-    assert tell_stopped(ledger, seen) == seen
+    assert with_stopped_warning(ledger, seen) == seen
     begin(ledger, "check_source")
-    assert tell_stopped(ledger, seen) == seen
+    assert with_stopped_warning(ledger, seen) == seen
 
 
 def test_nobody_works_on_it(ledger: Ledger) -> None:
     recovery = begin(ledger, "check_source", "stop_consumers")
-    told = tell_stopped(ledger, make_status())
+    told = with_stopped_warning(ledger, make_status())
     assert told.verdict is Verdict.STOP
     assert told.sentence.startswith(
         f"orders: nothing unread; its consumers are stopped by expand {recovery.id}, which is "
         "running, and on which nobody works"
     )
     assert told.next_commands == (f"backlogctl show {recovery.id}", "backlogctl status orders")
-    assert tell_stopped(ledger, make_status(Verdict.LOST)).verdict is Verdict.LOST
+    assert with_stopped_warning(ledger, make_status(Verdict.LOST)).verdict is Verdict.LOST
 
 
 def test_what_is_only_in_the_temporary_topic_is_said(ledger: Ledger) -> None:
     recovery = begin(ledger, "check_source", "create_topic", "stop_consumers")
     ledger.temporary_topics.announce(recovery.id, "main", TEMPORARY, 20)
     with ledger.leases.hold(recovery.id):
-        told = tell_stopped(ledger, make_status())
+        told = with_stopped_warning(ledger, make_status())
         assert told.verdict is Verdict.WARN
         assert f"how many messages are only in {TEMPORARY} is not known" in told.sentence
         ledger.burndown.add(
@@ -100,7 +100,7 @@ def test_what_is_only_in_the_temporary_topic_is_said(ledger: Ledger) -> None:
                 consumers=20,
             )
         )
-        told = tell_stopped(ledger, make_status())
+        told = with_stopped_warning(ledger, make_status())
         assert f"249,456 messages only in {TEMPORARY} at " in told.sentence
 
 
@@ -108,4 +108,4 @@ def test_a_layout_that_is_restored_is_told_no_more(ledger: Ledger) -> None:
     recovery = begin(ledger, "stop_consumers", "restore")
     ledger.steps.complete(recovery.id, "restore", {})
     seen = make_status()
-    assert tell_stopped(ledger, seen) == seen
+    assert with_stopped_warning(ledger, seen) == seen

@@ -108,7 +108,7 @@ def test_fault_85_retention_and_ends_of_groups_that_may_not_be_read(
     assert done.unreadable == 1
     (status,) = done.groups
     assert [one.what for one in status.unseen] == ["retention", "tails"]
-    assert status.loss_is_unknown
+    assert status.seconds_to_loss is None
     assert status.lag == 1, "it counts, since nobody knows better"
     (unseen,) = done.unseen
     assert unseen.what == "tails"

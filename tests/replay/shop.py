@@ -15,9 +15,9 @@ from typing import Any
 from backlog.config import load_config
 from backlog.kafka.admin import list_offsets
 from backlog.ledger import upgrade
-from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Recovery
-from replay.demo.stage import SHORT_LIVED_JVM
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
+from examples.stage import SHORT_LIVED_JVM
 from replay.injection.ledger import find_ledger
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.planning import plan_rebuild

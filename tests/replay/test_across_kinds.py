@@ -39,7 +39,7 @@ from tests.spark_backfill.world import fill_table, make_order, publish_orders
 pytestmark = pytest.mark.timeout(600)
 MORE = 60  # orders that are published later; the first half of them is lost
 # The archive of a test lies on the broker's own disk.
-_OPTIONS = {"expand": ("--rate", "200"), "drain": ("--allow", "disk")}
+_OPTIONS = {"expand": ("--rate", "200"), "offload": ("--allow", "disk")}
 NOTHING = "CREATE TABLE IF NOT EXISTS processed (order_id BIGINT NOT NULL)"
 
 

@@ -15,8 +15,8 @@ from backlog.values import GapState
 from replay.recovery.archives import find_archive
 from replay.recovery.housekeeping import clear_staging
 from tests.kafka_tools import commit
-from tests.replay.drained import drain, list_states
 from tests.replay.makers import change_ledger, read_actions
+from tests.replay.offloaded import list_states, offload
 from tests.replay.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition
 from tests.spark_backfill.world import make_gap, make_order, publish_orders
 
@@ -27,12 +27,12 @@ UNREAD = TOTAL - DONE
 
 
 @pytest.fixture
-def drained(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
+def offloaded(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
     """A shop of which all that was unread lies in an archive, and its id."""
     shop = empty_shop
     publish_orders(shop.bootstrap, shop.topic, [make_order(number) for number in range(TOTAL)])
     commit(shop.properties, shop.group, shop.topic, count_by_partition(range(DONE)))
-    return shop, drain(shop, spark)
+    return shop, offload(shop, spark)
 
 
 def find_folder(shop: Shop, archive: str) -> Path:
@@ -47,8 +47,8 @@ def close_gaps(shop: Shop, archive: str) -> None:
         ledger.gaps.advance(ids, state, archive)
 
 
-def test_seen_and_looked_into(drained: tuple[Shop, str]) -> None:
-    shop, archive = drained
+def test_seen_and_looked_into(offloaded: tuple[Shop, str]) -> None:
+    shop, archive = offloaded
     listed = shop.call("archive", "list", "--json").document["archives"]
     assert [(one["id"], one["messages"], one["waiting"]) for one in listed] == [
         (archive, UNREAD, UNREAD)
@@ -62,7 +62,7 @@ def test_seen_and_looked_into(drained: tuple[Shop, str]) -> None:
     assert {gap["stage"] for gap in shown["gaps"]} == {"waiting"}
     told = shop.call("archive", "show", archive).out
     assert f"{UNREAD} messages" in told
-    assert "backlogctl plan rebuild orders" in told
+    assert f"backlogctl plan redrive orders --from archive:{archive}" in told
 
     first = shop.call(
         "archive", "peek", archive, "--partition", "1", "--offset", "30", "-n", "2", "--json"
@@ -82,8 +82,8 @@ def test_seen_and_looked_into(drained: tuple[Shop, str]) -> None:
     assert "no such archive" in missing["message"]
 
 
-def test_files_that_changed_are_named(drained: tuple[Shop, str]) -> None:
-    shop, archive = drained
+def test_files_that_changed_are_named(offloaded: tuple[Shop, str]) -> None:
+    shop, archive = offloaded
     good = shop.call("archive", "verify", archive, "--json").document
     assert good["good"]
     assert good["messages"] == UNREAD
@@ -105,8 +105,8 @@ def test_files_that_changed_are_named(drained: tuple[Shop, str]) -> None:
     assert refused["code"] == "staging"
 
 
-def test_purge_loses_nothing_unless_allowed(drained: tuple[Shop, str]) -> None:
-    shop, archive = drained
+def test_purge_loses_nothing_unless_allowed(offloaded: tuple[Shop, str]) -> None:
+    shop, archive = offloaded
     refused = shop.call("archive", "purge", archive, "--json", code=5).error
     assert f"{UNREAD} messages" in refused["message"]
     assert "--allow lose" in refused["hint"]
@@ -129,8 +129,8 @@ def test_purge_loses_nothing_unless_allowed(drained: tuple[Shop, str]) -> None:
         assert "it was purged" in gone["message"]
 
 
-def test_purge_leaves_what_is_not_of_the_archive(drained: tuple[Shop, str]) -> None:
-    shop, archive = drained
+def test_purge_leaves_what_is_not_of_the_archive(offloaded: tuple[Shop, str]) -> None:
+    shop, archive = offloaded
     close_gaps(shop, archive)
     outside = shop.directory / "precious"
     outside.mkdir()
@@ -144,8 +144,8 @@ def test_purge_leaves_what_is_not_of_the_archive(drained: tuple[Shop, str]) -> N
     assert not list(folder.glob("partition=*/*.parquet"))[1:]
 
 
-def test_an_archive_of_another_drain_is_not_deleted(drained: tuple[Shop, str]) -> None:
-    shop, archive = drained
+def test_an_archive_of_another_offload_is_not_deleted(offloaded: tuple[Shop, str]) -> None:
+    shop, archive = offloaded
     close_gaps(shop, archive)
     path = find_folder(shop, archive) / "manifest.json"
     path.write_text(path.read_text().replace(archive, "r-20000101-0001"))
@@ -154,8 +154,8 @@ def test_an_archive_of_another_drain_is_not_deleted(drained: tuple[Shop, str]) -
     assert path.exists()
 
 
-def test_archives_expire_after_all_is_put_back(drained: tuple[Shop, str]) -> None:
-    shop, archive = drained
+def test_archives_expire_after_all_is_put_back(offloaded: tuple[Shop, str]) -> None:
+    shop, archive = offloaded
     workspace = shop.open()
     age_gaps(shop)
     assert clear_staging(workspace) == (), "its gaps wait"
@@ -179,7 +179,7 @@ def test_an_archive_that_an_open_gap_needs_is_kept(empty_shop: Shop, spark: Spar
     topic_id, _ = read_topic_id(make_admin(shop.properties), shop.topic)
     older = make_gap(shop.topic, 0, 3, 8, group=shop.group, topic_id=topic_id)
     ledger.gaps.record(older)
-    archive = drain(shop, spark)
+    archive = offload(shop, spark)
     kept = [gap for gap in ledger.gaps.list() if gap.archive]
     for state in (GapState.INJECTED, GapState.VERIFIED):
         ledger.gaps.advance([gap.id for gap in kept], state, archive)
@@ -190,9 +190,9 @@ def test_an_archive_that_an_open_gap_needs_is_kept(empty_shop: Shop, spark: Spar
     assert "only in this archive" in refused["message"]
 
 
-def test_an_archive_that_another_streams_gap_needs_is_kept(drained: tuple[Shop, str]) -> None:
+def test_an_archive_that_another_streams_gap_needs_is_kept(offloaded: tuple[Shop, str]) -> None:
     """Two groups read the topic: what the other one lost lies only here, too."""
-    shop, archive = drained
+    shop, archive = offloaded
     ledger, record = shop.open().ledger, shop.open().ledger.archives.get(archive)
     close_gaps(shop, archive)
     item = record.ranges[0]

@@ -22,7 +22,7 @@ from monitoring.groups.bulk import BulkReader
 from monitoring.sampler import take_sample
 from replay.around.members import describe_members
 from replay.around.sharing import describe_share_group
-from replay.kinds.drain.cutting import find_cut_groups, warn_about_shares
+from replay.kinds.offload.cutting import find_cut_groups, warn_about_shares
 from replay.opening import open_workspace
 from replay.recovery.guards import refuse_group_type
 from sandbox.embedded import EmbeddedKafka

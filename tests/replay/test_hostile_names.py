@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backlog.config import load_config
-from backlog.visible import escape_name
+from backlogctl_delivery.visible import escape_name
 from replay.console.exporting import open_exporter
 from replay.opening import open_workspace
 from sandbox.embedded import EmbeddedKafka

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from backlog.config import load_config
-from backlog.config.client_file import read_client_file
-from backlog.config.found import name_streams, render_found, say_why_unwritable
+from backlog.config.client_file import read_client_properties
+from backlog.config.found import explain_unwritable, name_streams, render_discovered
 from backlog.errors import ConfigurationError
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_consumer
@@ -350,7 +350,7 @@ def test_a_wrong_properties_file_is_refused_by_line(tmp_path: Path, text: str, t
     path = tmp_path / "client.properties"
     path.write_text(text)
     with pytest.raises(ConfigurationError) as caught:
-        read_client_file(path)
+        read_client_properties(path)
     assert told in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -364,7 +364,7 @@ def test_references_and_paths_of_a_properties_file(
         "bootstrap.servers=a:1\nsasl.password=${env:MINE}\nssl.key.password=x=y \n"
         "ssl.ca.location=ca.pem\n"
     )
-    found = read_client_file(path, "b:2")
+    found = read_client_properties(path, "b:2")
     assert found.properties == {
         "bootstrap.servers": "b:2",
         "sasl.password": "${env:MINE}",
@@ -380,10 +380,10 @@ def test_names_are_valid_and_unique(tmp_path: Path) -> None:
     long = "t" * 249
     places = [("b b", "t"), ("b-b", "t"), ("a", "t"), ("x", "t.a"), ("y", long), ("z", long)]
     places += [("\n", "u"), ("??", "u"), ("??", "1"), ("true", "null")]
-    streams = name_streams(place for place in places if not say_why_unwritable(place[0]))
+    streams = name_streams(place for place in places if not explain_unwritable(place[0]))
     assert len({one.name for one in streams}) == len(streams) == len(places) - 1
     path = tmp_path / "backlog.yaml"
-    path.write_text(render_found({"bootstrap.servers": "a:1"}, streams))
+    path.write_text(render_discovered({"bootstrap.servers": "a:1"}, streams))
     loaded = load_config(path).streams
     assert {(one.topic, one.group) for one in loaded.values()} == {
         (one.topic, one.group) for one in streams

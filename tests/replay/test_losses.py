@@ -13,9 +13,9 @@ from backlog.config import Config, Stream
 from backlog.errors import UsageError
 from backlog.kafka.admin import TopicInfo
 from backlog.kafka.readers import TopicReaders
-from backlog.ledger.chunks import ChunkRecord
-from backlog.values import Chunk, ChunkState, Gap, GapState, RecoveryState
+from backlog.values import Chunk, Gap, GapState, RecoveryState
 from replay.injection import storing
+from replay.injection.archived import touches
 from replay.injection.plan import PlannedTarget, To
 from replay.kinds.rebuild import planning as plans
 from replay.kinds.rebuild.choosing import choose_gaps
@@ -24,7 +24,6 @@ from replay.kinds.rebuild.losses import (
     find_growth,
     locate_prior,
     tighten_times,
-    touches,
 )
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import RebuildPlan
@@ -53,14 +52,11 @@ def stream() -> Stream:
     return make_stream("orders").model_copy(update={"group": GROUP})
 
 
-def record(first: int | None, last: int | None) -> ChunkRecord:
-    return ChunkRecord(CHUNK, ChunkState.INJECTED, first, last, NOON)
-
-
 def test_a_chunk_is_touched_where_a_gap_holds_some_of_it() -> None:
     gaps = [make_gap(10, 40), make_gap(0, 99, partition=1)]
-    assert all(touches(record(*at), gaps) for at in ((10, 39), (0, 10), (39, 50)))
-    assert not any(touches(record(*at), gaps) for at in ((0, 9), (40, 50), (None, None)))
+    assert all(touches(0, first, last, gaps) for first, last in ((10, 39), (0, 10), (39, 50)))
+    assert not any(touches(0, first, last, gaps) for first, last in ((0, 9), (40, 50)))
+    assert not touches(0, None, None, gaps)
 
 
 def put_back(workspace: Workspace, gap: Gap) -> str:
@@ -200,7 +196,7 @@ def test_readers_of_the_topic_matter_only_where_they_get_the_messages(
     target = None if to is To.TOPIC else Target(planned, {}, {})
     monkeypatch.setattr(plans, "refuse_group_type", lambda *_: None)
     monkeypatch.setattr(plans, "require_rights", lambda *_: [])
-    monkeypatch.setattr(plans, "list_rebuilding", lambda *_, **__: [])
+    monkeypatch.setattr(plans, "list_sending", lambda *_, **__: [])
     monkeypatch.setattr(plans, "observe_losses", lambda *_: losses)
     monkeypatch.setattr(plans, "find_target", lambda *_: target)
 

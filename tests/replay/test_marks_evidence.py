@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from confluent_kafka import Producer
 
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 from replay.audits.audit import AuditOptions
 from replay.audits.consumed import ConsumedAuditing
 from tests.kafka_tools import read_all, set_offsets_raw
@@ -26,8 +26,8 @@ def handle(shop: Shop, marks: Marks, messages: Iterable[Any]) -> None:
     marks.create_tables(engine)
     with engine.begin() as connection:
         for message in messages:
-            with marks.handle_once(connection, message) as turn:
-                assert turn.is_first
+            with marks.handle_once(connection, message) as attempt:
+                assert attempt.is_first
 
 
 def name_marks(shop: Shop, message: str) -> None:

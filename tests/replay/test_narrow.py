@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import typer
 
 from backlog.clock import format_time
 from backlog.numbers import format_count, format_duration
-from backlog.values import Cause, Certainty, Gap, GapState
+from backlog.values import Cause, Certainty, Gap, GapState, Recovery
 from replay.cli import app
 from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
@@ -37,12 +37,9 @@ from replay.telling.terminal import (
 from replay.telling.value import Telling
 from tests.backlog.ledger.makers import NOON
 from tests.replay.calling import call_main
-from tests.replay.expand_makers import make_burndown, make_step
-from tests.replay.makers import open_desk
+from tests.replay.expand_makers import make_burndown, make_step, store_expand_plan
+from tests.replay.makers import open_desk, store_plan
 from tests.replay.report_makers import put_back
-from tests.replay.test_stored_plans import NAMES, desk, keep
-
-__all__ = ["desk"]
 
 WIDTHS = (40, 80, 200)
 _FRAME = re.compile(r"[│╭╮╰╯─]")
@@ -93,9 +90,10 @@ def list_texts(told: Telling) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", NAMES)
-def test_a_stored_plan(desk: Workspace, kind: str, width: int) -> None:
-    recovery = keep(desk, kind)
+@pytest.mark.parametrize("store", [store_plan, store_expand_plan])
+def test_a_stored_plan(tmp_path: Path, store: Callable[[Workspace], Recovery], width: int) -> None:
+    desk = open_desk(tmp_path)
+    recovery = store(desk)
     told = tell_plan(desk, recovery)
     drawn = draw(draw_plan(recovery, told), width)
     check_whole(drawn, [*list_texts(told), recovery.id, recovery.plan_hash], width)

@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from confluent_kafka import Message
 from sqlalchemy.orm import Session
 
-from backlog import stamps
 from backlog.kafka.admin import list_offsets
-from backlog.stamps import MESSAGE_ID, find_header
 from backlog.values import Recovery
-from delivery.once.sql import Marks
-from delivery.outbox.tables import messages
+from backlogctl_delivery import stamps
+from backlogctl_delivery.idempotent.sql import Marks
+from backlogctl_delivery.outbox.database import messages
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from replay.around.observation import note_stream
 from tests.delivery.outbox.shop import FAST, read_id
 from tests.delivery.outbox.shop import Shop as Application
@@ -94,10 +94,10 @@ class Story:
                 continue
             with (
                 self.application.engine.begin() as connection,
-                self.marks.handle_once(connection, message) as turn,
+                self.marks.handle_once(connection, message) as attempt,
             ):
-                if turn.is_first:
-                    connection.execute(sa.insert(EFFECTS).values(message_id=turn.message_id))
+                if attempt.is_first:
+                    connection.execute(sa.insert(EFFECTS).values(message_id=attempt.message_id))
             last[message.partition()] = message
         return all(max(item.offset, 0) >= ends[item.partition] for item in _positions(consumer))
 

@@ -16,7 +16,7 @@ from replay.report.page import render_page
 from replay.telling.progress import thin
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import open_desk, store_plan
-from tests.replay.report_makers import Page, drain, note, put_back, report, sample
+from tests.replay.report_makers import Page, note, put_back, report
 
 SECRET = "hunter2-of-the-shop"
 HOSTILE = "<script>alert(1)</script>"
@@ -41,15 +41,6 @@ def test_the_page_needs_nothing_else_and_escapes_names(desk: Workspace) -> None:
     assert "url(" not in page.replace("url(#", "")
     assert "@import" not in page
     assert "default-src 'none'" in page
-
-
-def test_figures_of_one_page_share_no_ids(desk: Workspace) -> None:
-    sample(desk, -120, 10)
-    sample(desk, -60, 5_000)
-    _, page = report(desk, drain(desk))
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert ids
-    assert len(ids) == len(set(ids))
 
 
 def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

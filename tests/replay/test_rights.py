@@ -17,8 +17,8 @@ from backlog.kafka.admin import (
     list_topic_readers,
     read_metadata,
 )
-from backlog.kafka.errors import AccessDenied
 from backlog.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
+from backlogctl_delivery.kafka import AccessDenied
 from replay.around import holds
 from replay.around.holds import hold_stream
 from replay.around.rights import list_jobs, list_rights, require_rights

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from backlog import stamps
 from backlog.errors import BacklogError, KafkaFailure, Refused, SourceError
 from backlog.manifest import CHUNK_SCHEMA, write_chunk
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.evidence import (
     ConsumedEvidence,

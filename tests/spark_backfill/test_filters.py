@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from backlog.config import Stream
 from backlog.errors import ConfigurationError
-from delivery.outbox.tables import create_tables
+from backlogctl_delivery.outbox.database import create_tables
 from spark_backfill.messages.candidates import (
     SourceAccess,
     build_candidates,

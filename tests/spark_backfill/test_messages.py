@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.stamps import make_message_id
+from backlogctl_delivery.stamps import make_message_id
 from spark_backfill.messages.candidates import (
     build_candidates,
     read_rows,

@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Message
 from sqlalchemy.orm import Session
 
-from backlog import stamps
 from backlog.config import Stream
 from backlog.config.outbox_source import expand_outbox
-from delivery.outbox.tables import messages as outbox_table
+from backlogctl_delivery import stamps
+from backlogctl_delivery.outbox.database import messages as outbox_table
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop, read_id

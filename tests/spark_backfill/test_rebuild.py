@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from backlog.clock import format_time
 from backlog.errors import Refused
 from backlog.manifest import read_manifest
-from backlog.stamps import make_message_id
+from backlogctl_delivery.stamps import make_message_id
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill import freezing
 from spark_backfill.evidence.offsets import LogOffsets, read_offsets

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backlog.errors import Refused, StagingError, UsageError
-from backlog.stamps import make_message_id
 from backlog.values import Cause, Certainty
+from backlogctl_delivery.stamps import make_message_id
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
 
 import httpx
+import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
@@ -27,26 +29,34 @@ from backlog.clock import utc_now
 from backlog.config import Stream, load_config
 from backlog.errors import BacklogError, UsageError
 from backlog.numbers import format_duration
-from backlogctl_airflow.local.settings import User
-from backlogctl_airflow.local.standalone import AirflowStandalone, check_port
+from backlogctl_airflow.local.standalone import AirflowStandalone, User, check_port
 from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
+from examples.lost_orders import (
+    YOUNG,
+    expire_old,
+    handle_orders,
+    make_orders,
+    make_topic,
+    publish_orders,
+    read_ends,
+    render_configuration,
+    write_table,
+)
+from examples.rebuild import UNREAD
+from examples.shop import NewOrders, Size, await_commits, make_backlog
+from examples.stage import SHORT_LIVED_JVM, ending_on_sigterm
 from fanout.launchers import Fleet, Role
 from monitoring.watcher import watch_streams
 from replay.around.fleets import fleet_of, launcher_of
-from replay.demo.expand.shop import NewOrders, Size, await_commits, make_backlog
-from replay.demo.rebuild.configuration import render_configuration
-from replay.demo.rebuild.order_service import handle_orders
-from replay.demo.rebuild.shop import YOUNG, make_orders, publish_orders, write_table
-from replay.demo.rebuild.story import UNREAD
-from replay.demo.rebuild.topic import expire_old, make_topic, read_ends
-from replay.demo.stage import SHORT_LIVED_JVM
+from replay.cli.shared import make_console, show_error
 from replay.opening import open_workspace
 from replay.recovery.workspace import Workspace
-from replay.telling.texts import Text
+from replay.telling.layout import Text
 from sandbox.embedded import EmbeddedKafka
 
 POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}
 POOL_NAMES = {SPARK_POOL: "backlogctl_spark", EXPAND_POOL: "backlogctl_expand"}
+_INTERRUPTED = 130
 WATCH_EVERY = timedelta(seconds=10)
 # Half an hour of backlog for the usual consumers, and three minutes for ten times as many.
 PAYMENTS = Size(orders=300_000, rate=120, arriving=200, topic="payments", group="payment-service")
@@ -57,7 +67,7 @@ _PAYMENTS_TEXT = """
     group: @GROUP@
     consumers:
       launcher: process
-      command: [@PYTHON@, -m, replay.demo.expand.order_consumer]
+      command: [@PYTHON@, -m, examples.order_consumer]
       replicas: @REPLICAS@
       environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
       directory: .
@@ -139,7 +149,7 @@ def show_shop(console: Console, place: Path, port: int) -> None:
             stack.callback(stop_consumers, config)
             start_consumers(config)
             await_commits(kafka.bootstrap, PAYMENTS)
-            stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS))
+            stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS, published=PAYMENTS.orders))
             stack.enter_context(watching(config))
         with steps.doing("Airflow"):
             airflow = AirflowStandalone.start(
@@ -271,3 +281,25 @@ def _describe(user: User) -> str:
 def _open(config: Path) -> tuple[Workspace, Stream]:
     workspace = open_workspace(load_config(config))
     return workspace, workspace.config.stream(PAYMENTS.topic)
+
+
+def main(
+    port: Annotated[int, typer.Option(help="Airflow's; 0 takes a free one.", max=65535)] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Keep its files in this directory.", metavar="DIR", show_default=False),
+    ] = None,
+) -> None:
+    """Starts Kafka, a shop in trouble and Airflow with the runbooks, until Ctrl-C."""
+    try:
+        console = make_console(stderr=False)
+        with ending_on_sigterm(), open_place(keep, console) as place:
+            show_shop(console, place, port)
+    except BacklogError as error:
+        raise typer.Exit(show_error(error, as_json=False)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,8 +1,6 @@
-"""A real Airflow on this machine: API servers, scheduler with local workers, DAG processor.
+"""A real Airflow on this machine: `airflow standalone` on free ports, with nothing left behind.
 
-The parts of `airflow standalone`, each with a log of its own, on a free port, and with nothing left
-behind: they end with the process that started them, however that ends (see
-`backlogctl_airflow.local.keeper`).
+It ends with the process that started it, however that ends (`backlogctl_airflow.local.guard`).
 """
 
 from __future__ import annotations
@@ -15,29 +13,39 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import httpx
 
 from backlog.errors import EmbeddedError
 from backlog.progress import Say
-from backlogctl_airflow.local import keeper
-from backlogctl_airflow.local.settings import (
-    PASSWORDS,
-    RUNBOOKS,
-    Bundle,
-    User,
-    make_environment,
-)
+from backlogctl_airflow.local import guard
 from sandbox.ports import HOST, free_port, listens
 
-DAGS = ("detect_backlog", "emergency_drain", "recover_backlog")
+DAGS = ("detect_backlog", "emergency_offload", "recover_backlog")
+_RUNBOOKS = {
+    "name": "backlogctl",
+    "classpath": "backlogctl_airflow.bundle.RunbookBundle",
+    "kwargs": {},
+}
+_AIRFLOW = (sys.executable, "-m", "airflow")
+_HEALTHY = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+_PASSWORDS = "passwords.json"
 _UP_WITHIN = 300.0
 _DOWN_WITHIN = 60.0
-_TICK = 0.1
+_TICK = 0.2
 _TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who may log in; `role` is one of Airflow's: viewer, user, op, admin."""
+
+    name: str
+    role: str
+    password: str
 
 
 def make_users() -> tuple[User, ...]:
@@ -56,30 +64,100 @@ def check_port(port: int) -> None:
         )
 
 
-def _list_components(execution_port: int) -> dict[str, list[str]]:
-    # Logs are read from the disk, so nobody has to serve them, on a fixed port.
-    here = "--skip-serve-logs"
+def make_environment(
+    home: Path, ports: tuple[int, int], config: Path, users: Iterable[User]
+) -> dict[str, str]:
+    """The environment of Airflow, without the user's own settings of it.
+
+    `ports`: of the pages and the API, and of the API that tasks use. Tasks have a server of their
+    own: what people do is noted by the event loop, which waits for SQLite meanwhile, and a task's
+    request that holds SQLite could not end in the same loop.
+    """
+    port, execution_port = ports
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
+    address = f"http://{HOST}:{port}"
+    sections = {
+        "core": {
+            # 32 would be started, of 130 MB each.
+            "parallelism": "4",
+            "executor": "LocalExecutor",
+            "load_examples": "False",
+            "dags_folder": str(home / "dags"),
+            "dags_are_paused_at_creation": "False",
+            "execution_api_server_url": f"http://{HOST}:{execution_port}/execution/",
+            "simple_auth_manager_users": ",".join(f"{user.name}:{user.role}" for user in users),
+            "simple_auth_manager_passwords_file": str(home / _PASSWORDS),
+            # A changed file's DAG is there at once.
+            "min_serialized_dag_update_interval": "1",
+        },
+        # One that Airflow makes itself is too short for its own taste, in every log.
+        "api_auth": {"jwt_secret": secrets.token_urlsafe(64)},
+        "database": {
+            # Several processes write: on a busy machine they wait for each other for long.
+            "sql_alchemy_conn": f"sqlite:///{home}/airflow.db?timeout=20",
+            "load_default_connections": "False",
+        },
+        "api": {"host": HOST, "port": str(port), "base_url": f"{address}/", "workers": "1"},
+        "dag_processor": {
+            "dag_bundle_config_list": json.dumps([_RUNBOOKS]),
+            "parsing_processes": "1",
+            "min_file_process_interval": "10",
+            "refresh_interval": "10",
+        },
+        "scheduler": {
+            "scheduler_idle_sleep_time": "0.5",
+            # Of a task whose process and supervisor were killed: 5 minutes otherwise.
+            "task_instance_heartbeat_timeout": "30",
+            "task_instance_heartbeat_timeout_detection_interval": "5",
+            # Tasks of a scheduler that was killed: 5 minutes otherwise.
+            "orphaned_tasks_check_interval": "10",
+        },
+        # A task that has parked itself holds its process for as long, and an answer that comes
+        # before it is gone costs the task a try.
+        "workers": {"min_heartbeat_interval": "1"},
+        # Logs are read from the disk; another Airflow may have the usual ports.
+        "logging": {"worker_log_server_port": "0", "trigger_log_server_port": "0"},
+        "usage_data_collection": {"enabled": "False"},
+    }
     return {
-        "api-server": ["api-server", "--apps", "core"],
-        # Of its own: what people do is noted by the event loop, which waits for SQLite meanwhile,
-        # and a task's request that holds SQLite could not end in the same loop.
-        "execution-api": ["api-server", "--apps", "execution", "--port", str(execution_port)],
-        "scheduler": ["scheduler", here],
-        "dag-processor": ["dag-processor"],
-        "triggerer": ["triggerer", here],
+        **own,
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), own.get("PATH", os.defpath))),
+        "AIRFLOW_HOME": str(home),
+        "BACKLOG_CONFIG": str(config),
+        # A Python worker of Spark is the interpreter that has our packages.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+        **{
+            f"AIRFLOW__{section}__{option}".upper(): value
+            for section, options in sections.items()
+            for option, value in options.items()
+        },
     }
 
 
 class AirflowStandalone:
-    """An Airflow of this process: `with AirflowStandalone.start(home, config=...) as airflow:`."""
+    """An Airflow of this process: `with AirflowStandalone.start(home, config=...) as airflow:`.
 
-    def __init__(self, home: Path, port: int, users: tuple[User, ...]) -> None:
+    Attributes:
+        home: AIRFLOW_HOME: its database (SQLite), logs and passwords.
+        environment: of the next `launch`.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        ports: tuple[int, int],
+        users: tuple[User, ...],
+        environment: dict[str, str],
+    ) -> None:
         self.home = home
-        self.port = port
+        self.address = f"http://{HOST}:{ports[0]}"
+        self._execution_port = ports[1]
         self.users = users
-        self._process: subprocess.Popen[str] | None = None
-        self._pids: dict[str, int] = {}
-        self._execution_port = free_port()
+        self.environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(
@@ -87,63 +165,76 @@ class AirflowStandalone:
         home: Path | str,
         *,
         config: Path,
-        users: Iterable[User] = (),
         port: int = 0,
-        dags: Iterable[str] = DAGS,
-        bundles: Iterable[Bundle] = (RUNBOOKS,),
         extra_env: Mapping[str, str] | None = None,
         progress: Say = lambda _: None,
     ) -> Self:
-        """Starts the components and waits until they are healthy and the DAGs are there.
+        """Starts it and waits until it is healthy and the DAGs are there.
 
         Args:
-            home: AIRFLOW_HOME: its database (SQLite), logs and passwords.
             config: the backlog.yaml that the tasks read.
             port: of the API and the pages; 0 takes a free one.
-            dags: ids that must be there before it counts as started.
             extra_env: settings of Airflow and variables of the tasks, stronger than ours.
 
         Raises:
-            EmbeddedError: the port is taken, a component ended, or a DAG file is wrong.
+            EmbeddedError: the port is taken, Airflow ended, or a DAG file is wrong.
         """
         check_port(port)
-        self = cls(Path(home).absolute(), port or free_port(), tuple(users) or make_users())
-        environment = make_environment(
-            self.home,
-            (self.port, self._execution_port),
-            config.absolute(),
-            self.users,
-            bundles,
-            extra_env,
-        )
+        place, port, users = Path(home).absolute(), port or free_port(), make_users()
+        (place / "dags").mkdir(parents=True, exist_ok=True)
+        (place / "logs").mkdir(exist_ok=True)
+        passwords = place / _PASSWORDS
+        passwords.touch(0o600)
+        passwords.write_text(json.dumps({user.name: user.password for user in users}))
+        ports = (port, free_port())
+        environment = make_environment(place, ports, config.absolute(), users)
+        self = cls(place, ports, users, {**environment, **(extra_env or {})})
+        self.launch(progress)
+        return self
+
+    def launch(self, progress: Say = lambda _: None) -> None:
+        """Starts it, also again after it was stopped or killed."""
+        with self.log.open("ab") as out:
+            # Before all: the second server needs the tables.
+            words, env = [*_AIRFLOW, "db", "migrate"], self.environment
+            migrated = subprocess.run(words, check=False, env=env, stdout=out, stderr=out)
+            if migrated.returncode:
+                raise self._explain("could not make its database")
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, guard.__file__, *_AIRFLOW, "standalone", "--"),
+                    *(*_AIRFLOW, "api-server", "--apps", "execution"),
+                    *("--port", str(self._execution_port)),
+                ],
+                cwd=self.home,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                # Ctrl-C is ours: we stop it when we are ready.
+                start_new_session=True,
+            )
         try:
-            components = _list_components(self._execution_port)
-            self._spawn(environment, components, progress)
-            self._wait_until_up(set(dags), progress)
+            self._wait_until_up(progress)
         except BaseException:
             self.stop()
             raise
-        return self
 
     @property
-    def address(self) -> str:
-        """Where its pages and its API are."""
-        return f"http://{HOST}:{self.port}"
-
-    @property
-    def pids(self) -> Mapping[str, int]:
-        """The components' process ids, by name."""
-        return dict(self._pids)
-
-    @property
-    def group(self) -> int:
-        """The process group of all of it, but for what leaves it by itself."""
-        return self._keeper.pid
+    def pid(self) -> int:
+        """Of the process above all others, which is the leader of their group."""
+        assert self._process is not None, "it was stopped"
+        return self._process.pid
 
     @property
     def logs(self) -> Path:
-        """The components' logs, one each; `tasks` beside them holds those of the tasks."""
+        """Its logs, and those of the tasks."""
         return self.home / "logs"
+
+    @property
+    def log(self) -> Path:
+        """The log of all components."""
+        return self.logs / "standalone.log"
 
     def password_of(self, name: str) -> str:
         """A user's password."""
@@ -156,42 +247,28 @@ class AirflowStandalone:
         answer.raise_for_status()
         return str(answer.json()["access_token"])
 
-    def kill(self, component: str) -> None:
-        """SIGKILL to one component; its children go on, as they do when it crashes."""
-        self._ask(f"kill {component}")
-        del self._pids[component]
-
-    def restart(self, component: str) -> None:
-        """Starts a component that was killed."""
-        self._pids[component] = self._ask(f"start {component}")["pid"]
-
     def wait(self) -> None:
-        """Until a component ends by itself.
+        """Until it ends by itself.
 
         Raises:
             EmbeddedError: that is what happened.
         """
-        while self._keeper.poll() is None:
-            time.sleep(_TICK)
-        self._hear()
+        assert self._process is not None, "it was stopped"
+        self._process.wait()
+        raise self._explain("ended")
 
     def stop(self) -> None:
         """Ends everything that was started, tasks and what they started included."""
-        process = self._process
+        process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()
+        process.stdin.close()
         try:
             process.wait(_DOWN_WITHIN)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        process.stdout.close()
-        self._process = None
-        self._pids = {}
 
     def __enter__(self) -> Self:
         return self
@@ -199,120 +276,53 @@ class AirflowStandalone:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def _keeper(self) -> subprocess.Popen[str]:
-        assert self._process is not None, "it was stopped"
-        return self._process
-
-    def _spawn(
-        self,
-        environment: Mapping[str, str],
-        components: Mapping[str, list[str]],
-        progress: Say,
-    ) -> None:
-        (self.home / "dags").mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
-        _write_private(self.home / PASSWORDS, {user.name: user.password for user in self.users})
-        airflow = [sys.executable, "-m", "airflow"]
-        spec = {
-            "prepare": [*airflow, "db", "migrate"],
-            "components": {name: [*airflow, *words] for name, words in components.items()},
-            "logs": str(self.logs),
-        }
-        _write_private(self.home / "keeper.json", spec)
-        progress("Airflow's database is made")
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(self.home / "keeper.json")],
-            cwd=self.home,
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Ctrl-C is ours: we stop it when we are ready.
-            start_new_session=True,
-            text=True,
-        )
-        self._pids = self._hear()["pids"]
-        progress("Airflow's components start")
-
-    def _ask(self, line: str) -> dict[str, Any]:
-        stdin = self._keeper.stdin
-        assert stdin is not None
-        stdin.write(f"{line}\n")
-        stdin.flush()
-        return self._hear()
-
-    def _hear(self) -> dict[str, Any]:
-        stdout: IO[str] | None = self._keeper.stdout
-        assert stdout is not None
-        line = stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"ended": "keeper"}
-        if "ended" in answer:
-            raise self._explain(f"{answer['ended']} ended", str(answer["ended"]))
-        return answer
-
-    def _wait_until_up(self, dags: set[str], progress: Say) -> None:
-        parts = ["metadatabase", "scheduler", "dag_processor", "triggerer"]
+    def _wait_until_up(self, progress: Say) -> None:
         limit = time.monotonic() + _UP_WITHIN
         with httpx.Client(base_url=self.address, timeout=30) as client:
-            while not (_is_healthy(client, parts) and listens(self._execution_port)):
-                self._check(limit, "it is not healthy")
+            while not (_is_healthy(client) and listens(self._execution_port)):
+                self._check(limit, "is not healthy")
             progress("Airflow is healthy; its DAGs are read")
             client.headers["Authorization"] = f"Bearer {self.log_in(self.users[0].name)}"
-            while missing := dags - _list_dags(client):
-                if wrong := _list_import_errors(client):
+            while missing := set(DAGS) - _list_dags(client):
+                for wrong in _ask_early(client, "/api/v2/importErrors").get("import_errors", ()):
                     raise EmbeddedError(
-                        f"it could not be read: {wrong[0]['stack_trace'].strip()}",
-                        subject=f"DAG file {wrong[0]['filename']}",
+                        f"reading failed: {wrong['stack_trace'].strip()}",
+                        subject=f"DAG file {wrong['filename']}",
                     )
-                self._check(limit, f"{', '.join(sorted(missing))} is not there")
+                self._check(limit, f"has not read {', '.join(sorted(missing))}")
 
     def _check(self, limit: float, otherwise: str) -> None:
-        if self._keeper.poll() is not None:
-            self._hear()
+        if self._process is None or self._process.poll() is not None:
+            raise self._explain("ended")
         if time.monotonic() > limit:
-            raise self._explain(f"{otherwise} after {_UP_WITHIN:.0f} s", "api-server")
+            raise self._explain(f"{otherwise} after {_UP_WITHIN:.0f} s")
         time.sleep(_TICK)
 
-    def _explain(self, what: str, component: str) -> EmbeddedError:
-        log = self.logs / f"{component}.log"
-        tail = ""
-        with suppress(FileNotFoundError):
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+    def _explain(self, what: str) -> EmbeddedError:
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         return EmbeddedError(
-            f"{what}; the end of its log:\n{tail}\n" if tail else what,
+            f"{what}; the end of its log:\n{tail}\n",
             subject=f"Airflow at {self.address}",
-            hint=f"read {log}",
+            hint=f"read {self.log}",
         )
 
 
-def _is_healthy(client: httpx.Client, parts: list[str]) -> bool:
-    found = _ask_early(client, "/api/v2/monitor/health")
-    return all(found.get(part, {}).get("status") == "healthy" for part in parts)
+def _is_healthy(client: httpx.Client) -> bool:
+    health = _ask_early(client, "/api/v2/monitor/health")
+    return all(health.get(part, {}).get("status") == "healthy" for part in _HEALTHY)
 
 
 def _list_dags(client: httpx.Client) -> set[str]:
     return {dag["dag_id"] for dag in _ask_early(client, "/api/v2/dags", limit=100).get("dags", ())}
 
 
-def _list_import_errors(client: httpx.Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _ask_early(client, "/api/v2/importErrors").get(
-        "import_errors", []
-    )
-    return found
-
-
 def _ask_early(client: httpx.Client, path: str, **params: Any) -> dict[str, Any]:
     """The answer; nothing while nobody listens, or the database is locked by other components."""
     try:
         answer = client.get(path, params=params)
-        found: dict[str, Any] = answer.json()
+        document: dict[str, Any] = answer.json()
     except (httpx.TransportError, ValueError):
         return {}
     if answer.is_client_error:
         answer.raise_for_status()
-    return found
-
-
-def _write_private(path: Path, document: object) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(document, file)
+    return document

@@ -19,7 +19,7 @@ from starlette.responses import Response
 import replay.console.page
 from backlog.config import mask_secrets
 from backlog.errors import BacklogError, ConfigurationError, LedgerError, Refused, UsageError
-from backlogctl_airflow.page.desk import Desk
+from backlogctl_airflow.page.cache import PageCache
 from backlogctl_airflow.page.notices import make_login, make_notice
 from backlogctl_airflow.page.rights import (
     require_page,
@@ -41,10 +41,10 @@ _STATIC = Path(next(iter(replay.console.page.__path__))) / "static"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
-def make_app(desk: Desk | None = None) -> FastAPI:
+def make_app(cache: PageCache | None = None) -> FastAPI:
     """The application; it only reads. Airflow's origin alone may show it in a frame."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.desk = desk = desk or Desk()
+    app.state.cache = cache = cache or PageCache()
     # Of all routes, whatever else they ask for.
     routes = APIRouter(dependencies=[Depends(require_user)])
     show = partial(routes.api_route, methods=["GET", "HEAD"])
@@ -56,7 +56,7 @@ def make_app(desk: Desk | None = None) -> FastAPI:
         return FileResponse(_STATIC / name, media_type=_FILES[name])
 
     def show_of_run(dag_id: str, run_id: str, kind: str) -> Response:
-        found = list_recoveries_of_run(desk.open().workspace.ledger, dag_id, run_id)
+        found = list_recoveries_of_run(cache.open().workspace.ledger, dag_id, run_id)
         if len(found) == 1:
             return RedirectResponse(f"../../{kind}/{quote(found[0].id, safe='')}")
         if found:
@@ -84,16 +84,16 @@ def make_app(desk: Desk | None = None) -> FastAPI:
 
     @show("/reports/{recovery_id}", dependencies=[Depends(require_recovery)])
     def show_report(recovery_id: str) -> Response:
-        return HTMLResponse(render_page(make_report(desk.open().workspace, recovery_id)))
+        return HTMLResponse(render_page(make_report(cache.open().workspace, recovery_id)))
 
     # The same page as below, for those who may see this one recovery only.
     @show("/recoveries/{recovery_id}", dependencies=[Depends(require_recovery)])
     def show_recovery() -> Response:
-        return _Handed(desk.open().page)
+        return _Handed(cache.open().page)
 
     @show("/{path:path}", dependencies=[Depends(require_page)])
     def show_page() -> Response:
-        return _Handed(desk.open().page)
+        return _Handed(cache.open().page)
 
     app.include_router(routes)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
-from fastapi import HTTPException, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from backlog.errors import BacklogError
 from backlogctl_airflow.policies import RECOVER
@@ -37,7 +38,7 @@ def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> No
 
 def _find_dag(request: Request, recovery_id: str) -> str | None:
     try:
-        ledger = request.app.state.desk.open().workspace.ledger
+        ledger = request.app.state.cache.open().workspace.ledger
         origin = find_origin(ledger.recoveries.get(recovery_id))
         return None if origin is None else origin.dag_id
     except BacklogError:

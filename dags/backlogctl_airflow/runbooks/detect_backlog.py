@@ -16,8 +16,8 @@ DOC = """
 A stream with a new gap, or with a loss ahead, is an event of the asset `backlog/STREAM`. One with
 `auto_plan: true` gets a run of `recover_backlog`, where its plan waits for the approval.
 
-An expansion or a drain that nobody works on, and no task will, is ended here, and its consumers are
-started. **tell_paused** fails where a DAG that has work is paused.
+An expansion or an offload that nobody works on, and no task will, is ended here, and its consumers
+are started. **tell_paused** fails where a DAG that has work is paused.
 """
 EVERY = timedelta(minutes=5)
 

@@ -27,7 +27,8 @@ outline = read_outline()
 zone = find_zone(outline)
 
 with DAG(
-    # For ever this one: another id would come up paused, and the nights would end in silence.
+    # Never rename this DAG: Airflow would create a new, paused one and the nightly runs would
+    # stop unnoticed.
     NIGHTLY,
     description="Rebuilds what was lost, and puts it back in each stream's off-peak window.",
     schedule=CronDataIntervalTimetable(find_cron(outline, zone), timezone=zone),

@@ -8,7 +8,7 @@ from backlogctl_airflow.form import make_fields
 from backlogctl_airflow.layout import lay_out_tasks
 from backlogctl_airflow.outline import read_outline
 from backlogctl_airflow.policies import DAG_DEFAULTS, RECOVER, TAGS
-from replay.kinds import DRAIN, KINDS
+from replay.kinds import KINDS, OFFLOAD
 
 DOC = """
 ### Recover a stream that is behind, or has lost messages
@@ -23,7 +23,7 @@ chosen by `auto`.
 Without an answer in time the plan is rejected. What is stopped is started again in any case.
 """
 # What deletes messages has a DAG of its own, with rights of its own.
-MINE = KINDS.without(DRAIN)
+MINE = KINDS.without(OFFLOAD)
 
 with DAG(
     RECOVER,

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import Admin, Properties
-from backlog.kafka.group_types import read_group_type
+from backlog.kafka.group_types import read_group_type, say_why_not
 from backlog.kafka.groups import describe_group_state
-from monitoring.doctor import membership, producers, replication, retention, writing
-from monitoring.doctor.facts import Brokers, Newest, Topic, read_brokers, read_newest, read_topic
-from monitoring.doctor.finding import Finding, Unread, choose_exit_code, read_part, sort_findings
-from monitoring.forensics.newest import NewestLog, read_newest_log
+
+# Rules are added where they are imported.
+from monitoring.doctor import membership, producers, replication, retention, writing  # noqa: F401
+from monitoring.doctor.facts import read_brokers, read_newest, read_topic
+from monitoring.doctor.finding import (
+    Finding,
+    Room,
+    Unread,
+    apply_rules,
+    choose_exit_code,
+    read_part,
+    sort_findings,
+)
+from monitoring.forensics.newest import read_newest_log
 from monitoring.looking import look_at_stream
-from monitoring.status import GroupStatus
 from replay.around.doctor.host import judge_host
 from replay.around.doctor.permissions import judge_rights
 from replay.around.doctor.sources import judge_sources
@@ -28,6 +35,7 @@ from replay.recovery.workspace import Workspace
 
 Part = TypeVar("Part")
 _SECONDS = 30.0
+_STREAM_ROOMS = (Room.TOPIC, Room.RETENTION, Room.GROUP, Room.LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,117 +90,94 @@ def _replace_ours(finding: Finding, adopting: Sequence[str]) -> Finding:
     return replace(finding, commands=(*theirs, *ours))
 
 
+class _Parts:
+    """What was read of a stream by the names of the rules' parameters, and what could not be."""
+
+    def __init__(self, **known: object) -> None:
+        self.known = known
+        self.unread: list[Unread] = []
+
+    def read(self, name: str, part: str, read: Callable[[Deadline], Part]) -> Part | None:
+        """Adds a part; None where it could not be read."""
+        result = read_part(part, lambda: read(Deadline(_SECONDS)))
+        if isinstance(result, Unread):
+            self.unread.append(result)
+            return None
+        self.known[name] = result
+        return result
+
+
 def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
-    properties, horizon = workspace.properties(stream), workspace.config.watch.horizon
-    admin = connect(properties)
-    topic = read_part(
-        f"settings and replicas of topic {stream.topic}",
-        lambda: read_topic(admin, properties, stream.topic, Deadline(_SECONDS)),
+    parts = _Parts(
+        stream=stream.name,
+        group=stream.group,
+        horizon=workspace.config.watch.horizon,
+        now=utc_now(),
     )
-    if isinstance(topic, Unread) and topic.error.retryable:
-        yield topic.to_finding()  # nobody answers: nothing else would be read either
+    admin = connect(workspace.properties(stream))
+    _read_topic(parts, workspace.properties(stream), stream, admin)
+    if any(one.error.retryable for one in parts.unread):
+        yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
-    brokers = read_part("the brokers' settings", lambda: read_brokers(admin, Deadline(_SECONDS)))
-    newest: Newest | Unread | None = None
-    log: NewestLog | Unread | None = None
-    if not isinstance(topic, Unread):
-        read = partial(read_newest, admin, properties, stream.topic, len(topic.partitions))
-        newest = read_part("its newest messages", lambda: read(Deadline(_SECONDS)))
-        log = read_part(
-            "the headers of its newest batches",
-            partial(_read_log, admin, properties, topic, _known(newest)),
-        )
-    status = read_part(
+    parts.read(
+        "status",
         f"lag and commits of group {stream.group}",
-        lambda: (
+        lambda _: (
             look_at_stream(
-                *(workspace.ledger, stream, properties, workspace.config.watch), admin=admin
+                *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
+                admin=admin,
             ).status
         ),
     )
-    for part in (topic, brokers, newest, log, status):
-        if isinstance(part, Unread):
-            yield part.to_finding()
-    yield from _judge_topic(
-        stream.name, _known(topic), _known(brokers), _known(newest), _known(status), horizon
-    )
-    if isinstance(topic, Topic) and isinstance(log, NewestLog):
-        yield from producers.judge_producers(stream.name, topic, log)
-    yield from _judge_group(workspace, stream, admin, _known(topic), _known(brokers))
+    _read_group(parts, workspace, stream, admin)
+    yield from (one.to_finding() for one in parts.unread)
+    yield from apply_rules(_STREAM_ROOMS, parts.known)
     yield from judge_rights(workspace, stream)
     yield from judge_sources(workspace.config, stream)
 
 
-def _read_log(
-    admin: Admin, properties: Properties, topic: Topic, newest: Newest | None
-) -> NewestLog:
-    return read_newest_log(
-        *(admin, properties, topic.name, tuple(topic.partitions)),
-        None if newest is None else newest.mean,
-        Deadline(_SECONDS),
-        is_compacted="compact" in topic.settings.get("cleanup.policy", ""),
+def _read_topic(parts: _Parts, properties: Properties, stream: Stream, admin: Admin) -> None:
+    name = stream.topic
+    topic = parts.read(
+        "topic",
+        f"settings and replicas of topic {name}",
+        lambda limit: read_topic(admin, properties, name, limit),
     )
-
-
-def _known(part: Part | Unread | None) -> Part | None:
-    return None if isinstance(part, Unread) else part
-
-
-def _judge_topic(
-    name: str,
-    topic: Topic | None,
-    brokers: Brokers | None,
-    newest: Newest | None,
-    status: GroupStatus | None,
-    horizon: timedelta,
-) -> Iterator[Finding]:
-    if status is not None:
-        yield from membership.judge_course(status)
-    if brokers is not None:
-        yield from replication.judge_internal_topics(brokers)
-        yield from writing.judge_transactions(brokers)
+    if any(one.error.retryable for one in parts.unread):
+        return
+    parts.read("brokers", "the brokers' settings", lambda limit: read_brokers(admin, limit))
     if topic is None:
         return
-    yield from replication.judge_replication(topic)
-    yield from replication.judge_partitions(topic)
-    yield from retention.judge_retention(name, topic, newest, status, horizon)
-    yield from retention.judge_segments(topic, newest, status)
-    yield from retention.judge_compaction(topic)
-    yield from writing.judge_flush(topic)
-    if brokers is not None:
-        yield from replication.judge_brokers(topic, brokers)
-        yield from retention.judge_offsets_retention(topic, brokers, horizon)
-    if newest is not None:
-        yield from writing.judge_message_size(topic, newest)
-        yield from retention.judge_timestamps(topic, newest, utc_now())
+    newest = parts.read(
+        "newest",
+        "its newest messages",
+        lambda limit: read_newest(admin, properties, name, len(topic.partitions), limit),
+    )
+    parts.read(
+        "log",
+        "the headers of its newest batches",
+        lambda limit: read_newest_log(
+            *(admin, properties, name, tuple(topic.partitions)),
+            None if newest is None else newest.mean,
+            limit,
+            is_compacted="compact" in topic.settings.get("cleanup.policy", ""),
+        ),
+    )
 
 
-def _judge_group(
-    workspace: Workspace,
-    stream: Stream,
-    admin: Admin,
-    topic: Topic | None,
-    brokers: Brokers | None,
-) -> Iterator[Finding]:
-    group, limit = stream.group, Deadline(_SECONDS)
-    kind = read_part(
+def _read_group(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin) -> None:
+    group, known = stream.group, len(parts.unread)
+    kind = parts.read(
+        "kind",
         f"the type of group {group}",
-        lambda: read_group_type(workspace.properties(stream), group, limit),
+        lambda limit: read_group_type(workspace.properties(stream), group, limit),
     )
-    if isinstance(kind, Unread):
-        yield kind.to_finding()
+    if len(parts.unread) > known or say_why_not(kind):
         return
-    if types := list(membership.judge_type(group, kind)):
-        yield from types
-        return
-    state = read_part(
-        f"the members of group {group}", lambda: describe_group_state(admin, group, limit)
+    state = parts.read(
+        "state",
+        f"the members of group {group}",
+        lambda limit: describe_group_state(admin, group, limit),
     )
-    if isinstance(state, Unread):
-        yield state.to_finding()
-        return
-    if brokers is not None:
-        yield from membership.judge_migration(group, state, brokers)
-    if topic is not None:
-        rebalancing, samples = count_rebalancing(workspace, stream)
-        yield from membership.judge_members(group, state, topic, rebalancing, samples)
+    if state is not None:
+        parts.known["rebalancing"], parts.known["samples"] = count_rebalancing(workspace, stream)

@@ -17,7 +17,7 @@ from backlog.kafka.clients import Properties, find_addresses
 from backlog.numbers import format_bytes, format_duration
 from backlog.values import GapState
 from monitoring.doctor.facts import Controller, read_controller
-from monitoring.doctor.finding import Finding, Level, Unread, read_part
+from monitoring.doctor.finding import Finding, Level, Room, Unread, read_part
 from replay.recovery.workspace import Workspace
 
 SKEW_SECONDS = 5.0
@@ -42,6 +42,11 @@ def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Find
         yield from _judge_spark()
 
 
+@Room.TOOL.check(
+    "ledger",
+    "The ledger",
+    "Gaps, plans, approvals and progress are in it: without it nothing is planned or run.",
+)
 def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
     ledger = workspace.ledger
     before = utc_now()
@@ -56,6 +61,13 @@ def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
     yield from _judge_skew(f"ledger {ledger.label}", max(0.0, ahead) - max(0.0, behind))
 
 
+@Room.TOOL.check(
+    "clock",
+    "Clocks",
+    "Leases, holds, windows and forecasts compare times of several hosts.",
+    "The clock of the cluster's controller (DescribeQuorum, KIP-836) and of a PostgreSQL "
+    "ledger are compared with this host's.",
+)
 def _judge_controller(properties: Properties) -> Iterator[Finding]:
     subject = f"cluster {find_addresses(properties)}"
     found = read_part(
@@ -74,6 +86,12 @@ def _judge_controller(properties: Properties) -> Iterator[Finding]:
         yield from _judge_version(subject, found)
 
 
+@Room.TOOL.check(
+    "versions",
+    "Versions",
+    "With versions that it was never tried with, the tool may fail when it is needed.",
+    "Tested: Kafka 4.3, Java 17. Java 21 is taken; older brokers may work.",
+)
 def _judge_version(subject: str, found: Controller) -> Iterator[Finding]:
     if found.version < TESTED_KAFKA:
         yield Finding(
@@ -96,6 +114,11 @@ def _judge_skew(subject: str, skew: float) -> Iterator[Finding]:
         )
 
 
+@Room.TOOL.check(
+    "staging-disk",
+    "Disk of staging",
+    "Rebuilt messages lie in `staging.dir` until they are verified.",
+)
 def _judge_staging(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
     directory = workspace.config.staging.dir
     there = next(path for path in (directory, *directory.parents) if path.exists())
@@ -129,6 +152,11 @@ def _count_lost(workspace: Workspace, streams: Sequence[Stream]) -> int:
         return 0  # the ledger's own finding says so
 
 
+@Room.TOOL.check(
+    "spark",
+    "Java and Spark",
+    "A rebuild starts Spark, which needs Java and a few libraries.",
+)
 def _judge_spark() -> Iterator[Finding]:
     try:
         java = find_java()

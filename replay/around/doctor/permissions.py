@@ -8,11 +8,11 @@ from backlog.clock import Deadline
 from backlog.config import Stream
 from backlog.kafka.clients import find_addresses
 from backlog.kafka.rights import Right, make_acl_lines, read_rights
-from monitoring.doctor.finding import Finding, Level, Unread, read_part
+from monitoring.doctor.finding import Finding, Level, Room, Unread, read_part
 from replay.around.rights import DOCTOR, HOLD, SEE, describe_rights, find_principal, list_rights
 from replay.recovery.workspace import Workspace
 
-_SECONDS = 30.0
+_RIGHTS_SECONDS = 30.0
 
 
 def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, ...]]:
@@ -23,13 +23,20 @@ def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, 
     return {job: list_rights(workspace.kinds, job, config, stream) for job in jobs}
 
 
+@Room.RIGHTS.check(
+    "rights",
+    "What the tool may do",
+    "What a recovery needs is asked for before anything is touched: a missing right stops it.",
+    "By job, in docs/permissions.md.",
+)
 def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
     """One finding for each job that misses rights."""
     properties, subject = workspace.properties(stream), f"stream {stream.name}"
     wanted = list_wanted(workspace, stream)
     every = tuple(dict.fromkeys(right for rights in wanted.values() for right in rights))
     found = read_part(
-        "what the tool is allowed", lambda: read_rights(properties, every, Deadline(_SECONDS))
+        "what the tool is allowed",
+        lambda: read_rights(properties, every, Deadline(_RIGHTS_SECONDS)),
     )
     if isinstance(found, Unread):
         yield found.to_finding()

@@ -7,9 +7,15 @@ from importlib.util import find_spec
 
 from backlog.config import Config, Stream
 from backlog.errors import BacklogError
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.finding import Finding, Level, Room
 
 
+@Room.TOOL.check(
+    "sources",
+    "Source tables",
+    "A rebuild reads them: it has to reach them, and an index on the time column decides "
+    "between seconds and hours of load on the database.",
+)
 def judge_sources(config: Config, stream: Stream) -> Iterator[Finding]:
     """Whether they can be read, and have an index on the time column."""
     if (source := stream.source) is None or find_spec("pyspark") is None:

@@ -14,7 +14,7 @@ from backlog.errors import UsageError
 
 if TYPE_CHECKING:
     from backlog.config import Config, Outbox
-    from delivery.outbox.desk import Desk
+    from backlogctl_delivery.outbox.admin import OutboxAdmin
     from replay.cli.shared import Session
 
 VARIABLE = "BACKLOG_OUTBOX_URL"
@@ -44,16 +44,16 @@ class Chosen:
     settings: Outbox | None
     config: Config | None
 
-    def open_desk(self) -> Desk:
+    def open_desk(self) -> OutboxAdmin:
         """Its verbs.
 
         Raises:
             ConfigurationError: the URL is none that can hold an outbox.
         """
-        from delivery.outbox.databases import Database
-        from delivery.outbox.desk import Desk
+        from backlogctl_delivery.outbox.admin import OutboxAdmin
+        from backlogctl_delivery.outbox.database import Database
 
-        return Desk(Database(self.url))
+        return OutboxAdmin(Database(self.url))
 
 
 def choose_outbox(session: Session, name: str | None, url: str | None) -> Chosen:

@@ -20,7 +20,7 @@ from replay.cli.shared import Session, mask_document, verb
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from delivery.outbox.desk import OutboxEntry
+    from backlogctl_delivery.outbox.admin import OutboxEntry
 
 
 @verb
@@ -55,7 +55,7 @@ def list_entries(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="How many.")] = 50,
 ) -> None:
     """List messages, oldest first: sizes and ids, no payload."""
-    from delivery.outbox.tables import State
+    from backlogctl_delivery.outbox.database import State
     from replay.cli.shared import print_text, read_states
 
     states = read_states(State, state) or ()
@@ -78,7 +78,7 @@ def show_entry(
     url: UrlOption = None,
 ) -> None:
     """Show one message: where it stands, and why it is not sent. No payload."""
-    from backlog.visible import escape_name
+    from backlogctl_delivery.visible import escape_name
 
     document = _describe(choose_outbox(session, outbox, url).open_desk().get_entry(row))
     shown = {**document, "headers": ", ".join(document["headers"]) or None}
@@ -152,9 +152,9 @@ def _describe(entry: OutboxEntry) -> dict[str, Any]:
 
 def _draw(entries: list[OutboxEntry]) -> RenderableType:
     from backlog.clock import format_time
-    from replay.telling.terminal import make_table
+    from replay.telling.layout import Table
 
-    table = make_table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
+    table = Table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
     for entry in entries:
         table.add(
             str(entry.id),

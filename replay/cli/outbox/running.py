@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from backlog.config import Config
-    from delivery.outbox.desk import Desk
-    from delivery.outbox.sender import OutboxSender
+    from backlogctl_delivery.outbox.admin import OutboxAdmin
+    from backlogctl_delivery.outbox.sender import OutboxSender
 
 _PURGE_SECONDS = 60.0
 
@@ -82,7 +82,7 @@ def run_sender(
 
     What no option says is as the configuration says under `outboxes`.
     """
-    from delivery.outbox.sender import OutboxSender
+    from backlogctl_delivery.outbox.sender import OutboxSender
 
     chosen = choose_outbox(session, outbox, url)
     terms = _choose_terms(chosen, partitioner, lease, keep)
@@ -128,8 +128,8 @@ class _Terms:
 def _choose_terms(
     chosen: Chosen, partitioner: str | None, lease: str | None, keep: str | None
 ) -> _Terms:
-    from backlog.kafka.clients import PARTITIONERS
-    from delivery.outbox.settings import Settings
+    from backlogctl_delivery.kafka import PARTITIONERS
+    from backlogctl_delivery.outbox.sender import Settings
 
     told = chosen.settings
     named = partitioner or (told.partitioner if told else "murmur2")
@@ -182,26 +182,28 @@ def _refuse_brokers() -> UsageError:
 
 
 def _read_properties(bootstrap: str | None, client_config: Path | None) -> dict[str, str]:
-    from backlog.config.client_file import read_client_file
+    from backlog.config.client_file import read_client_properties
 
     if client_config is None:
         return {"bootstrap.servers": bootstrap or ""}
-    found = read_client_file(client_config, bootstrap)
+    found = read_client_properties(client_config, bootstrap)
     values = {f"${{env:{name}}}": value for name, value in found.values.items()}
     return {name: values.get(value, value) for name, value in found.properties.items()}
 
 
-def _make_registry(chosen: Chosen, desk: Desk, sender: OutboxSender) -> CollectorRegistry:
+def _make_registry(chosen: Chosen, desk: OutboxAdmin, sender: OutboxSender) -> CollectorRegistry:
     from prometheus_client import CollectorRegistry
 
-    from delivery.outbox.metrics import OutboxCollector
+    from backlogctl_delivery.outbox.metrics import OutboxCollector
 
     registry = CollectorRegistry()
     registry.register(OutboxCollector(desk, lambda: sender, chosen.name or desk.name))
     return registry
 
 
-def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None, *, until_sent: bool) -> None:
+def _send(
+    desk: OutboxAdmin, sender: OutboxSender, keep: timedelta | None, *, until_sent: bool
+) -> None:
     """Until somebody asks for an end; what is in flight is told before."""
     import signal
     import threading
@@ -225,7 +227,7 @@ def _send(desk: Desk, sender: OutboxSender, keep: timedelta | None, *, until_sen
             signal.signal(number, handler)
 
 
-def _purge_now_and_then(desk: Desk, keep: timedelta, ended: Event) -> None:
+def _purge_now_and_then(desk: OutboxAdmin, keep: timedelta, ended: Event) -> None:
     from contextlib import suppress
 
     while not ended.is_set():
@@ -235,7 +237,7 @@ def _purge_now_and_then(desk: Desk, keep: timedelta, ended: Event) -> None:
         ended.wait(_PURGE_SECONDS)
 
 
-def _end_when_sent(desk: Desk, sender: OutboxSender, ended: Event) -> None:
+def _end_when_sent(desk: OutboxAdmin, sender: OutboxSender, ended: Event) -> None:
     from contextlib import suppress
 
     while not ended.wait(0.5):

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from delivery.lookback.operating import Count
-    from delivery.outbox.desk import OutboxStatus
+    from backlogctl_delivery.lookback.admin import Count
+    from backlogctl_delivery.outbox.admin import OutboxStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ def collect_deliveries(read: Callable[[], Sequence[DeliveryLook]]) -> Iterator[M
     looks = [one for one in read() if one.status is not None or one.problem]
     outboxes = [one for one in looks if one.outbox]
     if outboxes:
-        from delivery.outbox.desk import OutboxStatus
-        from delivery.outbox.metrics import collect_outboxes
+        from backlogctl_delivery.outbox.admin import OutboxStatus
+        from backlogctl_delivery.outbox.metrics import collect_outboxes
 
         yield from collect_outboxes(
             {
@@ -27,7 +27,7 @@ def collect_deliveries(read: Callable[[], Sequence[DeliveryLook]]) -> Iterator[M
         )
     for one in looks:
         if not one.outbox:
-            from delivery.lookback.metrics import collect_look_back
+            from backlogctl_delivery.lookback.metrics import collect_look_back
 
             status = one.status
             counts = status.counts if isinstance(status, LookBackStatus) else None

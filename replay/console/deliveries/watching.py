@@ -18,8 +18,8 @@ from replay.around.deliveries import open_look_back, open_outbox
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus, Status
 
 if TYPE_CHECKING:
-    from delivery.lookback.database import Database as LookBackDatabase
-    from delivery.outbox.databases import Database as OutboxDatabase
+    from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
+    from backlogctl_delivery.outbox.database import Database as OutboxDatabase
 
 LOG = logging.getLogger("backlog.replay.deliveries")
 # A database that has not answered for so long is unknown, whatever it said before.
@@ -112,7 +112,10 @@ class _Looker:
         except Exception as error:
             # One look must not end all looks in silence.
             LOG.exception("the look at %s failed", self._look.subject)
-            status, problem = None, BacklogError(f"a fault of the program: {type(error).__name__}")
+            status, problem = (
+                None,
+                BacklogError(f"internal error ({type(error).__name__}); see the log and report it"),
+            )
         silent.cancel()
         told = "" if problem is None else mask_secrets(_tell(problem))
         self._look = DeliveryLook(self._look.outbox, status, told, utc_now())
@@ -135,11 +138,11 @@ class _OutboxReader:
         self._database: OutboxDatabase | None = None
 
     def read(self) -> Status:
-        from delivery.outbox.desk import Desk
+        from backlogctl_delivery.outbox.admin import OutboxAdmin
 
         if self._database is None:
             self._database = open_outbox(self._config, self._name)
-        return Desk(self._database).read_status()
+        return OutboxAdmin(self._database).read_status()
 
     def close(self) -> None:
         if self._database is not None:
@@ -152,7 +155,7 @@ class _LookBackReader:
         self._database: LookBackDatabase | None = None
 
     def read(self) -> Status:
-        from delivery.lookback.operating import count_incidents, count_messages
+        from backlogctl_delivery.lookback.admin import count_incidents, count_messages
 
         if self._database is None:
             self._database = open_look_back(self._config)

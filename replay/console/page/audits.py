@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from markupsafe import Markup
-
 from backlog.ledger import Ledger
 from backlog.ledger.audits import AuditRecord
-from replay.telling.count_plot import draw_counts
+from replay.telling.figures import Figure, make_counts_figure
 
 _ORDER = ("lost", "suspect", "unknown", "clean")
 
@@ -26,7 +24,7 @@ class AuditView:
     findings: tuple[Mapping[str, Any], ...]
     claims: str
     command: str
-    plot: Markup | None
+    plot: Figure | None
 
 
 def read_audits(ledger: Ledger, stream: str) -> tuple[AuditView, ...]:
@@ -49,6 +47,5 @@ def _view(record: AuditRecord) -> AuditView:
         findings=tuple(document.get("findings") or ()),
         claims=str(document.get("claims") or ""),
         command=f"backlogctl audit {record.audit} {record.stream}",
-        # The drawing escapes what is in it.
-        plot=Markup(draw_counts(windows, wide=False)) if windows else None,
+        plot=make_counts_figure(windows) if windows else None,
     )

@@ -13,8 +13,8 @@ from backlog.numbers import format_count, format_duration, format_plural
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus
 
 if TYPE_CHECKING:
-    from delivery.lookback.operating import Count
-    from delivery.outbox.desk import OutboxStatus
+    from backlogctl_delivery.lookback.admin import Count
+    from backlogctl_delivery.outbox.admin import OutboxStatus
 
 
 class Standing(StrEnum):

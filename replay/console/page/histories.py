@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from backlog.values import PartitionSample, Sample
 from monitoring.lag import count_lag
 from monitoring.plots import Series, Threshold
-from replay.console.page.drawings import Drawing, draw
+from replay.telling.figures import Figure
 
 MOST_POINTS = 300
 
@@ -19,14 +19,14 @@ Points = tuple[tuple[datetime, float | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Drawings; None where there are too few samples to show anything.
+    """Figures; None where there are too few samples to show anything.
 
     `left` is None as well where the topic keeps messages for ever, or that is not known.
     """
 
-    lag: Drawing | None = None
-    age: Drawing | None = None
-    left: Drawing | None = None
+    lag: Figure | None = None
+    age: Figure | None = None
+    left: Figure | None = None
 
 
 def read_history(
@@ -48,18 +48,18 @@ def read_history(
     limit, left = None, None
     if retention is not None:
         limit = Threshold(retention.total_seconds(), "retention")
-        left = draw(
+        left = Figure(
+            "Time until retention deletes the oldest unread message, over time",
             (Series("left", measure_left(ages, retention)),),
-            y="seconds",
-            title="Time until retention deletes the oldest unread message, over time",
+            "seconds",
         )
     return History(
-        draw((Series("lag", lag),), y="messages", title="Unread messages over time"),
-        draw(
+        Figure("Unread messages over time", (Series("lag", lag),), "messages"),
+        Figure(
+            "Age of the oldest unread message over time",
             (Series("oldest unread", ages),),
-            y="seconds",
+            "seconds",
             threshold=limit,
-            title="Age of the oldest unread message over time",
         ),
         left,
     )

@@ -11,21 +11,21 @@ from backlog.errors import Refused
 from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
 from backlog.values import Event, Recovery, RecoveryState
 from monitoring.details import format_detail
-from replay.console.page.drawings import Drawing
-from replay.console.page.progress import (
-    Progress,
-    draw_burndown,
-    draw_disks,
-    draw_injection,
-    draw_unread,
-    measure_progress,
-)
 from replay.console.page.statuses import has_runner
 from replay.console.page.words import say_moment, say_word
 from replay.recovery.workspace import Workspace
-from replay.report.collecting import measure_lag
 from replay.telling.documents import tell_plan
 from replay.telling.events import find_finished_starts, name_line
+from replay.telling.figures import (
+    Figure,
+    describe_burndown,
+    describe_disks,
+    describe_injection,
+    describe_lag,
+    list_lag_figures,
+    list_work_figures,
+)
+from replay.telling.progress import Share, describe_progress, find_share
 from replay.telling.standing import find_standing, list_lines
 from replay.telling.value import Telling
 
@@ -45,17 +45,6 @@ _VERIFIED: tuple[tuple[str, str], ...] = (
     ("relayed", "relayed"),
     ("written", "written and handled"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """A step, and how long it took or has been running."""
-
-    name: str
-    state: str
-    began: datetime
-    seconds: float | None
-    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +84,9 @@ class RecoveryPage:
     trouble: str
     alive: bool
     standing: tuple[tuple[str, str], ...]
-    progress: Progress | None
-    steps: tuple[StepRow, ...]
-    drawings: tuple[Drawing, ...]
+    progress: Share | None
+    steps: Sequence[Mapping[str, Any]]
+    figures: tuple[Figure, ...]
     verification: Verification | None
     gap_ids: tuple[str, ...]
     events: tuple[EventRow, ...]
@@ -122,6 +111,8 @@ def read_recovery(
     events, steps = ledger.events.list(recovery.id), ledger.steps.list(recovery.id)
     burndown, chunks = ledger.burndown.list(recovery.id), ledger.chunks.list(recovery.id)
     rows = list_events(events)
+    live = recovery.state is RecoveryState.RUNNING
+    progress = describe_progress(steps, burndown, now, chunks=chunks, live=live)
     return RecoveryPage(
         recovery=recovery,
         plan=plan,
@@ -131,9 +122,9 @@ def read_recovery(
         trouble=describe_trouble(recovery, now),
         alive=has_runner(recovery, now),
         standing=list_standing(workspace, recovery),
-        progress=measure_progress(recovery, burndown, chunks, now),
-        steps=list_steps(recovery, steps, now),
-        drawings=tuple(_draw(workspace, recovery, burndown, chunks, steps)),
+        progress=find_share(recovery, progress),
+        steps=progress["steps"],
+        figures=tuple(_list_figures(workspace, recovery, burndown, chunks, steps, progress)),
         verification=find_verification(steps, events),
         gap_ids=ledger.recoveries.gap_ids(recovery.id),
         events=rows[-MOST_EVENTS:],
@@ -142,22 +133,33 @@ def read_recovery(
     )
 
 
-def _draw(
+def _list_figures(
     workspace: Workspace,
     recovery: Recovery,
     burndown: Sequence[BurndownSample],
     chunks: Sequence[ChunkRecord],
     steps: Sequence[StepRecord],
-) -> Iterator[Drawing]:
+    progress: Mapping[str, Any],
+) -> Iterator[Figure]:
     """How the work went over time; of one that moves what fills the disks, the disks too."""
-    found = [draw_burndown(burndown, steps) or draw_injection(chunks, steps)]
+    document: dict[str, Any] = {
+        "topic": recovery.topic,
+        "group": recovery.group,
+        "burndown": describe_burndown(burndown),
+        "injection": describe_injection(chunks, steps),
+        "steps": progress["steps"],
+        "disks": (),
+        "lag": (),
+        "timeline": {"lines": ()},
+    }
     if _opens_gaps(workspace, recovery):
         ledger, since = workspace.ledger, recovery.created_at - _DISK_LOOK_BACK
         readings = ledger.disks.history(recovery.cluster, since)
-        found.append(draw_disks(readings, recovery.topic, steps))
+        document["disks"] = describe_disks(readings, recovery.topic)
         samples = ledger.samples.history(recovery.stream, since)
-        found.append(draw_unread(measure_lag(samples, "read_committed"), steps))
-    yield from (one for one in found if one is not None)
+        document["lag"] = describe_lag(samples, "read_committed")
+    yield from list_work_figures(document)
+    yield from list_lag_figures(document)
 
 
 def _opens_gaps(workspace: Workspace, recovery: Recovery) -> bool:
@@ -196,22 +198,6 @@ def describe_trouble(recovery: Recovery, now: datetime) -> str:
     if recovery.state is RecoveryState.RUNNING and not has_runner(recovery, now):
         return "no runner is at it: run it again, it goes on where it was"
     return ""
-
-
-def list_steps(
-    recovery: Recovery, steps: Iterable[StepRecord], now: datetime
-) -> tuple[StepRow, ...]:
-    """In the order they began; time passes only while it runs."""
-    running = recovery.state is RecoveryState.RUNNING
-    rows = []
-    for step in steps:
-        state = "done" if step.completed_at else ("running" if running else "stopped")
-        end = step.completed_at or (now if running else None)
-        seconds = None if end is None else max(0.0, (end - step.first_started_at).total_seconds())
-        rows.append(
-            StepRow(say_word(step.step), state, step.first_started_at, seconds, step.attempts)
-        )
-    return tuple(rows)
 
 
 def find_verification(steps: Iterable[StepRecord], events: Iterable[Event]) -> Verification | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backlog.config import Config
-from backlog.visible import show_value
+from backlogctl_delivery.visible import show_value
 from replay.console.page.deliveries import STANDINGS
 from replay.console.page.offsets import LEGEND
 from replay.console.page.words import MEANINGS, list_filters, say_ago

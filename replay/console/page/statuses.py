@@ -13,7 +13,7 @@ from monitoring.board import Board, BoardState, Checkup, MemberLook, SequenceLoo
 from monitoring.doctor.finding import Finding
 from monitoring.looking import judge_stored
 from monitoring.status import GroupStatus
-from monitoring.stopped import tell_stopped
+from monitoring.stopped import with_stopped_warning
 from monitoring.verdicts import Verdict
 from replay.console.page.words import is_stale
 
@@ -93,7 +93,7 @@ class StoredStatuses:
             known = (key, judge_stored(self._ledger, stream, self._config.watch, now))
             self._known[stream.name] = known
         # Not kept: it changes without a new sample.
-        return None if known[1] is None else tell_stopped(self._ledger, known[1])
+        return None if known[1] is None else with_stopped_warning(self._ledger, known[1])
 
 
 class Statuses:

@@ -14,10 +14,11 @@ from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.errors import KafkaFailure
 from backlog.kafka.clients import Properties, assign_partitions, make_admin, make_consumer
-from backlog.kafka.errors import translate, unwrap
+from backlog.kafka.errors import translate
 from backlog.kafka.topics import TopicInfo, describe_topic, list_offsets
 from backlog.numbers import format_plural
-from delivery.checker import Hole, SequenceChecker, Verdict
+from backlogctl_delivery.kafka import unwrap
+from backlogctl_delivery.sequenced.checker import Hole, SequenceChecker, Verdict
 from monitoring.board import SequenceLook
 from replay.console.sequences.settling import Round, Settling
 

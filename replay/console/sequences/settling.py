@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from delivery.checker import Hole
+from backlogctl_delivery.sequenced.checker import Hole
 
 _Chain = tuple[int, str, int]
 

@@ -76,7 +76,9 @@ class SequenceWatch:
         except Exception as error:
             # A round must not end all rounds in silence.
             LOG.exception("%s failed", what)
-            self._fail(stream, f"a fault of the program: {type(error).__name__}")
+            self._fail(
+                stream, f"internal error ({type(error).__name__}); see the log and report it"
+            )
         else:
             self._outages.end(what)
             self._board.put_sequence(stream.name, look)

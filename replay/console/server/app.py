@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI, Request
@@ -30,20 +30,12 @@ def make_app(scrape: Scrape, check: HealthCheck, page: FastAPI | None = None) ->
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="backlog-scrape")
 
     async def show_metrics(request: Request) -> Response:
-        loop = asyncio.get_running_loop()
-        body = scrape.answer()
+        body = await asyncio.get_running_loop().run_in_executor(pool, scrape.answer)
         headers = {"Vary": "Accept-Encoding", "Cache-Control": "no-store"}
         if _takes_gzip(request.headers.get("accept-encoding", "")):
-            data = await loop.run_in_executor(pool, b"".join, body)
             headers["Content-Encoding"] = "gzip"
-            return Response(data, media_type=CONTENT_TYPE, headers=headers)
-
-        async def stream() -> AsyncIterator[bytes]:
-            pieces = _unpack(body)
-            while text := await loop.run_in_executor(pool, next, pieces, b""):
-                yield text
-
-        return StreamingResponse(stream(), media_type=CONTENT_TYPE, headers=headers)
+            return Response(body, media_type=CONTENT_TYPE, headers=headers)
+        return StreamingResponse(_unpack(body), media_type=CONTENT_TYPE, headers=headers)
 
     # It waits for nobody.
     async def show_life() -> Response:
@@ -81,14 +73,10 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-def _unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _unpack(packed: bytes) -> Iterator[bytes]:
     """The text, piece by piece: all of it at once may be tens of megabytes."""
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    for piece in pieces:
-        left = piece
-        while left:
-            if text := inflate.decompress(left, 1 << 20):
-                yield text
-            left = inflate.unconsumed_tail
-    if text := inflate.flush():
-        yield text
+    while packed:
+        yield inflate.decompress(packed, 1 << 20)
+        packed = inflate.unconsumed_tail
+    yield inflate.flush()

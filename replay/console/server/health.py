@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from threading import Thread
 from typing import Any, Protocol
 
 from monitoring.board import Board, BoardState
@@ -15,14 +16,6 @@ INTERVALS = 3
 HANGS_AFTER = timedelta(minutes=5)
 HANGS_INTERVALS = 10
 STREAMS_LOOP = "backlog-streams"
-
-
-class ThreadLike(Protocol):
-    """A thread that samples."""
-
-    @property
-    def name(self) -> str: ...
-    def is_alive(self) -> bool: ...
 
 
 class LedgerLike(Protocol):
@@ -53,7 +46,7 @@ class HealthCheck:
     ledger: LedgerLike
     interval: timedelta
     clusters: Collection[str]
-    threads: Sequence[ThreadLike] = field(default_factory=list)
+    threads: Sequence[Thread] = field(default_factory=list)
     with_streams: Collection[str] = ()
 
     def check_life(self) -> Health:

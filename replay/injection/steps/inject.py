@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
+from backlog.clock import utc_now
 from backlog.errors import Refused
 from backlog.step import Step
 from backlog.values import GapState
 from replay.injection.context import InjectionContext
 from replay.injection.ledger import make_job
 from replay.recovery.brakes import check_brakes
+from replay.telling.progress import measure_injection
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from spark_backfill.injection.brakes import InjectionProgress
     from spark_backfill.injection.writer import ChunkResult
+
+_KEPT = 10_000
 
 
 class Inject(Step[InjectionContext]):
@@ -85,6 +92,8 @@ class _Tracker:
 
     def __init__(self, context: InjectionContext) -> None:
         self._context = context
+        # The page measures the same rate of the ledger's copy.
+        self._done: deque[tuple[datetime, int]] = deque(maxlen=_KEPT)
         self._counts = context.found.setdefault("counts", {"injected": 0, "skipped": 0})
 
     def note_chunk(self, result: ChunkResult) -> None:
@@ -97,10 +106,13 @@ class _Tracker:
         )
         name = "skipped" if result.outcome is Outcome.SKIPPED else "injected"
         self._counts[name] += result.count
+        if result.outcome is Outcome.INJECTED:
+            self._done.append((utc_now(), result.count))
 
     def note_progress(self, progress: InjectionProgress) -> None:
         """Called after each wave."""
         bar = self._context.bar
         bar.say("injecting")
         done = progress.injected + progress.skipped
-        bar.move(done, rate=progress.rate, eta=progress.eta_seconds)
+        rate = measure_injection(self._done, utc_now())
+        bar.move(done, rate=rate or 0.0, eta=progress.left / rate if rate else None)

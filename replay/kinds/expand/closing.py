@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure, Refused
 from backlog.kafka.clients import make_admin
 from backlog.numbers import format_plural
 from backlog.values import Certainty
+from backlogctl_delivery.crashpoints import reach
 from fanout.quiet import await_empty
 from fanout.relay.fencing import fence_relays
 from fanout.relay.guard import find_others, refuse_others

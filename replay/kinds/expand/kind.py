@@ -86,9 +86,12 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: ExpandPlan | None = None
     ) -> tuple[Right, ...]:
         """A temporary topic is made and deleted, and offsets of two groups are committed."""
-        from replay.kinds.expand.rights import list_expanding
+        from replay.around.rights import select_rights
 
-        return list_expanding(config, stream, recovery_id, plan)
+        holds = plan is None or bool(plan.hold.changes)
+        parts = "see raise expand" if holds else "see expand"
+        prefix = (plan or config.kafka_ledger).transactional_prefix
+        return select_rights(parts, stream, recovery_id, prefix=prefix)
 
     @property
     def context(self) -> type[RunContext[ExpandPlan]]:

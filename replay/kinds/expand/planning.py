@@ -36,6 +36,7 @@ from replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe
 from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
 from replay.kinds.expand.pacing import watch_pace
 from replay.kinds.expand.plan import (
+    NAME,
     ExpandPlan,
     PlannedCanary,
     PlannedDisk,
@@ -44,7 +45,6 @@ from replay.kinds.expand.plan import (
     SettingChange,
     TemporaryLayout,
 )
-from replay.kinds.expand.rights import list_expanding
 from replay.kinds.expand.sentences import (
     Facts,
     describe_created,
@@ -96,7 +96,7 @@ def plan_expand(
     refuse_active(workspace, stream)
     refuse_group_type(workspace, stream)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    rights = list_expanding(workspace.config, stream, recovery_id, None)
+    rights = workspace.kinds.get(NAME).list_rights(workspace.config, stream, recovery_id)
     told = require_rights(workspace, stream, rights)
     if options.rate is None:
         watch_pace(workspace, stream, say)

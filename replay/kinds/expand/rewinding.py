@@ -6,11 +6,11 @@ While the source still has the messages, nothing that is only in the temporary t
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import KafkaFailure, Refused
 from backlog.kafka.admin import committed_offsets, list_offsets, set_group_offsets
 from backlog.kafka.clients import make_admin
 from backlog.numbers import format_plural
+from backlogctl_delivery.crashpoints import reach
 from fanout.quiet import await_empty
 from fanout.relay.fencing import fence_relays
 from replay.kinds.expand.closing import end_consumers

@@ -18,9 +18,8 @@ from backlog.progress import Ticker
 from backlog.values import Recovery
 from replay.telling.burndown import draw_progress
 from replay.telling.events import name_step
-from replay.telling.layout import Folded, print_line
+from replay.telling.layout import Folded, Text, print_line
 from replay.telling.progress import describe_progress
-from replay.telling.texts import Text
 
 _REDRAWS_PER_SECOND = 2
 _KEPT = 2_000

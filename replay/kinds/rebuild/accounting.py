@@ -25,7 +25,7 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     recovery, counts = record.recovery, plan.outcome.counts
     if not plan.delivers:
         return _account_elsewhere(plan, record)
-    done = format_plural(recovery.injected, plan.noun)
+    done = format_plural(recovery.injected, "lost message")
     cancelled = "It was cancelled before anything was put back. The gaps are open again."
     if recovery.injected:
         cancelled = (
@@ -36,7 +36,7 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     read = record.find_last(READ_BACK)
     matched = read.detail.get("matched") if read else None
     return Account(
-        aim=f"to put {format_plural(counts.rebuilt, plan.noun)} of topic {plan.topic} back",
+        aim=f"to put {format_plural(counts.rebuilt, 'lost message')} of topic {plan.topic} back",
         achieved=f"{done} of topic {plan.topic} put back, each once",
         verified=f"They are at the ends of their partitions for group {plan.group}. All of them "
         "were read back: once each, with the bytes that were approved.",
@@ -46,7 +46,6 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
         figures=(
             ("lost at most", f"{counts.expected:,}"),
             ("rebuilt", f"{counts.rebuilt:,}"),
-            *((("from the archive", f"{counts.from_archive:,}"),) if counts.from_archive else ()),
             ("put back", f"{recovery.injected:,}"),
             *((("read back as staged", f"{matched:,}"),) if matched is not None else ()),
         ),
@@ -69,7 +68,7 @@ def _account_elsewhere(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     matched = read.detail.get("matched") if read else None
     gone = "the rehearsal's topic is deleted" if rehearses else f"{sent} stay where they were sent"
     return Account(
-        aim=f"to send {format_plural(counts.rebuilt, plan.noun)} of topic {plan.topic} to "
+        aim=f"to send {format_plural(counts.rebuilt, 'lost message')} of topic {plan.topic} to "
         f"{where}: {word}",
         achieved=f"{sent} of topic {plan.topic} sent to {where}, each once: {word}",
         verified="All of them were read back there: once each, with the bytes that were approved. "

@@ -1,19 +1,17 @@
-"""Which gaps a rebuild takes, and from where: rows of the table, or messages of an archive."""
+"""Which gaps a rebuild takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backlog.config import Stream
 from backlog.errors import Refused, UsageError
 from backlog.kafka.admin import TopicInfo
-from backlog.ledger import ArchiveRecord
 from backlog.numbers import format_plural
-from backlog.values import Cause, Gap, GapState, RecoveryState
-from replay.injection.unprocessed import is_in_log, suggest_plan
-from replay.kinds.rebuild.losses import touches
-from replay.kinds.rebuild.plan import NAME, RebuildPlan
+from backlog.values import Cause, Gap, GapState
+from replay.injection.archived import find_archive, list_archives, list_free, suggest_redrive
+from replay.injection.unprocessed import is_in_log
 from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ _REPAIRABLE = (
     *(Cause.EXPIRED, Cause.SKIPPED, Cause.DISCARDED),
     *(Cause.PRODUCER_GAP, Cause.UNPROCESSED),
 )
+_BUSY = (GapState.PLANNED, GapState.STAGED, GapState.INJECTED)
 NO_SOURCE = "the stream has no source table to rebuild it from"
 
 
@@ -31,31 +30,13 @@ def take_every(_: Gap) -> bool:
     return True
 
 
-def list_archives(ledger: Ledger, topic_id: str) -> tuple[ArchiveRecord, ...]:
-    """Of a topic, whoever drained it."""
-    return tuple(record for record in ledger.archives.list() if record.topic_id == topic_id)
-
-
-def find_archive(gap: Gap, archives: Iterable[ArchiveRecord]) -> ArchiveRecord | None:
-    """The archive that has all of a gap's messages: its own, or one of the same offsets."""
-    if gap.sequences is not None:
-        return None  # it never had offsets
-    for record in archives:
-        own = gap.archive == record.recovery_id
-        there = gap.archive is None and record.purged_at is None
-        if (own or there) and record.topic_id == gap.topic_id and _holds(record, gap):
-            return record
-    return None
-
-
 def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None) -> tuple[Gap, ...]:
-    """Gaps of a stream that a rebuild would take now: open ones, and those that wait in an archive.
+    """Open gaps of a stream that a rebuild would take now.
 
     Args:
         topic_id: that the topic has now; None leaves that to the plan.
     """
-    found = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    known = (*found, *ledger.gaps.list_waiting(stream.name))
+    known = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
     return tuple(gap for gap in known if not say_why_not(ledger, gap, stream, topic_id))
 
 
@@ -70,7 +51,7 @@ def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None =
     if gap.group != stream.group:
         return f"it is of group {gap.group}, and the stream's group is {stream.group}"
     if is_in_log(ledger, gap):
-        return f"the log still has its messages: `{suggest_plan(ledger, gap)}` puts them back"
+        return f"the log still has its messages: `{suggest_redrive(ledger, gap)}` puts them back"
     if gap.sequences is not None:
         return _say_why_unsent(gap, stream)
     record = find_archive(gap, list_archives(ledger, gap.topic_id))
@@ -81,9 +62,12 @@ def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None =
         )
     if record is None and gap.archive is not None:
         return f"its archive {gap.archive} is not on record"
-    if record is None and stream.source is None and not _was_put_back(ledger, gap, stream):
-        return NO_SOURCE
-    return ""
+    if record is not None:
+        return (
+            f"its messages are in archive {record.recovery_id}: `{suggest_redrive(ledger, gap)}` "
+            "puts them back"
+        )
+    return NO_SOURCE if stream.source is None else ""
 
 
 def _say_why_unsent(gap: Gap, stream: Stream) -> str:
@@ -103,17 +87,14 @@ def choose_gaps(
 ) -> tuple[tuple[Gap, ...], list[str]]:
     """The gaps to repair, and what is to be said about the others.
 
-    Open ones, those that wait in an archive, and those of an older plan that nobody approved: the
-    new plan takes its place.
+    Open ones, and those of an older plan that nobody approved: the new plan takes its place.
 
     Raises:
         UsageError: a gap that was named cannot be repaired.
         Refused: there is nothing to repair.
     """
     ledger = workspace.ledger
-    free = {gap.id for gap in ledger.gaps.list_waiting(stream.name)}
-    for recovery in ledger.recoveries.list(stream.name, [RecoveryState.PLANNED]):
-        free.update(ledger.recoveries.gap_ids(recovery.id))
+    free = {gap.id for gap in list_free(ledger, stream)}
     known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name) if wants(gap)}
     for gap_id in wanted:
         if gap_id not in known:
@@ -125,11 +106,8 @@ def choose_gaps(
     chosen: list[Gap] = []
     warnings: list[str] = []
     for gap in known.values():
-        is_free = gap.state is GapState.OPEN or (
-            gap.state in (GapState.PLANNED, GapState.STAGED) and gap.id in free
-        )
         why = f"it is {gap.state}"
-        if is_free:
+        if is_free := gap.id in free:
             why = say_why_not(ledger, gap, stream, topic.topic_id)
         if not why and (not wanted or gap.id in wanted):
             chosen.append(gap)
@@ -142,7 +120,10 @@ def choose_gaps(
         elif is_free and not wanted:
             warnings.append(f"gap {gap.id} (partition {gap.partition}) is left out: {why}")
     if not chosen:
-        raise _refuse_nothing(stream, list(known.values()), warnings)
+        busy = [gap for gap in known.values() if gap.state in _BUSY and gap.id not in free]
+        elsewhere = {gap.id: suggest_redrive(ledger, gap) for gap in known.values()}
+        commands = [elsewhere[gap_id] for gap_id in sorted(free & set(elsewhere))]
+        raise _refuse_nothing(stream, warnings, list(filter(None, commands)), is_busy=bool(busy))
     return _choose_sort(chosen, warnings)
 
 
@@ -158,11 +139,11 @@ def _choose_sort(chosen: list[Gap], warnings: list[str]) -> tuple[tuple[Gap, ...
     return others or unsent, warnings
 
 
-def _refuse_nothing(stream: Stream, known: Sequence[Gap], warnings: Sequence[str]) -> Refused:
+def _refuse_nothing(
+    stream: Stream, warnings: Sequence[str], commands: Sequence[str], *, is_busy: bool
+) -> Refused:
     subject = f"stream {stream.name}"
-    busy = [gap for gap in known if gap.state in (GapState.PLANNED, GapState.STAGED)]
-    busy += [gap for gap in known if gap.state is GapState.INJECTED]
-    if busy:
+    if is_busy:
         return Refused(
             "every gap belongs to a recovery already",
             subject=subject,
@@ -172,28 +153,7 @@ def _refuse_nothing(stream: Stream, known: Sequence[Gap], warnings: Sequence[str
         return Refused(
             f"no gap can be rebuilt: {'; '.join(warnings)}",
             subject=subject,
-            hint="`backlogctl waive` closes a gap that needs no recovery",
+            hint=" and ".join(f"`{command}`" for command in dict.fromkeys(commands))
+            or "`backlogctl waive` closes a gap that needs no recovery",
         )
     return Refused("nothing is lost, so there is nothing to rebuild", subject=subject)
-
-
-def _holds(record: ArchiveRecord, gap: Gap) -> bool:
-    assert gap.start is not None
-    assert gap.end is not None
-    return any(
-        item.partition == gap.partition and item.start <= gap.start and gap.end <= item.end
-        for item in record.ranges
-    )
-
-
-def _was_put_back(ledger: Ledger, gap: Gap, stream: Stream) -> bool:
-    """Whether messages of an archive were put back there: the archive has them still (P2.12)."""
-    for recovery in ledger.recoveries.list(stream.name):
-        if recovery.kind != NAME or not recovery.injected:
-            continue
-        plan = RebuildPlan.read(recovery.plan)
-        if not plan.delivers or not plan.outcome.counts.from_archive:
-            continue
-        if any(touches(record, [gap]) for record in ledger.chunks.list(recovery.id)):
-            return True
-    return False

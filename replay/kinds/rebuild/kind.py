@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Config, Stream
+from backlog.config import Stream
 from backlog.errors import Refused
 from backlog.numbers import format_plural
 from backlog.values import Gap, Recovery
@@ -23,7 +23,6 @@ from replay.telling.account import Account, RecoveryRecord
 from replay.telling.value import Telling
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
     from backlog.ledger import Ledger
 
 SURPLUS = "surplus"
@@ -74,8 +73,7 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
     def suggest(
         self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
     ) -> bool:
-        """Where a gap is open, or waits in an archive, that can be put back; any other stays until
-        a person waives it."""
+        """Where a gap is open that rows can fill; any other stays until a person waives it."""
         from replay.kinds.rebuild.choosing import list_repairable
 
         return bool(list_repairable(ledger, stream, topic_id))
@@ -83,18 +81,6 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
     def is_configured(self, stream: Stream) -> bool:
         """There is a table to rebuild from."""
         return stream.source is not None
-
-    def list_rights(
-        self, config: Config, stream: Stream, recovery_id: str, plan: RebuildPlan | None = None
-    ) -> tuple[Right, ...]:
-        """The topic and the Kafka ledger are written in transactions."""
-        from replay.injection.rights import list_rehearsing
-        from replay.kinds.rebuild.rights import list_rebuilding
-
-        if plan is None:
-            optional = list_rehearsing(stream.topic, recovery_id, needed=False)
-            return (*list_rebuilding(config, stream, recovery_id), *optional)
-        return list_rebuilding(config, stream, recovery_id, plan)
 
     def tell(self, plan: RebuildPlan, recovery: Recovery) -> Telling:
         """What will be put back, and why."""
@@ -123,8 +109,6 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         if not plan.delivers:
             return "the gaps are as they were: it sent nothing to the stream's own topic"
         told = "its gaps are open again"
-        if any(gap.archive for gap in plan.gaps):
-            told = "its gaps are open, or wait in their archive, as before"
         if not recovery.injected:
             return told
         were = "was" if recovery.injected == 1 else "were"

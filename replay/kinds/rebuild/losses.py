@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from backlog.clock import read_time
-from backlog.ledger.chunks import ChunkRecord
 from backlog.values import EdgeTimes, Gap, Sample
 from monitoring.timeline import Timeline
-from replay.injection.plan import InjectionPlan
+from replay.injection.archived import touches
+from replay.injection.prior import locate_chunks
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.recovery.plan import Plan
 from replay.recovery.workspace import Workspace
@@ -79,35 +79,18 @@ def locate_prior(
     Raises:
         Refused: a plan of an earlier recovery cannot be read.
     """
-    located = {(chunk.recovery_id, chunk.slot, chunk.number): chunk for chunk in prior}
-    ids = {chunk.recovery_id for chunk in prior}
-    since: datetime | None = None
-    for recovery in workspace.ledger.recoveries.list() if ids else ():
-        if recovery.id not in ids:
-            continue
-        plan = workspace.plan_of(recovery)
-        if not isinstance(plan, InjectionPlan) or not plan.delivers:
-            continue
-        if not gaps or plan.topic_id != gaps[0].topic_id:
-            continue
-        # Put back for another group, this one may have read the messages that they are copies of.
-        same_group = recovery.group == gaps[0].group
-        again = False
-        for record in workspace.ledger.chunks.list(recovery.id):
-            place = (recovery.id, record.chunk.slot, record.chunk.number)
-            if place not in located:
-                continue
-            located[place] = replace(
-                located[place],
-                count=record.chunk.count,
-                first_offset=record.first_offset,
-                last_offset=record.last_offset,
-                same_group=same_group,
-            )
-            again = again or (same_group and touches(record, gaps))
-        if again and (begun := _find_first_time(plan)) is not None:
-            since = begun if since is None else min(since, begun)
-    return tuple(located.values()), since
+    if not gaps:
+        return tuple(prior), None
+    located = locate_chunks(workspace, prior, gaps[0].topic_id, gaps[0].group)
+    # Put back for another group, this one may have read the messages that they are copies of.
+    again = {
+        chunk.recovery_id
+        for chunk in located
+        if chunk.same_group and touches(chunk.slot, chunk.first_offset, chunk.last_offset, gaps)
+    }
+    plans = [workspace.plan_of(workspace.ledger.recoveries.get(name)) for name in sorted(again)]
+    begun = [first for plan in plans if (first := _find_first_time(plan)) is not None]
+    return located, min(begun, default=None)
 
 
 def _find_first_time(plan: Plan) -> datetime | None:
@@ -117,18 +100,3 @@ def _find_first_time(plan: Plan) -> datetime | None:
         return None
     lower = plan.outcome.bounds[0]
     return datetime(1970, 1, 1, tzinfo=UTC) if lower is None else read_time(lower)
-
-
-def touches(record: ChunkRecord, gaps: Iterable[Gap]) -> bool:
-    """Whether some of the chunk's messages may lie in a gap."""
-    first, last = record.first_offset, record.last_offset
-    if first is None or last is None:
-        return False
-    return any(
-        gap.partition == record.chunk.slot
-        and gap.start is not None
-        and gap.end is not None
-        and gap.start <= last
-        and first < gap.end
-        for gap in gaps
-    )

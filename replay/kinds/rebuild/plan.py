@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from backlog.values import Gap, SequenceRange
 from replay.injection.plan import InjectionPlan
@@ -11,17 +11,13 @@ from replay.kinds.rebuild.options import RebuildOptions
 from replay.recovery.plan import PlanPart
 from spark_backfill.request import RebuildOutcome
 
-if TYPE_CHECKING:
-    from backlog.ledger import ArchiveRecord
-
 NAME: Final = "rebuild"
 
 
 class PlannedGap(PlanPart):
     """A lost range `[start, end)` as it was when the plan was made.
 
-    `archive` is where its messages are taken from; None for rows of the table. `sequences` are
-    those of messages that never had an offset: then `start` and `end` are 0.
+    `sequences` are those of messages that never had an offset: then `start` and `end` are 0.
     """
 
     id: str
@@ -30,7 +26,6 @@ class PlannedGap(PlanPart):
     end: int
     cause: str = "expired"
     certainty: str = "exact"
-    archive: str | None = None
     sequences: SequenceRange | None = None
 
     @property
@@ -47,7 +42,7 @@ class PlannedGap(PlanPart):
         return f"{self.start:,}–{self.end - 1:,}"
 
     @classmethod
-    def freeze(cls, gap: Gap, record: ArchiveRecord | None = None) -> PlannedGap:
+    def freeze(cls, gap: Gap) -> PlannedGap:
         """A gap whose range is known."""
         assert gap.count is not None
         return cls(
@@ -57,7 +52,6 @@ class PlannedGap(PlanPart):
             end=gap.end or 0,
             cause=str(gap.cause),
             certainty=str(gap.certainty),
-            archive=None if record is None else record.recovery_id,
             sequences=gap.sequences,
         )
 
@@ -90,17 +84,6 @@ class RebuildPlan(InjectionPlan):
     def slots(self) -> tuple[int, ...]:
         """The partitions of the target that get messages: one slot each."""
         return self.outcome.slots or tuple(row.partition for row in self.outcome.partitions)
-
-    @property
-    def is_archived(self) -> bool:
-        """Whether all of it lies in archives: then nothing was lost."""
-        counts = self.outcome.counts
-        return 0 < counts.from_archive == counts.rebuilt
-
-    @property
-    def noun(self) -> str:
-        """What it puts back, for a sentence."""
-        return "archived message" if self.is_archived else "lost message"
 
     @property
     def message_count(self) -> int:

@@ -12,20 +12,21 @@ from backlog.errors import UsageError
 from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
 from backlog.kafka.readers import TopicReaders
 from backlog.ledger import ArchiveRecord
-from backlog.values import Cause, Gap, OffsetRange, Recovery, Sample
+from backlog.values import Cause, Gap, Recovery, Sample
 from replay.around.observation import look_at_stream, read_history
 from replay.around.rights import require_rights
 from replay.injection import ledger as injection
+from replay.injection.archived import list_archived, list_archives, suggest_redrive
 from replay.injection.checks import warn_about_readers
 from replay.injection.plan import To
 from replay.injection.rehearsals import clear_rehearsals, name_superseded
+from replay.injection.rights import list_sending
 from replay.injection.storing import stage_and_store
-from replay.kinds.rebuild.choosing import choose_gaps, find_archive, list_archives, take_every
+from replay.kinds.rebuild.choosing import choose_gaps, take_every
 from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
 from replay.kinds.rebuild.options import RebuildOptions
 from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
 from replay.kinds.rebuild.put_back import leave_out_put_back
-from replay.kinds.rebuild.rights import list_rebuilding
 from replay.kinds.rebuild.targets import Target, find_target
 from replay.recovery.approval import approve_automatically
 from replay.recovery.guards import (
@@ -60,36 +61,12 @@ class Losses:
     warnings: list[str] = field(default_factory=list)
     archives: tuple[ArchiveRecord, ...] = ()
 
-    @property
-    def archived(self) -> tuple[Gap, ...]:
-        """Gaps whose messages lie in an archive."""
-        return tuple(gap for gap in self.gaps if find_archive(gap, self.archives))
-
-    @property
-    def rows(self) -> tuple[Gap, ...]:
-        """The others: their messages are made from rows, or were put back before."""
-        held = {gap.id for gap in self.archived}
-        return tuple(gap for gap in self.gaps if gap.id not in held)
-
     def list_sources(self) -> tuple[ArchiveSource, ...]:
-        """The archives that are there still, with what is taken from each."""
+        """The archives that are there still."""
         from spark_backfill.request import ArchiveSource
 
-        taken: dict[str, list[OffsetRange]] = {}
-        for gap in self.archived:
-            record = find_archive(gap, self.archives)
-            assert record is not None
-            assert gap.start is not None
-            assert gap.end is not None
-            place = OffsetRange(gap.partition, gap.start, gap.end)
-            taken.setdefault(record.recovery_id, []).append(place)
         return tuple(
-            ArchiveSource(
-                record.recovery_id,
-                record.location,
-                record.manifest_sha256,
-                tuple(taken.get(record.recovery_id, ())),
-            )
+            ArchiveSource(record.recovery_id, record.location, record.manifest_sha256)
             for record in self.archives
             if record.purged_at is None
         )
@@ -114,12 +91,8 @@ def plan_rebuild(
         UsageError: the stream has no source, or a gap cannot be chosen.
         Refused: nothing is lost, a guard says no, or another recovery is in the way.
     """
-    if stream.source is None and not workspace.ledger.archives.list(with_purged=False):
-        raise UsageError(
-            "it has no source table to rebuild from, and no archive",
-            subject=f"stream {stream.name}",
-            hint=f"add `streams.{stream.name}.source`; see docs/configuration.md",
-        )
+    if stream.source is None:
+        raise _refuse_source(workspace, stream)
     check_denied(workspace, stream)
     refuse_active(workspace, stream)
     refuse_group_type(workspace, stream)
@@ -127,7 +100,7 @@ def plan_rebuild(
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     target = find_target(workspace, stream, options.to, recovery_id)
     planned = None if target is None else target.planned
-    rights = list_rebuilding(workspace.config, stream, recovery_id, target=planned)
+    rights = list_sending(workspace.config, stream, recovery_id, None, planned)
     told = require_rights(workspace, stream, rights)
     say("looking at the topic")
     losses = observe_losses(workspace, stream, options, wants)
@@ -149,6 +122,18 @@ def plan_rebuild(
     )
     clear_staging(workspace)
     return approve_automatically(workspace, recovery)
+
+
+def _refuse_source(workspace: Workspace, stream: Stream) -> UsageError:
+    archived = list_archived(workspace.ledger, stream)
+    hint = f"add `streams.{stream.name}.source`; see docs/configuration.md"
+    if archived:
+        hint = f"`{suggest_redrive(workspace.ledger, archived[0].gap)}` puts back what is archived"
+    return UsageError(
+        f"stream {stream.name} has no source table to rebuild from",
+        subject=f"stream {stream.name}",
+        hint=hint,
+    )
 
 
 def fingerprint_stream(stream: Stream) -> dict[str, Any]:
@@ -197,14 +182,13 @@ def _compute_plan(
         _, elsewhere = injection.freeze_ledger(
             workspace, stream, options.allow, target.planned.topic, target.planned.topic_id or ""
         )
-    rows, sources = losses.rows, losses.list_sources()
+    sources = losses.list_sources()
     prior, read_since = locate_prior(workspace, prior, losses.gaps)
     growth = find_growth(losses.history, losses.topic.topic_id)
-    if rows and stream.source is not None:
-        from spark_backfill.sources.reflection import require_tables
+    from spark_backfill.sources.reflection import require_tables
 
-        say("looking at the source")
-        require_tables(config.sources, stream)
+    say("looking at the source")
+    require_tables(config.sources, stream)
     from spark_backfill.spark.kafka_options import make_java_options
 
     make_java_options(properties)  # refuses now what Spark could not use
@@ -228,8 +212,7 @@ def _compute_plan(
             client_properties=properties,
             partitions=losses.topic.partitions,
             topic_config=losses.topic.config if target is None else target.limit(losses.topic),
-            gaps=rows,
-            archived=losses.archived,
+            gaps=losses.gaps,
             archives=sources,
             target=None if target is None else (target.planned.topic, target.planned.partitions),
             staging_root=config.staging.dir,
@@ -238,7 +221,7 @@ def _compute_plan(
             allow=frozenset(options.allow),
             prior=prior,
             elsewhere=elsewhere,
-            edge_times=date_edges(rows, losses.history),
+            edge_times=date_edges(losses.gaps, losses.history),
             bookmarks=workspace.ledger.bookmarks.list(
                 stream.name, stream.group, losses.topic.topic_id
             ),
@@ -255,8 +238,7 @@ def _compute_plan(
     warnings = [*losses.warnings, *outcome.warnings]
     # Who gets the messages besides: of another topic its readers, all of them.
     readers, mine = (losses.readers, stream.group) if target is None else (target.readers, "")
-    if rows and stream.source is not None:
-        warnings += map(_describe_growth, growth)
+    warnings += map(_describe_growth, growth)
     warnings += _compare_log_starts(workspace, stream, losses)
     return RebuildPlan(
         stream=stream.name,
@@ -265,9 +247,7 @@ def _compute_plan(
         topic_id=losses.topic.topic_id,
         partition_count=losses.topic.partitions,
         group=stream.group,
-        gaps=tuple(
-            PlannedGap.freeze(gap, find_archive(gap, losses.archives)) for gap in losses.gaps
-        ),
+        gaps=tuple(map(PlannedGap.freeze, losses.gaps)),
         target=None if target is None else target.planned,
         # How long it took is not a part of what is approved.
         outcome=replace(outcome, seconds={}),

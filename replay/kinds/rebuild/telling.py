@@ -17,22 +17,15 @@ from replay.telling.value import Action, Count, Fact, Row, Table, Telling
 _COUNTS = {
     "expected": ("lost offsets (at most)", "", True),
     "candidates": ("rows read from the source", "", True),
-    "archived": ("archived messages of these gaps", "", False),
     "surviving": ("still in the topic", "−", False),
     "consumed": ("handled by the consumer", "−", False),
     "already_injected": ("put back by earlier recoveries", "−", False),
     "outside": ("in no gap: the group has read them", "−", False),
     "rebuilt": ("rebuilt", "", True),
-    "from_archive": ("of them as they were, from the archive", "", False),
     "collapsed": ("collapsed (newer state of the same row)", "", False),
     "quarantined": ("quarantined", "", False),
     "surplus": ("surplus", "", False),
     "shortfall": ("shortfall", "", False),
-}
-# Where all of it lies in archives nothing was lost.
-_ARCHIVED = {
-    "expected": ("drained offsets (at most)", "", True),
-    "rebuilt": ("to be put back", "", True),
 }
 _SHOWN_DIFFERENCES = 2
 WITHIN = "within"
@@ -50,10 +43,8 @@ def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
         reasons=outcome.reasons,
         counts=tuple(
             Count(name, value, words, sign, strong=name == "rebuilt")
-            for name, (words, sign, always) in (
-                {**_COUNTS, **_ARCHIVED} if plan.is_archived else _COUNTS
-            ).items()
-            if (value := getattr(outcome.counts, name)) or (always and _is_about(plan, name))
+            for name, (words, sign, always) in _COUNTS.items()
+            if (value := getattr(outcome.counts, name)) or always
         ),
         tables=(_draw_partitions(plan), _draw_ranges(plan)),
         facts=_list_facts(plan),
@@ -66,11 +57,6 @@ def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
     )
 
 
-def _is_about(plan: RebuildPlan, name: str) -> bool:
-    """Whether a count says something where it is zero: of rows nothing, where none was read."""
-    return name != "candidates" or not plan.outcome.counts.archived
-
-
 def _say_request(plan: RebuildPlan, recovery: Recovery) -> str:
     count = format_plural(plan.message_count, "message")
     if plan.delivers:
@@ -79,7 +65,7 @@ def _say_request(plan: RebuildPlan, recovery: Recovery) -> str:
 
 
 def _say_summary(plan: RebuildPlan) -> str:
-    count = format_plural(plan.message_count, plan.noun)
+    count = format_plural(plan.message_count, "lost message")
     if plan.delivers:
         return f"Puts {count} back into topic {plan.topic}."
     where = say_target(plan.target, plan.topic)
@@ -152,8 +138,7 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
                 str(gap.partition),
                 gap.place,
                 format_count(gap.count),
-                f"{gap.cause}, {gap.certainty}".replace("_", " ")
-                + (f", in {gap.archive}" if gap.archive else ""),
+                f"{gap.cause}, {gap.certainty}".replace("_", " "),
             ),
             gap.count,
         )
@@ -165,11 +150,7 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
 
 def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     outcome = plan.outcome
-    facts = []
-    if outcome.counts.from_archive:
-        facts.append(Fact("archive", _say_archived(plan), decides=True))
-    if outcome.counts.candidates or not outcome.counts.archived:
-        facts.append(Fact("proof", _say_proof(plan), decides=True))
+    facts = [Fact("proof", _say_proof(plan), decides=True)]
     if outcome.evidence:
         facts.append(Fact("evidence", outcome.evidence))
     if outcome.uncertain.count:
@@ -184,36 +165,11 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     facts.append(
         Fact(
             "messages",
-            f"{_say_fidelity(plan)}, staged in {say_staged(outcome.chunks, outcome.bytes)}",
+            f"{outcome.fidelity}, staged in {say_staged(outcome.chunks, outcome.bytes)}",
         )
     )
     facts.append(Fact("put back", say_when(plan), decides=True))
     return tuple(facts)
-
-
-def _say_archived(plan: RebuildPlan) -> str:
-    """What comes from archives, and that holes in them are no loss."""
-    counts = plan.outcome.counts
-    named = sorted({gap.archive for gap in plan.gaps if gap.archive is not None})
-    told = f"{format_plural(counts.from_archive, 'message')} as they were"
-    if named:
-        told += f", from {', '.join(named)}, whose files were verified"
-    if holes := counts.archived_holes:
-        told += (
-            f"; {format_plural(holes, 'offset')} of these ranges held no message (control records, "
-            "aborted or compacted): nothing is missing there"
-        )
-    return told
-
-
-def _say_fidelity(plan: RebuildPlan) -> str:
-    """`original`, or `30 original, 60 restated`."""
-    outcome = plan.outcome
-    made = outcome.counts.rebuilt - outcome.counts.from_archive
-    if not made or not outcome.counts.from_archive or outcome.fidelity == "original":
-        return outcome.fidelity
-    kept = format_count(outcome.counts.from_archive)
-    return f"{kept} original, {format_count(made)} {outcome.fidelity}"
 
 
 def _say_proof(plan: RebuildPlan) -> str:

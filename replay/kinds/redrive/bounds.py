@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from backlog.errors import UsageError
 from backlog.values import OffsetRange
+from replay.injection.archived import ARCHIVE
 from replay.injection.unprocessed import WORD
 from replay.kinds.redrive.options import RedriveOptions
 
@@ -23,6 +24,8 @@ def require_bounds(options: RedriveOptions) -> None:
         UsageError
     """
     bounds = ("since", "until", "offsets", "key", "where", "everything")
+    if takes_waiting(options):
+        return
     if options.source == WORD:
         if said := [name for name in bounds if getattr(options, name)]:
             raise UsageError(
@@ -38,6 +41,22 @@ def require_bounds(options: RedriveOptions) -> None:
         subject="plan redrive",
         hint="--since or --until, --offsets, --key; or --all for everything that is there",
     )
+
+
+def takes_waiting(options: RedriveOptions) -> bool:
+    """Whether no bound is said of an archive: what waits in it is put back, and nothing else."""
+    said = (options.since, options.until, options.offsets, options.everything)
+    return is_unfiltered(options) and is_archive(options) and not any(said)
+
+
+def is_archive(options: RedriveOptions) -> bool:
+    """Whether an archive is read."""
+    return (options.source or "").startswith(f"{ARCHIVE}:")
+
+
+def is_unfiltered(options: RedriveOptions) -> bool:
+    """Whether every message of the offsets is meant."""
+    return not (options.since or options.until or options.key or options.where)
 
 
 def read_offsets(said: Sequence[str], partitions: int) -> tuple[OffsetRange, ...]:

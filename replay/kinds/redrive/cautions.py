@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backlog.config import Stream
 from backlog.numbers import format_plural
+from replay.injection.archived import suggest_redrive
 from replay.injection.checks import warn_about_readers
 from replay.kinds.redrive.seen import Seen
 from replay.recovery.workspace import Workspace
@@ -22,7 +23,7 @@ def list_cautions(
     told = list(outcome.warnings)
     if seen.target is None:
         told += warn_about_readers(seen.others, seen.others_unknown, stream.deliver)
-        told += _name_waiting(workspace, planned.archive)
+        told += _name_waiting(workspace, planned.archive, {gap.id for gap in seen.gaps})
     if seen.target is None and planned.origin is Origin.LOG:
         told.append(
             "the messages are still in the topic: who has read them gets them again, and so does "
@@ -55,12 +56,13 @@ def list_cautions(
     return told
 
 
-def _name_waiting(workspace: Workspace, archive: str | None) -> list[str]:
-    gaps = [gap for gap in workspace.ledger.gaps.list_waiting() if gap.archive == archive]
+def _name_waiting(workspace: Workspace, archive: str | None, taken: set[str]) -> list[str]:
+    waiting = workspace.ledger.gaps.list_waiting()
+    gaps = [gap for gap in waiting if gap.archive == archive and gap.id not in taken]
     if archive is None or not gaps:
         return []
     return [
-        f"{format_plural(len(gaps), 'gap')} wait in this archive for `backlogctl plan rebuild "
-        f"{gaps[0].stream}`, which leaves out what this puts back, and closes them; where nothing "
-        'is left to it, `backlogctl waive GAP --reason "put back already"` does'
+        f"{format_plural(len(gaps), 'gap')} wait in this archive and stay so: "
+        f"`{suggest_redrive(workspace.ledger, gaps[0])}` leaves out what this puts back, and "
+        "closes them"
     ]

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from backlog.config import Config, Stream
 from backlog.numbers import format_plural
 from backlog.values import Gap, Recovery
+from monitoring.verdicts import Verdict
+from replay.injection.archived import ARCHIVE, list_archived
+from replay.injection.checks import has_readers_alone
 from replay.injection.kind import InjectionKind
 from replay.injection.plan import To
-from replay.injection.unprocessed import WORD
 from replay.kinds.redrive.options import RedriveOptions
 from replay.kinds.redrive.plan import NAME, RedrivePlan
 from replay.recovery.kind import Say, Traits, say_nothing
@@ -48,6 +50,28 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
 
         return plan_redrive(workspace, stream, options, origin=origin, say=say)
 
+    def is_automatic(self, plan: RedrivePlan) -> bool:
+        """Where all that waits in an archive goes to the group that lost it, and to nobody else."""
+        counts = plan.outcome.counts
+        left_out = counts.replays or counts.quarantined or plan.outcome.uncertain
+        return plan.lost_only and not left_out and has_readers_alone(plan)
+
+    def suggest(
+        self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
+    ) -> bool:
+        """Where messages wait in an archive."""
+        return bool(list_archived(ledger, stream, topic_id))
+
+    @property
+    def is_suggested(self) -> bool:
+        """No: `auto` takes it as `suggest_options` says, and not with options of a form."""
+        return False
+
+    def suggest_options(self, ledger: Ledger, stream: Stream) -> dict[str, Any]:
+        """What waits in the oldest archive."""
+        found = list_archived(ledger, stream)
+        return {"source": f"{ARCHIVE}:{found[0].record.recovery_id}"} if found else {}
+
     def is_configured(self, stream: Stream) -> bool:
         """A stream needs nothing for it."""
         return True
@@ -56,9 +80,12 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: RedrivePlan | None = None
     ) -> tuple[Right, ...]:
         """The source is read; the target and the Kafka ledger are written in transactions."""
-        from replay.kinds.redrive.rights import list_redriving
+        from replay.injection.rights import list_sending
 
-        return list_redriving(config, stream, recovery_id, plan)
+        if plan is None:
+            return super().list_rights(config, stream, recovery_id)
+        letters = plan.source.letters
+        return list_sending(config, stream, recovery_id, plan, plan.target, letters)
 
     def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
         """Which messages go where."""
@@ -92,7 +119,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         target = self.read_plan(recovery).target
         if target is not None and target.to is To.REHEARSAL:
             return "its rehearsal is thrown away"
-        gaps = "its gaps are open again; " if self._takes_gaps(recovery) else ""
+        gaps = "its gaps are as they were before; " if self._takes_gaps(recovery) else ""
         if not recovery.injected:
             return f"{gaps}nothing was put back"
         were = "was" if recovery.injected == 1 else "were"
@@ -103,7 +130,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
 
     def _takes_gaps(self, recovery: Recovery) -> bool:
         plan = self.read_plan(recovery)
-        return plan.options.source == WORD and plan.delivers
+        return bool(plan.gaps) and plan.delivers
 
     def find_gaps(
         self, plan: RedrivePlan, ledger: Ledger, recovery: Recovery, ended_at: datetime | None

@@ -22,8 +22,8 @@ class RedriveOptions(Options):
         default=None,
         title="From",
         description="Where the messages are: `log` (the stream's topic), `dlq:TOPIC` (dead "
-        "letters), `archive:R` (what drain R moved), or `unprocessed` (what `audit consumed` found "
-        "in the log).",
+        "letters), `archive:R` (what offload R moved), or `unprocessed` (what `audit consumed` "
+        "found in the log).",
         json_schema_extra={"option": "from"},
     )
     since: OptionalMoment = Field(

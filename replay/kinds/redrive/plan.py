@@ -22,6 +22,11 @@ class PlannedSource(PlanPart):
     partitions: int
     archive: str | None = None
 
+    @property
+    def letters(self) -> str | None:
+        """The topic of dead letters, where it is one."""
+        return self.topic if self.origin is Origin.DEAD_LETTERS else None
+
     def __str__(self) -> str:
         """`the dead letters in topic orders-dlt`."""
         match self.origin:
@@ -48,6 +53,7 @@ class RedrivePlan(InjectionPlan):
         ranges: what was read of the source.
         keys: how many keys were asked for; 0 for all.
         gaps: those that it closes; () where messages were chosen.
+        lost_only: of an archive it takes what waits there or was lost again, and nothing else.
         elsewhere: dead letters of other topics, which are not put back.
         outcome: what Spark found and staged.
         options: as they were said; without the keys where `mask` hides these.
@@ -62,6 +68,7 @@ class RedrivePlan(InjectionPlan):
     outcome: RedriveOutcome
     options: RedriveOptions
     gaps: tuple[str, ...] = ()
+    lost_only: bool = False
 
     def closes(self, gap_id: str) -> bool:
         """Not one of which a message is left out: it stays open."""

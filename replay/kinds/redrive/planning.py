@@ -24,21 +24,24 @@ from replay.injection import ledger as injection
 from replay.injection.plan import PlannedTarget, To
 from replay.injection.prior import Lost, find_lost, locate_chunks
 from replay.injection.rehearsals import clear_rehearsals, name_superseded
+from replay.injection.rights import list_sending
 from replay.injection.storing import stage_and_store
 from replay.injection.target import choose_target
 from replay.injection.unprocessed import WORD, list_places, take_unprocessed
+from replay.kinds.redrive.archived_gaps import list_closed, list_held, take_archived
 from replay.kinds.redrive.bounds import (
     cut_ranges,
+    is_unfiltered,
     read_offsets,
     read_span,
     require_bounds,
     skip_before,
+    takes_waiting,
 )
 from replay.kinds.redrive.cautions import list_cautions
 from replay.kinds.redrive.keys import read_keys
 from replay.kinds.redrive.options import ALLOW_REPLAYS, RedriveOptions
 from replay.kinds.redrive.plan import ElsewhereTopic, PlannedSource, RedrivePlan
-from replay.kinds.redrive.rights import list_chosen
 from replay.kinds.redrive.seen import Seen
 from replay.kinds.redrive.sources import Source, find_source, open_archive
 from replay.recovery.approval import approve_automatically
@@ -72,7 +75,8 @@ def plan_redrive(
     """Reads, chooses and stages; Kafka is only read.
 
     Args:
-        wants: of the gaps of `--from unprocessed`, those for which it says no are left alone.
+        wants: of the gaps of `--from unprocessed`, and of those that wait in an archive, those for
+            which it says no are left alone.
 
     Raises:
         UsageError: no bound is said, or what was said is not there.
@@ -108,7 +112,8 @@ def _look(
     source = find_source(workspace, stream, options.source, topic)
     target = choose_target(workspace, stream, options.to, recovery_id, topic)
     _refuse_target(source, target, topic)
-    rights = list_chosen(workspace.config, stream, recovery_id, source.planned, target)
+    letters = source.planned.letters
+    rights = list_sending(workspace.config, stream, recovery_id, None, target, letters)
     warnings = require_rights(workspace, stream, rights)
     info = topic
     if target is not None and target.to is To.OTHER:
@@ -130,6 +135,11 @@ def _look(
         note_stream(workspace, stream)
     if options.source == WORD:
         seen.gaps = take_unprocessed(workspace.ledger, stream, topic.topic_id, wants)
+    elif source.archive is not None and is_unfiltered(options):
+        seen.archived = take_archived(
+            workspace.ledger, stream, options, source.archive, topic, wants
+        )
+        seen.gaps = tuple(each.gap for each in seen.archived)
     if not made:
         readers = list_topic_readers(properties, info.name, limit)
         mine = stream.group if target is None else ""
@@ -194,6 +204,7 @@ def _compute_plan(
     lost = Lost()
     if seen.target is None:
         lost = find_lost(workspace, stream, seen.target_id, prior, planned.archive)
+    closed = list_closed(seen.archived, prior) if seen.archived else _list_unprocessed(seen)
     outcome = redrive(
         spark,
         RedriveRequest(
@@ -222,9 +233,8 @@ def _compute_plan(
             prior=prior,
             lost=lost.ranges,
             told=lost.told,
-            unhandled=tuple(
-                zip((gap.id for gap in seen.gaps), list_places(seen.gaps), strict=True)
-            ),
+            gaps=closed,
+            waiting=list_held(seen.archived) if takes_waiting(options) else None,
             sources=config.sources,
             starts=seen.lows,
             origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
@@ -244,7 +254,8 @@ def _compute_plan(
         source=planned,
         ranges=ranges,
         keys=len(keys),
-        gaps=tuple(gap.id for gap in seen.gaps if gap.id not in outcome.left_open),
+        gaps=tuple(gap_id for gap_id, _ in closed if gap_id not in outcome.left_open),
+        lost_only=takes_waiting(options),
         elsewhere=_find_elsewhere(properties, outcome.elsewhere),
         outcome=outcome,
         manifest_sha256=outcome.manifest_sha256,
@@ -265,6 +276,10 @@ def _compute_plan(
         planned_by=find_identity(),
         planned_at=utc_now(),
     )
+
+
+def _list_unprocessed(seen: Seen) -> tuple[tuple[str, OffsetRange], ...]:
+    return tuple(zip((gap.id for gap in seen.gaps), list_places(seen.gaps), strict=True))
 
 
 def fingerprint_stream(stream: Stream) -> dict[str, Any]:
@@ -301,11 +316,13 @@ def _find_ranges(
             OffsetRange(item.partition, item.start, item.end) for item in archived.manifest.ranges
         )
         said = read_offsets(options.offsets, archived.manifest.partitions)
+        if takes_waiting(options) and all(each.is_held for each in seen.archived):
+            said = list_held(seen.archived)  # what was lost again may be anywhere in it
     else:
         said = read_offsets(options.offsets, planned.partitions) or list_places(seen.gaps)
         there = _read_topic(workspace, stream, planned)
     ranges, warnings = cut_ranges(said, there)
-    if seen.gaps and warnings:
+    if seen.gaps and warnings and archived is None:
         # Their gaps would be closed without them.
         raise KafkaFailure(
             f"retention took messages while this was planned: {warnings[0]}",

@@ -7,7 +7,7 @@ from typing import Any
 from backlog.errors import BacklogError
 from backlog.manifest import read_chunk, read_manifest
 from backlog.numbers import format_count, format_moment
-from backlog.visible import escape_name
+from backlogctl_delivery.visible import escape_name
 from replay.kinds.redrive.plan import RedrivePlan
 from replay.recovery.workspace import Workspace
 from replay.telling.messages import Mask, show_part

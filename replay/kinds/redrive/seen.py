@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from backlog.kafka.admin import TopicInfo
 from backlog.values import Gap
+from replay.injection.archived import ArchivedGap
 from replay.injection.plan import PlannedTarget
 from replay.kinds.redrive.sources import Source
 
@@ -18,6 +19,7 @@ class Seen:
     Attributes:
         target: None for the stream's topic; `target_info` is the stream's for a rehearsal, too.
         gaps: what is put back, where it was found lost; else it is chosen by what was said.
+        archived: the same of an archive.
         others: other groups that read the target; `others_unknown` says why there may be more.
     """
 
@@ -28,6 +30,7 @@ class Seen:
     lows: Mapping[int, int]
     ends: Mapping[int, int]
     gaps: tuple[Gap, ...] = ()
+    archived: tuple[ArchivedGap, ...] = ()
     others: tuple[str, ...] = ()
     others_unknown: str = ""
     warnings: list[str] = field(default_factory=list)

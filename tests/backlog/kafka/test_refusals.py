@@ -17,9 +17,9 @@ from backlog.errors import ClusterUnreachable
 from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
 from backlog.kafka.clients import Properties, make_admin
 from backlog.kafka.encryption import explain_encryption
-from backlog.kafka.errors import EncryptionRefused, LoginRefused
 from backlog.kafka.group_types import read_group_type
-from backlog.kafka.rights import list_transactional, read_rights
+from backlog.kafka.rights import Operation, Resource, Right, read_rights
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 from monitoring.groups.bulk import BulkReader
 from sandbox.secured import Security
 from tests.forwarding import forward
@@ -38,7 +38,9 @@ CALLS: dict[str, Callable[[Properties], object]] = {
     "metadata": lambda p: read_metadata(p, None, Deadline(GIVEN)),
     "offsets": lambda p: list_offsets(p, "orders", [0], "latest", deadline=Deadline(GIVEN)),
     "type": lambda p: read_group_type(p, "service", Deadline(GIVEN)),
-    "rights": lambda p: read_rights(p, list_transactional("x", "write"), Deadline(GIVEN)),
+    "rights": lambda p: read_rights(
+        p, [Right(Resource.TRANSACTIONAL_ID, "x", Operation.WRITE, "write")], Deadline(GIVEN)
+    ),
     "all groups": lambda p: BulkReader(p, seconds=GIVEN).list_groups(),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,24 +13,28 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from backlog.ledger import Ledger, open_ledger, upgrade
 from tests.services import Postgres
 
+IN_SCHEMA = "?options=-csearch_path%3Dledger"
+
 
 @pytest.fixture(scope="session")
-def pg_database(postgres: Postgres) -> Iterator[str]:
-    """One database for all of this process's tests of the ledger."""
-    database = f"test_ledger_{uuid.uuid4().hex[:8]}"
-    postgres.execute(f"CREATE DATABASE {database}")
-    yield postgres.url(database)
-    postgres.execute(f"DROP DATABASE {database} WITH (FORCE)")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger that is up to date; a copy is quicker than its migration."""
+    path: Path = tmp_path_factory.mktemp("template") / "ledger.db"
+    upgrade(f"sqlite:///{path}")
+    return path
 
 
-@pytest.fixture
-def pg_schema(pg_database: str, unique: str) -> str:
-    """The URL of an empty schema of the test's own; quicker to make than a database."""
-    engine = create_engine(pg_database)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE SCHEMA test_{unique}")
+@pytest.fixture(scope="session")
+def pg_template(postgres: Postgres) -> Iterator[str]:
+    """The name of a database with a ledger that is up to date, in a schema of its own."""
+    name = f"test_ledger_{uuid.uuid4().hex[:8]}"
+    postgres.execute(f"CREATE DATABASE {name}")
+    engine = create_engine(postgres.url(name))
+    change(engine, "CREATE SCHEMA ledger")
     engine.dispose()
-    return f"{pg_database}?options=-csearch_path%3Dtest_{unique}"
+    upgrade(f"{postgres.url(name)}{IN_SCHEMA}")
+    yield name
+    postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -37,14 +42,21 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a database without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.db"
-    return f"{request.getfixturevalue('pg_schema')}"
+    return f"{request.getfixturevalue('pg_url')}"
 
 
-@pytest.fixture
-def url(empty_url: str) -> str:
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path, unique: str) -> Iterator[str]:
     """The URL of a ledger that is up to date."""
-    upgrade(empty_url)
-    return empty_url
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "ledger.db")
+        yield f"sqlite:///{tmp_path}/ledger.db"
+        return
+    postgres: Postgres = request.getfixturevalue("postgres")
+    template = request.getfixturevalue("pg_template")
+    postgres.execute(f"CREATE DATABASE test_{unique} TEMPLATE {template}")
+    yield f"{postgres.url(f'test_{unique}')}{IN_SCHEMA}"
+    postgres.execute(f"DROP DATABASE test_{unique} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -62,16 +74,6 @@ def raw(url: str) -> Iterator[Engine]:
         event.listen(engine, "connect", lambda c, _: c.execute("PRAGMA foreign_keys = ON"))
     yield engine
     engine.dispose()
-
-
-def upgrade_to(revision: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the ledger that an older program had."""
-    from alembic import command
-
-    real = command.upgrade
-    with monkeypatch.context() as patch:
-        patch.setattr(command, "upgrade", lambda config, _: real(config, revision))
-        upgrade(url)
 
 
 def change(engine: Engine, statement: str) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from backlog.archive import ArchivedRange
 from backlog.errors import InvalidTransition, Refused, UsageError
-from backlog.ledger import ArchiveRecord, Ledger, schema, upgrade
+from backlog.ledger import ArchiveRecord, Ledger
 from backlog.values import Cause, Gap, GapState, RecoveryState
-from tests.backlog.ledger.conftest import upgrade_to
 from tests.backlog.ledger.makers import NOON, approve, make_gap, plan
 
 S = GapState
@@ -32,8 +31,8 @@ def record(ledger: Ledger, recovery_id: str, sha256: str = SHA) -> ArchiveRecord
     )
 
 
-def drain(ledger: Ledger) -> Gap:
-    """A gap that waits in the archive of a drain that is verified."""
+def offload(ledger: Ledger) -> Gap:
+    """A gap that waits in the archive of an offload that is verified."""
     recovery = plan(ledger)
     approve(ledger, recovery)
     ledger.recoveries.advance(recovery.id, RecoveryState.RUNNING, "ada")
@@ -72,7 +71,7 @@ def test_no_archive(ledger: Ledger) -> None:
 
 
 def test_an_archived_gap_waits_until_somebody_puts_it_back(ledger: Ledger) -> None:
-    gap = drain(ledger)
+    gap = offload(ledger)
     assert (gap.state, gap.cause) == (S.STAGED, Cause.DISCARDED)
     assert ledger.gaps.list_waiting("orders") == (gap,)
     taking = plan(ledger, gap.id)
@@ -91,7 +90,7 @@ def test_an_archived_gap_waits_until_somebody_puts_it_back(ledger: Ledger) -> No
 def test_an_archived_gap_waits_again_where_putting_it_back_is_cancelled(
     ledger: Ledger, state: GapState
 ) -> None:
-    gap = drain(ledger)
+    gap = offload(ledger)
     taking = plan(ledger, gap.id)
     approve(ledger, taking)
     ledger.recoveries.advance(taking.id, RecoveryState.RUNNING, "ada")
@@ -108,7 +107,7 @@ def test_an_archived_gap_waits_again_where_putting_it_back_is_cancelled(
 
 
 def test_a_gap_of_another_recovery_is_not_taken(ledger: Ledger) -> None:
-    gap = drain(ledger)
+    gap = offload(ledger)
     taking = plan(ledger, gap.id)
     approve(ledger, taking)
     ledger.recoveries.advance(taking.id, RecoveryState.RUNNING, "ada")
@@ -118,21 +117,6 @@ def test_a_gap_of_another_recovery_is_not_taken(ledger: Ledger) -> None:
 
 
 def test_an_archived_gap_is_waived_when_its_archive_goes(ledger: Ledger) -> None:
-    gap = drain(ledger)
+    gap = offload(ledger)
     (waived,) = ledger.gaps.advance([gap.id], S.WAIVED, reason="its archive was purged")
     assert waived.state is S.WAIVED
-
-
-def test_a_ledger_of_every_revision_is_upgraded(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(1, int(schema.HEAD)):
-        upgrade_to(f"{number:04d}", empty_url, monkeypatch)
-    assert upgrade(empty_url) == schema.HEAD
-
-
-def test_the_revision_before_this_one_is_known(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upgrade_to(f"{int(schema.HEAD) - 1:04d}", empty_url, monkeypatch)
-    assert upgrade(empty_url) == schema.HEAD

@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 import pytest
 from sqlalchemy import event
 
-from backlog.ledger import Ledger, open_ledger, upgrade
+from backlog.ledger import Ledger
 from backlog.values import Bookmark
-from tests.backlog.ledger.conftest import upgrade_to
-from tests.backlog.ledger.makers import NOON, make_gap, make_sample
+from tests.backlog.ledger.makers import NOON, make_gap
 
 HORIZON = timedelta(hours=24)
 PLACE = ("orders", "orders-service", "topic-id")
@@ -56,7 +55,7 @@ def test_commits_that_have_one_are_found(ledger: Ledger) -> None:
 
 def test_those_of_an_observation_are_one_statement(ledger: Ledger) -> None:
     statements: list[tuple[str, bool]] = []
-    engine = ledger._database._writer
+    engine = ledger._database.writer
     event.listen(
         engine,
         "before_cursor_execute",
@@ -117,14 +116,3 @@ def test_thinning_again_and_again_keeps_what_thinning_once_keeps(ledger: Ledger)
         note(ledger, NOON + timedelta(minutes=minute), mark(minute, 1))
     ledger.bookmarks.thin(NOON + timedelta(minutes=6 * 60 - 2), HORIZON)
     assert again == list_commits(ledger, 1)
-
-
-def test_a_ledger_of_revision_0003_gets_the_table(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upgrade_to("0003", empty_url, monkeypatch)
-    upgrade(empty_url)
-    with open_ledger(empty_url) as after:
-        after.samples.add(make_sample())
-        note(after, NOON, mark(7))
-        assert after.bookmarks.list(*PLACE) == (mark(7),)

@@ -42,7 +42,7 @@ def test_chunk_is_not_replaced_by_another(ledger: Ledger, raw: Engine) -> None:
     recovery = plan(ledger)
     chunk = make_chunk(0, 0)
     ledger.chunks.add_all(recovery.id, [chunk])
-    with pytest.raises(Refused, match="other content"):
+    with pytest.raises(Refused, match="different content"):
         ledger.chunks.add_all(recovery.id, [make_chunk(0, 1), replace(chunk, sha256="cd" * 32)])
     assert len(ledger.chunks.list(recovery.id)) == 1
     ledger.chunks.mark_injected(recovery.id, 0, 0)

@@ -1,4 +1,4 @@
-"""What a drain discards is unread now, whatever an older gap says of its offsets."""
+"""What an offload discards is unread now, whatever an older gap says of its offsets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def list_ranges(ledger: Ledger, *states: GapState) -> list[tuple[int | None, int
 
 @pytest.mark.parametrize("archived", [True, False])
 @pytest.mark.parametrize("over", [S.WAIVED, S.VERIFIED])
-def test_fault_69_a_gap_that_is_over_hides_nothing_of_the_next_drain(
+def test_fault_69_a_gap_that_is_over_hides_nothing_of_the_next_offload(
     ledger: Ledger, over: GapState, archived: bool
 ) -> None:
     first = plan(ledger)
     approve(ledger, first)
     ledger.recoveries.advance(first.id, RecoveryState.RUNNING, "ada")
-    old = ledger.gaps.record(discard(100, 200, first.id if archived else None, "drain one"))
+    old = ledger.gaps.record(discard(100, 200, first.id if archived else None, "offload one"))
     if over is S.WAIVED:
         ledger.gaps.advance([old.id], S.WAIVED, reason="given up")
     else:
@@ -38,7 +38,7 @@ def test_fault_69_a_gap_that_is_over_hides_nothing_of_the_next_drain(
             ledger.gaps.advance([old.id], state, first.id)
     ledger.recoveries.advance(first.id, RecoveryState.CANCELLED, "ada")
     second = plan(ledger)
-    seen = discard(100, 300, second.id if archived else None, "drain two")
+    seen = discard(100, 300, second.id if archived else None, "offload two")
     kept = ledger.gaps.record(seen)
     assert (kept.start, kept.end, kept.state) == (100, 300, S.OPEN)
     assert ledger.gaps.record(seen) == kept, "seeing it again changes nothing"
@@ -49,7 +49,7 @@ def test_fault_69_a_gap_that_is_over_hides_nothing_of_the_next_drain(
     assert list_ranges(ledger, S.OPEN) == [(100, 300)]
 
 
-def test_what_a_drain_found_empty_of_its_own_stays_so(ledger: Ledger) -> None:
+def test_what_a_offload_found_empty_of_its_own_stays_so(ledger: Ledger) -> None:
     recovery = plan(ledger)
     kept = ledger.gaps.record(discard(10, 20, recovery.id))
     ledger.gaps.advance([kept.id], S.WAIVED, reason="it holds no messages")
@@ -64,24 +64,24 @@ def test_an_older_gap_that_is_open_keeps_its_offsets(ledger: Ledger) -> None:
     assert ledger.gaps.get(older.id) == older
 
 
-def test_each_drain_has_gaps_of_its_own(ledger: Ledger) -> None:
-    first = ledger.gaps.record(discard(0, 10, reason="drain one"))
-    second = ledger.gaps.record(discard(0, 20, reason="drain two"))
-    assert (second.start, second.end, second.reason) == (10, 20, "drain two")
+def test_each_offload_has_gaps_of_its_own(ledger: Ledger) -> None:
+    first = ledger.gaps.record(discard(0, 10, reason="offload one"))
+    second = ledger.gaps.record(discard(0, 20, reason="offload two"))
+    assert (second.start, second.end, second.reason) == (10, 20, "offload two")
     assert ledger.gaps.get(first.id) == first
-    grown = ledger.gaps.record(discard(10, 30, reason="drain two"))
+    grown = ledger.gaps.record(discard(10, 30, reason="offload two"))
     assert (grown.id, grown.start, grown.end) == (second.id, 10, 30)
 
 
-def test_what_the_broker_deletes_after_a_drain_was_given_up_is_lost(ledger: Ledger) -> None:
-    kept = ledger.gaps.record(discard(10, 20, reason="drain one"))
+def test_what_the_broker_deletes_after_a_offload_was_given_up_is_lost(ledger: Ledger) -> None:
+    kept = ledger.gaps.record(discard(10, 20, reason="offload one"))
     ledger.gaps.advance([kept.id], S.WAIVED, reason="given up: read again", actor=ITSELF)
     lost = ledger.gaps.record(make_gap(10, 20, cause=Cause.EXPIRED))
     assert (lost.cause, lost.state) == (Cause.EXPIRED, S.OPEN)
     assert ledger.gaps.record(make_gap(10, 20, cause=Cause.EXPIRED)) == lost
 
 
-def test_what_somebody_waived_of_a_drain_stays_waived(ledger: Ledger) -> None:
-    kept = ledger.gaps.record(discard(10, 20, reason="drain one"))
+def test_what_somebody_waived_of_a_offload_stays_waived(ledger: Ledger) -> None:
+    kept = ledger.gaps.record(discard(10, 20, reason="offload one"))
     ledger.gaps.advance([kept.id], S.WAIVED, reason="of no use", actor="ada")
     assert ledger.gaps.record(make_gap(10, 20, cause=Cause.EXPIRED)).state is S.WAIVED

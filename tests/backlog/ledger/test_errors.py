@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backlog import database
-from backlog.database_failures import mask_url
 from backlog.errors import ConfigurationError, LedgerError
 from backlog.ledger import open_ledger
+from backlogctl_delivery import database
+from backlogctl_delivery.database_failures import mask_url
 from tests.backlog.ledger.makers import make_sample
 
 SECRET = "hunter2secret"

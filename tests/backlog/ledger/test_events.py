@@ -50,14 +50,11 @@ def test_fault_02_who_lost_the_lease_adds_no_line(ledger: Ledger) -> None:
     assert ledger.events.verify_chain(recovery)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    ["UPDATE backlog_events SET actor = 'eve'", "DELETE FROM backlog_events WHERE sequence = 5"],
-)
-def test_database_refuses_to_change_the_record(ledger: Ledger, raw: Engine, statement: str) -> None:
+def test_database_refuses_to_change_the_record(ledger: Ledger, raw: Engine) -> None:
     recovery = record_some(ledger)
-    with pytest.raises(DBAPIError, match="append-only"):
-        change(raw, statement)
+    for statement in ("UPDATE backlog_events SET actor = 'eve'", "DELETE FROM backlog_events"):
+        with pytest.raises(DBAPIError, match="append-only"):
+            change(raw, statement)
     assert ledger.events.verify_chain(recovery)
 
 

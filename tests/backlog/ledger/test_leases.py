@@ -152,17 +152,17 @@ def test_process_of_another_host_or_boot_is_not_judged() -> None:
 
 
 # An SQLite file is on one machine, with one clock.
-@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_fault_41_a_wrong_clock_here_does_not_expire_a_lease(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recovery = plan(ledger)
     ledger.leases.acquire(recovery.id, far_owner(), HOUR)
-    from backlog import clock, database
+    from backlog import clock
     from backlog.ledger import leases
 
     ahead = clock.utc_now() + 2 * HOUR
-    for module in (clock, database, leases):
+    for module in (clock, leases):
         monkeypatch.setattr(module, "utc_now", lambda: ahead)
     with pytest.raises(LeaseHeld):
         ledger.leases.acquire(recovery.id, Owner.current())

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 import replay.cli.lookback
 import replay.cli.outbox  # noqa: F401
-from backlog.crashpoints import reach
-from delivery.lookback import intake
-from delivery.outbox import settings
+from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.lookback import intake
+from backlogctl_delivery.outbox import sender as settings
+from examples.delivery import order_consumer, order_service, payment_service
 from replay.cli import main
-from replay.demo.delivery import order_consumer, order_service, payment_service
 
 # The partitions of a dead instance wait for seconds.
 _SESSION_MS = 2_000

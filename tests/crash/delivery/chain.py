@@ -16,10 +16,9 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from backlog.kafka.admin import create_topic
-from replay.demo.delivery.audit import Facts
-from replay.demo.delivery.shop import PARTITIONS, Ledger
-from replay.demo.delivery.tables import CONSUMER, create_tables
-from replay.demo.reading import await_handled
+from examples.delivery.facts import CONSUMER, Facts, create_tables
+from examples.delivery.story import PARTITIONS, Ledger
+from examples.stage import await_handled
 from tests.crash.delivery import cast
 from tests.crash.forking import kill_process, start_process
 from tests.kafka_tools import properties_of

@@ -8,20 +8,14 @@ from threading import Thread
 
 import pyarrow.parquet as pq
 
-from delivery.lookback.database import Database
-from delivery.lookback.operating import count_messages, list_incidents
-from delivery.lookback.states import State
-from delivery.lookback.tables import create_tables as create_look_back
-from delivery.lookback.tables import list_partitions
-from replay.demo.delivery.payment_answers import make_server
-from replay.demo.delivery.shop import PARTITIONS
-from replay.demo.delivery.tables import (
-    COMMITTED_PAYMENTS,
-    PAYMENT_SERVICE,
-    create_tables,
-    open_engine,
-)
-from replay.demo.reading import await_handled
+from backlogctl_delivery.lookback.admin import count_messages, list_incidents
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.tables import Database, list_partitions
+from backlogctl_delivery.lookback.tables import create_tables as create_look_back
+from examples.delivery.facts import COMMITTED_PAYMENTS, PAYMENT_SERVICE, create_tables, open_engine
+from examples.delivery.payment_answers import make_server
+from examples.delivery.story import PARTITIONS
+from examples.stage import await_handled
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
 from tests.delivery.lookback.world import add_old

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
-from replay.demo.delivery.tables import COMMITTED_ORDERS, create_orders
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database
+from examples.delivery.facts import COMMITTED_ORDERS, create_orders
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
 from tests.kafka_tools import wait_until
@@ -33,7 +33,7 @@ class OutboxChain(Chain):
     def make_parts(self) -> Mapping[str, Part]:
         create_orders(self.database)
         self._outbox = Database(self.database)
-        self._desk = Desk(self._outbox)
+        self._desk = OutboxAdmin(self._outbox)
         self._desk.create()
         ledger, brokers = self.ledger, self.bootstrap if self._sends else None
         ordering = (self.database, brokers, ledger.topic, ledger.begun, RATE)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay.demo.delivery.audit import Audit, audit_facts
+from examples.delivery.facts import Audit, audit_facts
 from sandbox.embedded import EmbeddedKafka
 from tests.crash.delivery.chain import APPLICATION, READER, Chain
 from tests.crash.delivery.look_back_chain import INSTANCES, LookBackChain
@@ -130,7 +130,7 @@ def list_points(chain: str, sends: bool, *, fails: bool) -> dict[str, tuple[str,
     """
     sending = SENDER_POINTS + (FAILING_POINTS if fails else ())
     if chain == LOOK_BACK:
-        own = dict.fromkeys(INSTANCES, LOOK_BACK_POINTS + KEEPER_POINTS)
+        own = dict.fromkeys(INSTANCES, LOOK_BACK_POINTS + sending + KEEPER_POINTS)
         return {APPLICATION: PREPARING_POINTS, **own, READER: CONSUMER_POINTS}
     if sends:
         # The senders have only what a killed application left.

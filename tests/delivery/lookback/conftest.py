@@ -10,10 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from backlog.config import LookBack
-from delivery.lookback.database import Database
-from delivery.lookback.grpc_server import SERVICE, add_look_back
-from delivery.lookback.tables import create_tables
+from backlogctl_delivery.lookback.grpc_service import SERVICE, add_look_back
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.lookback.tables import Database, create_tables
 from tests.delivery.lookback.world import (
     Answerer,
     ServeGrpc,
@@ -51,13 +50,13 @@ def pg_database(pg_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def settings(database_url: str) -> LookBack:
+def settings(database_url: str) -> LookBackSettings:
     """Nobody is asked by itself."""
-    return make_settings(database_url)
+    return make_settings()
 
 
 @pytest.fixture
-def teller(database: Database, settings: LookBack) -> Teller:
+def teller(database: Database, settings: LookBackSettings) -> Teller:
     """Tells the tables what applications say."""
     return Teller(database, settings)
 

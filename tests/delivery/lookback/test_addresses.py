@@ -15,10 +15,10 @@ import pytest
 from pydantic import ValidationError
 
 from backlog.config import LookBackService
-from delivery.lookback.asker import make_checker
-from delivery.lookback.asking.addresses import may_ask, read_networks
-from delivery.lookback.asking.interface import Answer, Question
-from delivery.lookback.states import Outcome
+from backlogctl_delivery.lookback.asker import make_checker
+from backlogctl_delivery.lookback.checkers import Answer, Question, may_ask, read_networks
+from backlogctl_delivery.lookback.messages import Outcome
+from backlogctl_delivery.lookback.settings import ServiceSettings
 from tests.delivery.lookback.world import Answerer, ServeGrpc, ask, make_grpc, make_service
 
 
@@ -30,7 +30,7 @@ class Place:
     port: int
     asked: list[str] = field(default_factory=list)
 
-    def make(self, host: str, **changes: Any) -> LookBackService:
+    def make(self, host: str, **changes: Any) -> ServiceSettings:
         """The service at another host; nothing is listed."""
         given = {"networks": [], **changes}
         if self.kind == "http":
@@ -98,9 +98,9 @@ def test_fault_58_an_address_that_is_not_listed_is_not_asked(place: Place, host:
 )
 def test_fault_58_a_number_is_no_host(host: str) -> None:
     with pytest.raises(ValidationError, match="must be"):
-        make_service(f"http://{host}:80/")
+        LookBackService(http=f"http://{host}:80/")
     with pytest.raises(ValidationError, match="must be"):
-        make_grpc(f"{host}:80")
+        LookBackService(grpc=f"{host}:80")
 
 
 def test_fault_58_a_zone_is_link_local(answerer: Answerer) -> None:

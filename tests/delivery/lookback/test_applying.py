@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import update
 
-from backlog.config import LookBack
-from delivery.lookback.applying import Record, apply_records
-from delivery.lookback.database import Database
-from delivery.lookback.envelope import NotReadable, make_prepared, read_envelope, write_envelope
-from delivery.lookback.operating import list_incidents, park_message, resume_messages
-from delivery.lookback.states import Incident, State
-from delivery.lookback.tables import MESSAGES
+from backlogctl_delivery.lookback.admin import list_incidents, park_message, resume_messages
+from backlogctl_delivery.lookback.intake import Record, apply_records
+from backlogctl_delivery.lookback.messages import (
+    Incident,
+    NotReadable,
+    Prepared,
+    State,
+    read_envelope,
+    write_envelope,
+)
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.lookback.tables import Database
 from tests.delivery.lookback.world import Teller
 
 
@@ -71,10 +75,10 @@ def test_a_commit_that_is_parked_for_its_prepare_is_forwarded_when_that_comes(
 
 
 def test_records_that_are_read_again_change_nothing(
-    database: Database, settings: LookBack, teller: Teller
+    database: Database, settings: LookBackSettings, teller: Teller
 ) -> None:
-    prepared = make_prepared("payment", "1", "payments", "out", None, None, ())
-    other = make_prepared("payment", "1", "payments", "elsewhere", None, None, ())
+    prepared = Prepared("payment", "1", "payments", "out", None, None, ())
+    other = Prepared("payment", "1", "payments", "elsewhere", None, None, ())
     values: list[bytes | None] = [
         write_envelope(prepared),
         b'{"event":"committed","biz_type":"payment","biz_id":"1"}',
@@ -90,10 +94,9 @@ def test_records_that_are_read_again_change_nothing(
         "out",
     )
     assert first.incidents == {Incident.OTHER_MESSAGE: 1, Incident.UNREADABLE: 2}
-    with database.write() as connection:
-        connection.execute(update(MESSAGES).values(state=State.FORWARDED.value))
+    sending = teller.find_sending("1")
     apply_records(database, settings, records)
-    assert teller.state("1") == State.FORWARDED
+    assert (teller.find("1"), teller.find_sending("1")) == (row, sending)
     assert len(_kinds(database)) == 3
 
 

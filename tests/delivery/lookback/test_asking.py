@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from delivery.lookback.asking.interface import MOST_BYTES, Answer
-from delivery.lookback.grpc_server import SERVICE
-from delivery.lookback.states import Outcome
+from backlogctl_delivery.lookback.checkers import MOST_BYTES, Answer
+from backlogctl_delivery.lookback.grpc_service import SERVICE
+from backlogctl_delivery.lookback.messages import Outcome
 from tests.delivery.lookback.world import Answerer, ServeGrpc, ask, make_grpc, make_service
 
 _SHORT = timedelta(milliseconds=500)

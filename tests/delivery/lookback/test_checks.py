@@ -7,30 +7,28 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from backlog.config import LookBack
-from delivery.lookback.asking.interface import Answer
-from delivery.lookback.checks import (
+from backlogctl_delivery.lookback.admin import resume_messages
+from backlogctl_delivery.lookback.asker import (
+    Claim,
     claim_questions,
     claim_unlisted,
     find_pause,
     park_unprepared,
     record_answer,
 )
-from delivery.lookback.claims import Claim
-from delivery.lookback.database import Database
-from delivery.lookback.operating import resume_messages
-from delivery.lookback.states import Outcome, State
-from delivery.lookback.tables import MESSAGES
+from backlogctl_delivery.lookback.checkers import Answer
+from backlogctl_delivery.lookback.messages import Outcome, State
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.lookback.tables import MESSAGES, Database
 from tests.delivery.lookback.world import Teller, make_service, make_settings
 
 _SERVICE = make_service("http://127.0.0.1:1")
 
 
 @pytest.fixture
-def settings(database_url: str) -> LookBack:
+def settings(database_url: str) -> LookBackSettings:
     """Asked at once, three times."""
     return make_settings(
-        database_url,
         first_check=timedelta(microseconds=1),
         wait_for_prepare=timedelta(microseconds=1),
         pause=timedelta(microseconds=1),
@@ -51,7 +49,7 @@ def test_fault_50_an_answer_that_comes_after_the_commit_changes_nothing(teller: 
     teller.commit("1")
     before = teller.find("1")
     late = Answer(Outcome.ROLLED_BACK)
-    assert record_answer(teller.database, teller.settings, claim, late) is State.FORWARDING
+    assert record_answer(teller.database, teller.settings, claim, late) is State.FORWARDED
     assert teller.find("1") == before
     # The other way round: the application's word comes after the answer.
     teller.prepare("2")
@@ -139,8 +137,6 @@ def test_a_commit_without_its_prepare_is_parked_and_says_so(teller: Teller) -> N
 
 
 def test_pauses_grow_up_to_the_longest(database_url: str) -> None:
-    settings = make_settings(
-        database_url, pause=timedelta(minutes=1), longest_pause=timedelta(hours=1)
-    )
+    settings = make_settings(pause=timedelta(minutes=1), longest_pause=timedelta(hours=1))
     pauses = [find_pause(settings, tries).total_seconds() / 60 for tries in (1, 2, 3, 7, 99_999)]
     assert pauses == [1, 2, 4, 60, 60]

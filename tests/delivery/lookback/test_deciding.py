@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.lookback.deciding import Standing, decide_step, settle
-from delivery.lookback.states import ENDED, Decision, Event, State
+from backlogctl_delivery.lookback.messages import (
+    ENDED,
+    Decision,
+    Event,
+    Standing,
+    State,
+    decide_step,
+    settle,
+)
 
 
 @given(st.lists(st.sampled_from([*Event, "asked committed", "asked rolled back", "park", "send"])))
@@ -16,7 +23,7 @@ def test_fault_51_a_decision_never_changes_and_an_end_is_an_end(happenings: list
     for one in happenings:
         before = standing
         if one == "send":
-            if standing is not None and standing.state is State.FORWARDING:
+            if standing is not None and standing.state is State.FORWARDED:
                 standing = Standing(State.FORWARDED, standing.decision, True)
                 sent = True
             continue
@@ -45,5 +52,5 @@ def test_every_message_that_is_sent_is_there() -> None:
     early = decide_step(None, Event.COMMITTED)
     assert early.state is State.COMMITTED
     joined = decide_step(Standing(State.COMMITTED, Decision.COMMITTED, False), Event.PREPARED)
-    assert joined.state is State.FORWARDING
+    assert joined.state is State.FORWARDED
     assert joined.takes_message

@@ -1,85 +1,76 @@
-"""Sending to the business topic: at least once, one id, and what the brokers refuse."""
+"""What commits is a row of the outbox in the same transaction; the outbox's sender sends it."""
 
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from pydantic import ValidationError
-from sqlalchemy import update
+from pydantic import SecretStr, ValidationError
 
-from delivery.lookback import forwarding
-from delivery.lookback.claims import claim_due
-from delivery.lookback.database import Database, LookBackDatabaseError
-from delivery.lookback.forwarding import Forwarder
-from delivery.lookback.metrics import Metrics
-from delivery.lookback.operating import resume_messages
-from delivery.lookback.states import State
-from delivery.lookback.tables import MESSAGES, create_tables
+from backlog.config import LookBack
+from backlogctl_delivery.lookback.admin import count_messages, list_messages, resume_messages
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.service import make_sender
+from backlogctl_delivery.lookback.tables import Database
+from backlogctl_delivery.outbox import claims
+from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.lookback.world import Teller, make_settings, read_ids
 from tests.kafka_tools import read_all, wait_until
 
 
-class _Runner:
-    """A forwarder in a thread."""
+class _Crash(BaseException):
+    pass
 
-    def __init__(self, teller: Teller, bootstrap: str, token: str) -> None:
-        properties = {"bootstrap.servers": bootstrap}
-        self.metrics = Metrics(teller.database)
-        self.forwarder = Forwarder(
-            teller.database, teller.settings, properties, token, self.metrics
-        )
-        self.failed: list[BaseException] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
-    def _run(self) -> None:
+@contextmanager
+def running(teller: Teller, bootstrap: str) -> Iterator[OutboxSender]:
+    """The service's sender in a thread."""
+    sender = make_sender(teller.database, teller.settings, {"bootstrap.servers": bootstrap})
+    failed: list[BaseException] = []
+
+    def run() -> None:
         try:
-            self.forwarder.run(self._stop)
-        except BaseException as error:  # noqa: BLE001 - looked at by the test
-            self.failed.append(error)
+            sender.run()
+        except _Crash as error:
+            failed.append(error)
 
-    def __enter__(self) -> _Runner:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(120)
-        assert not self._thread.is_alive()
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield sender
+    sender.close(10)
+    thread.join(120)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
-def teller(pg_database: Database) -> Teller:
-    url = pg_database.url.render_as_string(hide_password=False)
-    return Teller(pg_database, make_settings(url, max_forwards=2))
+def teller(database: Database) -> Teller:
+    return Teller(database, make_settings(max_forwards=2))
 
 
-def test_fault_45_forwarded_but_marked_as_failed_is_sent_again_with_the_same_id(
+def test_fault_45_sent_and_not_marked_is_sent_again_with_the_same_id(
     kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = topic(2)
     teller.prepare("1", topic=out, headers=(("type", b"Paid"), ("backlog-event-id", b"false")))
     teller.commit("1")
 
-    def fail(point: str) -> None:
-        if point == "p8.marked.before":
-            raise LookBackDatabaseError("gone", subject="test", retryable=True)
+    def crash(point: str) -> None:
+        if point == "p8.4.mark.before":
+            raise _Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr(forwarding, "reach", fail)
-        with _Runner(teller, kafka.bootstrap, "first") as runner:
-            wait_until(lambda: runner.failed)
+        patched.setattr(claims, "reach", crash)
+        with running(teller, kafka.bootstrap):
+            wait_until(lambda: read_ids(kafka.bootstrap, out))
     row = teller.find("1")
-    assert (row["state"], row["lease_token"]) == (State.FORWARDING, "first")
-    with teller.database.write() as connection:
-        past = teller.database.now(connection) - timedelta(seconds=1)
-        connection.execute(update(MESSAGES).values(lease_until=past))
-    with _Runner(teller, kafka.bootstrap, "second"):
+    assert (row["state"], teller.find_sending("1").state) == (State.FORWARDING, "in_progress")
+    teller.change_sending("1", due_at=0)  # its lease has ended
+    with running(teller, kafka.bootstrap):
         wait_until(lambda: teller.state("1") == State.FORWARDED)
     assert read_ids(kafka.bootstrap, out) == {"1": [row["id"], row["id"]]}
     (first, _) = read_all({"bootstrap.servers": kafka.bootstrap}, out, range(2))
@@ -95,51 +86,34 @@ def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
     teller.prepare("good", topic=out)
     for biz_id in ("lost", "large", "good"):
         teller.commit(biz_id)
-    with _Runner(teller, kafka.bootstrap, "me") as runner:
+    assert len(list_messages(teller.database, [State.FORWARDING], 10)) == 3
+    with running(teller, kafka.bootstrap):
         wait_until(lambda: teller.state("good") == State.FORWARDED)
         for biz_id in ("large", "lost"):
             wait_until(lambda name=biz_id: teller.state(name) == State.PARKED)  # type: ignore[misc]
-    assert not runner.failed
     row = teller.find("large")
-    assert row["forwards"] == 2
-    assert "MSG_SIZE_TOO_LARGE" in row["parked_because"]
+    assert row["parked_because"] == "the brokers refused it 2 times"
+    assert "MSG_SIZE_TOO_LARGE" in row["last_outcome"]
+    (parked,) = (one for one in count_messages(teller.database) if one.messages)
+    assert (parked.state, parked.messages) == (State.PARKED, 2)
+    listed = list_messages(teller.database, [State.PARKED, State.PREPARED], 10, "payments")
+    assert {one["biz_id"] for one in listed} == {"lost", "large"}
+    assert [one["biz_id"] for one in list_messages(teller.database, [State.FORWARDED], 10)] == [
+        "good"
+    ]
     # It is committed, whatever came of sending it: a resume sends it, and asks nobody.
-    resume_messages(teller.database, teller.settings, [row["id"]], 1)
+    assert resume_messages(teller.database, teller.settings, [row["id"]], 1) == [row["id"]]
     assert teller.state("large") == State.FORWARDING
+    assert teller.find_sending("large").attempts == 0
 
 
-def test_a_lease_is_no_shorter_than_two_seconds(pg_url: str) -> None:
+def test_the_sender_has_the_times_of_the_configuration(database: Database) -> None:
+    """Half of a lease is the brokers': what was given up is over before another one sends it."""
+    lease, pause = timedelta(seconds=2), timedelta(minutes=3)
+    settings = make_settings(lease=lease, pause=pause, longest_pause=2 * pause)
+    sender = make_sender(database, settings, {"bootstrap.servers": "unused:1"})
+    assert sender._settings == Settings(
+        lease=lease, delivery_timeout=lease / 2, first_interval=pause, longest_interval=2 * pause
+    )
     with pytest.raises(ValidationError, match="`lease` must be 2 s or more"):
-        make_settings(pg_url, lease=timedelta(seconds=1))
-
-
-def test_the_lease_is_what_the_configuration_says(
-    kafka: EmbeddedKafka, topic: MakeTopic, pg_url: str, unique: str
-) -> None:
-    """What a dead instance held is sent soon; with a short one a topic that is gone is told too."""
-    database, out = Database(pg_url), topic(2)
-    create_tables(database)
-    settings = make_settings(pg_url, max_forwards=2, lease=timedelta(seconds=2))
-    teller = Teller(database, settings)
-    for biz_id, to in (("1", out), ("2", f"nowhere-{unique}")):
-        teller.prepare(biz_id, topic=to)
-        teller.commit(biz_id)
-    # Of an instance that dies right after this.
-    assert len(claim_due(database, "dead", settings.lease, 10, State.FORWARDING)) == 2
-    began = time.monotonic()
-    with _Runner(teller, kafka.bootstrap, "me"):
-        wait_until(lambda: teller.state("1") == State.FORWARDED, 20)
-        assert time.monotonic() - began > 1.5
-        wait_until(lambda: teller.state("2") == State.PARKED, 30)
-    database.close()
-
-
-def test_brokers_that_are_away_use_up_no_tries(teller: Teller) -> None:
-    teller.settings = teller.settings.model_copy(update={"lease": timedelta(seconds=2)})
-    teller.prepare("1")
-    teller.commit("1")
-    with _Runner(teller, "127.0.0.1:1", "me") as runner:
-        wait_until(lambda: "MSG_TIMED_OUT" in (teller.find("1")["last_outcome"] or ""))
-        wait_until(lambda: runner.metrics.forwards.labels("failed")._value.get() > 2)
-    row = teller.find("1")
-    assert (row["state"], row["forwards"]) == (State.FORWARDING, 0)
+        LookBack(database=SecretStr("sqlite:///a.db"), cluster="main", lease=lease / 2)

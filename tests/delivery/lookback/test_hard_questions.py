@@ -17,18 +17,19 @@ from confluent_kafka import Producer
 from backlog.clock import Deadline
 from backlog.kafka.clients import make_admin
 from backlog.kafka.configs import alter_topic_config
-from delivery.lookback import forwarding
-from delivery.lookback.asking.interface import Answer
-from delivery.lookback.checks import claim_questions, record_answer
-from delivery.lookback.database import Database
-from delivery.lookback.operating import (
+from backlogctl_delivery.lookback import service
+from backlogctl_delivery.lookback.admin import (
     count_messages,
     list_incidents,
     list_messages,
     resume_messages,
 )
-from delivery.lookback.producer import LookBackProducer
-from delivery.lookback.states import Decision, Outcome, State, make_id
+from backlogctl_delivery.lookback.asker import claim_questions, record_answer
+from backlogctl_delivery.lookback.checkers import Answer
+from backlogctl_delivery.lookback.messages import Decision, Outcome, State, make_id
+from backlogctl_delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.tables import Database
+from backlogctl_delivery.outbox.sender import Settings
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.logs import make_topic_on
@@ -53,7 +54,7 @@ def test_commit_before_prepare_is_forwarded_when_the_prepare_comes(
 ) -> None:
     """The application's commit was faster, or its first prepare was lost and is sent again."""
     own, out = topic(1), topic(2)
-    settings = make_settings(reveal(database), topic=own, group=group)
+    settings = make_settings(topic=own, group=group)
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
@@ -81,17 +82,15 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
         "group": group,
         "first_check": timedelta(milliseconds=1),
     }
-    settings = make_settings(
-        reveal(database), **common, max_checks=3, services={"payments": make_service(gone)}
-    )
+    settings = make_settings(**common, max_checks=3, services={"payments": make_service(gone)})
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
     sender.prepare("payment", "1", topic=out, key="1", value=b"{}")
     teller = Teller(database, settings)
-    with run_instance(database, settings, kafka.bootstrap) as service:
+    with run_instance(database, settings, kafka.bootstrap) as instance:
         wait_until(lambda: count_messages(database)[-1].messages == 1, what="it is parked")
-        failed = service.metrics.checks.labels("payments", "failed")._value.get()
+        failed = instance.metrics.checks.labels("payments", "failed")._value.get()
     row = teller.find("1")
     assert (row["state"], row["decision"], row["checks"], failed) == (State.PARKED, None, 3, 3)
     assert "asked 3 times" in row["parked_because"]
@@ -99,7 +98,7 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
     # Years later.
     answerer.statuses["1"] = "committed"
     back = {"payments": make_service(f"{answerer.url}/ok")}
-    settings = make_settings(reveal(database), **common, services=back)
+    settings = make_settings(**common, services=back)
     assert resume_messages(database, settings, None, 10) == [row["id"]]
     with run_instance(database, settings, kafka.bootstrap):
         wait_until(lambda: teller.state("1") == State.FORWARDED)
@@ -113,7 +112,7 @@ def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
     soon = timedelta(seconds=3)
     pauses = {"pause": soon, "longest_pause": soon, "lease": soon}
-    settings = make_settings(reveal(pg_database), topic=own, group="g", max_forwards=2, **pauses)
+    settings = make_settings(topic=own, group="g", max_forwards=2, **pauses)
     teller = Teller(pg_database, settings)
     for number in ("0", "1"):
         teller.prepare(number, topic=out, value=os.urandom(1_000))
@@ -124,16 +123,16 @@ def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
         teller.commit("1")
         wait_until(lambda: teller.find("1")["last_outcome"], what="its time is up")
         row = teller.find("1")
-        assert (row["state"], row["forwards"]) == (State.FORWARDING, 0)
-        assert "the brokers may have it" in row["last_outcome"]
+        sending = teller.find_sending("1")
+        assert (row["state"], sending.attempts) == (State.FORWARDING, 0)
+        assert "Kafka may have it" in row["last_outcome"]
         # Nothing is sent until the topic takes it no more.
-        tomorrow = row["next_at"] + timedelta(days=1)
-        teller.change("1", next_at=tomorrow)
+        teller.change_sending("1", due_at=sending.due_at + 86_400_000)
         os.kill(own_kafka.pid, signal.SIGCONT)
         wait_until(lambda: "1" in read_ids(own_kafka.bootstrap, out, 1), what="it is there")
         admin = make_admin({"bootstrap.servers": own_kafka.bootstrap})
         alter_topic_config(admin, out, {"max.message.bytes": "100"}, deadline=Deadline(60))
-        teller.change("1", next_at=row["next_at"])
+        teller.change_sending("1", due_at=sending.due_at)
         wait_until(lambda: teller.state("1") == State.PARKED)
         alter_topic_config(admin, out, {"max.message.bytes": "100000"}, deadline=Deadline(60))
         resume_messages(pg_database, settings, [row["id"]], 1)
@@ -150,14 +149,14 @@ def test_fault_49_look_back_without_brokers_says_so_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
-    settings = make_settings(reveal(pg_database), topic=own, group="g")
+    settings = make_settings(topic=own, group="g")
     teller = Teller(pg_database, settings)
     said: list[Any] = []
     for number in range(20):
         teller.prepare(str(number), topic=out)
     with (
         caplog.at_level(logging.INFO),
-        run_instance(pg_database, settings, own_kafka.bootstrap, said) as service,
+        run_instance(pg_database, settings, own_kafka.bootstrap, said) as instance,
     ):
         teller.commit("0")
         wait_until(lambda: teller.state("0") == State.FORWARDED)
@@ -167,7 +166,7 @@ def test_fault_49_look_back_without_brokers_says_so_once(
         wait_until(lambda: count_messages(pg_database)[2].messages == 19)
         wait_until(lambda: [part for part, error in said if error is not None], what="it is said")
         threading.Event().wait(8)  # as long as every reconnect and a first pause take
-        assert service.metrics.forwards.labels("refused")._value.get() == 0
+        assert instance.metrics.forwards.refused == 0
         own_kafka.restart()
         wait_until(lambda: count_messages(pg_database)[2].messages == 0)
     begun = [part for part, error in said if error is not None]
@@ -183,7 +182,7 @@ def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_deci
     pg_database: Database, answered: Outcome, commits: bool
 ) -> None:
     """Whoever is first: its word stands; another word is an incident, and never a second end."""
-    settings = make_settings(reveal(pg_database), first_check=timedelta(microseconds=1))
+    settings = make_settings(first_check=timedelta(microseconds=1))
     teller = Teller(pg_database, settings)
     said = Decision.COMMITTED if commits else Decision.ROLLED_BACK
     by: set[str] = set()
@@ -214,35 +213,26 @@ def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_deci
     print(f"decided by {by}")
 
 
-def test_what_commits_is_forwarded_before_the_forwarder_looks_by_itself(
+def test_what_commits_is_forwarded_before_the_sender_scans(
     kafka: EmbeddedKafka,
     topic: MakeTopic,
     group: str,
     pg_database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = forwarding._IDLE_SECONDS
-    monkeypatch.setattr(forwarding, "_IDLE_SECONDS", 3_600)
+    monkeypatch.setattr(service, "Settings", partial(Settings, scan_every=timedelta(hours=1)))
     own, out = topic(1), topic(2)
-    settings = make_settings(reveal(pg_database), topic=own, group=group)
+    settings = make_settings(topic=own, group=group)
     sender = LookBackProducer(
         Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
     )
-    teller = Teller(pg_database, settings)
 
     def is_forwarded(biz_id: str) -> bool:
         rows = list_messages(pg_database, [State.FORWARDED], 10)
         return biz_id in {row["biz_id"] for row in rows}
 
     with run_instance(pg_database, settings, kafka.bootstrap):
-        try:
-            for biz_id in ("1", "2"):
-                sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
-                sender.commit("payment", biz_id)
-                wait_until(partial(is_forwarded, biz_id), what=f"{biz_id} is forwarded")
-        finally:
-            # So that it ends soon.
-            monkeypatch.setattr(forwarding, "_IDLE_SECONDS", usual)
-            sender.commit("payment", "3")
-            wait_until(lambda: count_messages(pg_database)[1].messages == 1)
-    assert teller.state("2") == State.FORWARDED
+        for biz_id in ("1", "2"):
+            sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+            sender.commit("payment", biz_id)
+            wait_until(partial(is_forwarded, biz_id), what=f"{biz_id} is forwarded")

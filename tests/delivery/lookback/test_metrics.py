@@ -6,10 +6,9 @@ import time
 
 from sqlalchemy import text
 
-from delivery.lookback.database import Database
-from delivery.lookback.metrics import CATALOGUE, Metrics
-from delivery.lookback.states import Incident
-from delivery.lookback.tables import MESSAGES
+from backlogctl_delivery.lookback.messages import Incident
+from backlogctl_delivery.lookback.metrics import CATALOGUE, Metrics
+from backlogctl_delivery.lookback.tables import MESSAGES, Database
 from tests.delivery.lookback.world import Teller
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import scrape_registry

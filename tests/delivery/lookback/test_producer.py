@@ -11,9 +11,8 @@ import pytest
 from confluent_kafka import Producer
 
 from backlog.errors import KafkaFailure, UsageError
-from delivery.lookback.envelope import Decided, Prepared, read_envelope
-from delivery.lookback.producer import LookBackProducer
-from delivery.lookback.states import Event
+from backlogctl_delivery.lookback.messages import Decided, Event, Prepared, read_envelope
+from backlogctl_delivery.lookback.producer import LookBackProducer
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import read_all
@@ -88,9 +87,12 @@ def test_an_envelope_may_have_fields_of_later() -> None:
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("delivery.lookback.producer", "confluent_kafka kafka grpc httpx"),
-        ("delivery.lookback.service, delivery.lookback.asking.http_checker", "grpc"),
-        ("delivery.lookback.asking.grpc_checker, delivery.lookback.grpc_server", "httpx"),
+        ("backlogctl_delivery.lookback.producer", "confluent_kafka kafka grpc httpx"),
+        ("backlogctl_delivery.lookback.service, backlogctl_delivery.lookback.http_checker", "grpc"),
+        (
+            "backlogctl_delivery.lookback.grpc_service, backlogctl_delivery.lookback.grpc_service",
+            "httpx",
+        ),
     ],
 )
 def test_importing_it_takes_nothing_that_is_not_used(modules: str, heavy: str) -> None:

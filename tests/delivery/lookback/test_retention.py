@@ -10,16 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import func, select
 
-from backlog.config import LookBack
-from delivery.lookback import retention
-from delivery.lookback.database import Database
-from delivery.lookback.retention import purge_old
-from delivery.lookback.states import State
-from delivery.lookback.tables import (
-    MESSAGES,
-    create_tables,
-    list_partitions,
-)
+from backlogctl_delivery.lookback import retention
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.retention import purge_old
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.lookback.tables import MESSAGES, Database, create_tables, list_partitions
 from tests.delivery.lookback.world import Teller, add_old, make_settings
 
 _OLD = date(2020, 2, 29)
@@ -32,8 +27,8 @@ def _count(database: Database) -> int:
 
 
 @pytest.fixture
-def settings(database_url: str, tmp_path: Path) -> LookBack:
-    return make_settings(database_url, archive=tmp_path / "archive")
+def settings(database_url: str, tmp_path: Path) -> LookBackSettings:
+    return make_settings(archive=tmp_path / "archive")
 
 
 def test_fault_53_old_messages_are_archived_then_removed_in_bounds(
@@ -65,7 +60,7 @@ def test_an_archive_that_cannot_be_written_deletes_nothing(
 ) -> None:
     add_old(database, 3, State.ROLLED_BACK)
     (tmp_path / "file").write_text("")
-    settings = make_settings(database_url, archive=tmp_path / "file")
+    settings = make_settings(archive=tmp_path / "file")
     with pytest.raises(OSError, match="file"):
         purge_old(database, settings)
     assert _count(database) == 3

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 from confluent_kafka import Producer
 
-from delivery.lookback.database import Database
-from delivery.lookback.operating import count_messages
-from delivery.lookback.producer import LookBackProducer
-from delivery.lookback.states import make_id
+from backlogctl_delivery.lookback.admin import count_messages
+from backlogctl_delivery.lookback.messages import make_id
+from backlogctl_delivery.lookback.producer import LookBackProducer
+from backlogctl_delivery.lookback.tables import Database
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.lookback.world import (
@@ -31,7 +31,6 @@ def test_fault_52_a_service_that_hangs_holds_up_no_other_and_two_instances_share
 ) -> None:
     own, out = topic(4), topic(2)
     settings = make_settings(
-        pg_database.url.render_as_string(hide_password=False),
         topic=own,
         group=group,
         first_check=timedelta(milliseconds=1),
@@ -72,7 +71,6 @@ def test_what_commits_is_forwarded_and_who_falls_silent_is_asked(
 ) -> None:
     own, out = topic(3), topic(2)
     settings = make_settings(
-        database.url.render_as_string(hide_password=False),
         topic=own,
         group=group,
         first_check=timedelta(milliseconds=50),

@@ -11,10 +11,9 @@ from prometheus_client import generate_latest
 
 from backlog.config import Config
 from backlog.errors import ConfigurationError
-from delivery.lookback.database import Database
-from delivery.lookback.metrics import Metrics
-from delivery.lookback.operating import park_message
-from delivery.lookback.tables import create_tables
+from backlogctl_delivery.lookback.admin import park_message
+from backlogctl_delivery.lookback.metrics import Metrics
+from backlogctl_delivery.lookback.tables import Database, create_tables
 from tests.delivery.lookback.world import Teller
 from tests.replay.calling import call_main
 
@@ -39,7 +38,7 @@ def teller(place: Path) -> Teller:
     assert settings is not None
     database = Database(settings.reveal_url())
     create_tables(database)
-    return Teller(database, settings)
+    return Teller(database, settings.to_settings())
 
 
 def _call(place: Path, *words: str, code: int = 0) -> Any:

@@ -8,47 +8,53 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
-from pydantic import SecretStr
 from sqlalchemy import select, text, update
 
-from backlog.config import LookBack, LookBackService
 from backlog.errors import BacklogError
-from backlog.stamps import EVENT_ID, find_header
-from delivery.lookback.applying import Record, apply_records
-from delivery.lookback.asker import make_checker
-from delivery.lookback.asking.interface import Answer, Question
-from delivery.lookback.database import Database
-from delivery.lookback.envelope import Decided, make_prepared, write_envelope
-from delivery.lookback.service import Service
-from delivery.lookback.states import Event, State, make_id
-from delivery.lookback.tables import MESSAGES, day_bounds, list_partitions, name_partition
+from backlogctl_delivery.lookback.admin import show_message
+from backlogctl_delivery.lookback.asker import make_checker
+from backlogctl_delivery.lookback.checkers import Answer, Question
+from backlogctl_delivery.lookback.intake import Record, apply_records
+from backlogctl_delivery.lookback.messages import (
+    Decided,
+    Event,
+    Prepared,
+    State,
+    make_id,
+    write_envelope,
+)
+from backlogctl_delivery.lookback.service import Service
+from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
+from backlogctl_delivery.lookback.tables import (
+    MESSAGES,
+    OUTBOX,
+    Database,
+    day_bounds,
+    list_partitions,
+    name_partition,
+)
+from backlogctl_delivery.stamps import EVENT_ID, find_header
 from tests.kafka_tools import read_all
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 NEVER = timedelta(days=365)
 
 
-def make_settings(url: str, **changes: Any) -> LookBack:
+def make_settings(**changes: Any) -> LookBackSettings:
     """Settings with which nothing waits long, and nobody is asked before a year has gone."""
-    base: dict[str, Any] = {
-        "database": SecretStr(url),
-        "cluster": "main",
-        "first_check": NEVER,
-        "pause": timedelta(milliseconds=1),
-        "longest_pause": timedelta(milliseconds=1),
-        "listen": "127.0.0.1:0",
-    }
-    return LookBack.model_validate({**base, **changes})
+    soon = timedelta(milliseconds=1)
+    base = LookBackSettings(first_check=NEVER, pause=soon, longest_pause=soon)
+    return replace(base, **changes)
 
 
-def make_service(url: str, **changes: Any) -> LookBackService:
+def make_service(url: str, **changes: Any) -> ServiceSettings:
     """A service on this machine that is asked by HTTP."""
-    return LookBackService.model_validate({"http": url, "networks": LOOPBACK, **changes})
+    return ServiceSettings(http=url, **{"networks": LOOPBACK, **changes})
 
 
 @dataclass
@@ -150,13 +156,12 @@ class ServeGrpc(Protocol):
     def __call__(self, answer: Callable[[str, str], str], padding: int = 0) -> str: ...
 
 
-def make_grpc(address: str, **changes: Any) -> LookBackService:
+def make_grpc(address: str, **changes: Any) -> ServiceSettings:
     """A service on this machine that is asked by gRPC."""
-    document = {"grpc": address, "tls": False, "networks": LOOPBACK, **changes}
-    return LookBackService.model_validate(document)
+    return ServiceSettings(grpc=address, tls=False, **{"networks": LOOPBACK, **changes})
 
 
-def ask(service: LookBackService, *biz_ids: str) -> Answer:
+def ask(service: ServiceSettings, *biz_ids: str) -> Answer:
     """Asks about each, by one checker; gives the last answer."""
 
     async def work() -> Answer:
@@ -176,13 +181,13 @@ class Teller:
     """Feeds records into the tables as the intake does, without Kafka."""
 
     database: Database
-    settings: LookBack
+    settings: LookBackSettings
     offset: int = 0
 
     def prepare(
         self, biz_id: str, *, service: str = "payments", topic: str = "out", **more: Any
     ) -> None:
-        made = make_prepared(
+        made = Prepared(
             "payment",
             biz_id,
             service,
@@ -200,8 +205,7 @@ class Teller:
         self._decide(Event.ROLLED_BACK, biz_id)
 
     def _decide(self, event: Event, biz_id: str) -> None:
-        document = {"event": event, "biz_type": "payment", "biz_id": biz_id}
-        self.tell(write_envelope(Decided.model_validate(document)))
+        self.tell(write_envelope(Decided(event, "payment", biz_id)))
 
     def tell(self, value: bytes | None, *, offset: int | None = None) -> Any:
         if offset is None:
@@ -211,11 +215,13 @@ class Teller:
         return apply_records(self.database, self.settings, [record])
 
     def find(self, biz_id: str) -> dict[str, Any]:
-        """The row of a message."""
+        """The row of a message, and how it stands with what the outbox has of it."""
         made = make_id(self.settings.topic, "payment", biz_id)
         with self.database.read() as connection:
             row = connection.execute(select(MESSAGES).where(MESSAGES.c.id == made)).mappings().one()
-            return dict(row)
+        shown = show_message(self.database, made)
+        del shown["incidents"]
+        return {**row, **shown}
 
     def change(self, biz_id: str, **values: Any) -> None:
         """As time would, or an operator."""
@@ -223,13 +229,25 @@ class Teller:
         with self.database.write() as connection:
             connection.execute(update(MESSAGES).where(MESSAGES.c.id == made).values(values))
 
+    def find_sending(self, biz_id: str) -> Any:
+        """Its row of the outbox."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.read() as connection:
+            return connection.execute(select(OUTBOX).where(OUTBOX.c.message_id == made)).one()
+
+    def change_sending(self, biz_id: str, **values: Any) -> None:
+        """As time would."""
+        made = make_id(self.settings.topic, "payment", biz_id)
+        with self.database.write() as connection:
+            connection.execute(update(OUTBOX).where(OUTBOX.c.message_id == made).values(values))
+
     def state(self, biz_id: str) -> str:
         return str(self.find(biz_id)["state"])
 
 
 @contextmanager
 def run_instance(
-    database: Database, settings: LookBack, bootstrap: str, said: list[Any] | None = None
+    database: Database, settings: LookBackSettings, bootstrap: str, said: list[Any] | None = None
 ) -> Iterator[Service]:
     """One instance in a thread; its failure is the test's."""
     told: list[Any] = [] if said is None else said
@@ -293,7 +311,6 @@ def add_old(database: Database, count: int, state: State, day: date = date(2020,
                 "headers": [["type", None]],
                 "next_at": at,
                 "checks": 0,
-                "forwards": 1,
             }
             for number in range(count)
         ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 from tests.delivery.once.payments import Base
 from tests.redis_server import EmbeddedRedis
 

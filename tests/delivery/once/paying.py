@@ -20,14 +20,14 @@ import sqlalchemy as sa
 from confluent_kafka import Consumer, Message
 from sqlalchemy.orm import Session
 
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 
-# Begun and nothing done; done and the turn not ended; the turn ended and not committed; committed in
+# Begun and nothing done; done and the attempt not ended; the attempt ended and not committed; committed in
 # the database and not in Kafka; committed in Kafka. Redis has no commit.
 POINTS = ("begun", "worked", "marked", "committed", "read")
 IDENTITY = "order-id"
 PAID = sa.table("paid", sa.column("order_id"))
-# Longer than a turn, so that nobody takes over from who is alive.
+# Longer than a attempt, so that nobody takes over from who is alive.
 LEASE = timedelta(seconds=2)
 
 
@@ -52,11 +52,11 @@ def pay_in_sql(url: str, crash: Crash) -> Callable[[Message], None]:
 
     def pay(message: Message) -> None:
         with Session(engine) as session, session.begin():
-            with marks.handle_once(session, message) as turn:
-                if turn.is_first:
+            with marks.handle_once(session, message) as attempt:
+                if attempt.is_first:
                     crash.begin()
                     crash.reach("begun")
-                    session.execute(sa.insert(PAID), {"order_id": turn.message_id})
+                    session.execute(sa.insert(PAID), {"order_id": attempt.message_id})
                     crash.reach("worked")
             crash.reach("marked")
         crash.reach("committed")
@@ -67,7 +67,7 @@ def pay_in_sql(url: str, crash: Crash) -> Callable[[Message], None]:
 def pay_in_redis(port: int, file: Path, crash: Crash) -> Callable[[Message], None]:
     from redis import Redis
 
-    from delivery.once.redis import RedisMarks
+    from backlogctl_delivery.idempotent.redis import RedisMarks
 
     marks = RedisMarks(
         Redis("127.0.0.1", port, socket_timeout=30),
@@ -79,12 +79,12 @@ def pay_in_redis(port: int, file: Path, crash: Crash) -> Callable[[Message], Non
     )
 
     def pay(message: Message) -> None:
-        with marks.handle_once(message) as turn:
-            if turn.is_first:
+        with marks.handle_once(message) as attempt:
+            if attempt.is_first:
                 crash.begin()
                 crash.reach("begun")
                 with file.open("a") as work:
-                    work.write(f"{turn.message_id} {int(turn.was_begun)}\n")
+                    work.write(f"{attempt.message_id} {int(attempt.was_begun)}\n")
                 crash.reach("worked")
         crash.reach("marked")
 

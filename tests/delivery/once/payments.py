@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from confluent_kafka import Message
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 
 
 class Base(DeclarativeBase):
@@ -31,9 +31,9 @@ def make_message(*headers: tuple[str, bytes | None]) -> Message:
 
 
 def pay(marks: Marks, session: Session, message: Any, amount: int = 1) -> bool:
-    with marks.handle_once(session, message) as turn:
-        if turn.is_first:
-            session.add(Payment(order=turn.message_id, amount=amount))
+    with marks.handle_once(session, message) as attempt:
+        if attempt.is_first:
+            session.add(Payment(order=attempt.message_id, amount=amount))
             return True
     return False
 

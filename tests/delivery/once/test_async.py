@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from backlog.errors import UsageError
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 from tests.delivery.once.payments import Payment, WorkFailed, list_marks, list_orders
 
 ASYNC = [
@@ -37,17 +37,17 @@ def test_an_async_session_is_the_same(
         for fails in (True, False, False):
             async with AsyncSession(asynchronous) as session, session.begin():
                 try:
-                    async with marks.handle_once(session, "m-1") as turn:
-                        told.append(turn.is_first)
-                        if turn.is_first:
+                    async with marks.handle_once(session, "m-1") as attempt:
+                        told.append(attempt.is_first)
+                        if attempt.is_first:
                             session.add(Payment(order="m-1", amount=1))
                             if fails:
                                 raise WorkFailed
                 except WorkFailed:
                     pass
         async with asynchronous.connect() as connection, connection.begin():
-            async with marks.handle_once(connection, "m-2") as turn:
-                told.append(bool(turn))
+            async with marks.handle_once(connection, "m-2") as attempt:
+                told.append(bool(attempt))
         await asynchronous.dispose()
         return told
 

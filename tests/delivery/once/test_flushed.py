@@ -10,8 +10,8 @@ from datetime import timedelta
 from confluent_kafka import Consumer, Producer
 
 from backlog.errors import BacklogError
-from backlog.stamps import EVENT_ID
-from delivery.once.redis import RedisMarks
+from backlogctl_delivery.idempotent.redis import RedisMarks
+from backlogctl_delivery.stamps import EVENT_ID
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.redis_server import EmbeddedRedis
@@ -70,17 +70,17 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
                 message = consumer.poll(0.2)
                 if message is None or message.error() is not None:
                     continue
-                with marks.handle_once(message) as turn:
-                    if turn.is_first:
+                with marks.handle_once(message) as attempt:
+                    if attempt.is_first:
                         with lock:
-                            (after if halfway.is_set() else before)[turn.message_id or ""] += 1
+                            (after if halfway.is_set() else before)[attempt.message_id or ""] += 1
                             if before.total() == len(_IDS) // 2 and not halfway.is_set():
-                                # While this very turn is under way.
+                                # While this very attempt is under way.
                                 client.flushall()
                                 halfway.set()
                 consumer.commit(message=message, asynchronous=False)
                 with lock:
-                    done[turn.message_id or ""] += 1
+                    done[attempt.message_id or ""] += 1
 
         workers = [threading.Thread(target=work) for _ in range(2)]
         for worker in workers:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from backlog.errors import UsageError
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.sql import Marks
 from tests.kafka_tools import wait_until
 
 # InnoDB: one of two transactions was ended; it waited too long; its snapshot is too old.
@@ -44,8 +44,8 @@ def list_marks(engine: sa.Engine, marks: Marks) -> list[str]:
 
 
 def handle(marks: Marks, connection: sa.Connection, message_id: str) -> bool:
-    with marks.handle_once(connection, message_id) as turn:
-        return turn.is_first
+    with marks.handle_once(connection, message_id) as attempt:
+        return attempt.is_first
 
 
 def count_up(connection: Any, row: str) -> None:
@@ -98,8 +98,8 @@ def test_fault_54_a_deadlock_in_a_batch_is_never_committed_without_its_beginning
         count_up(connection, "b")
         end = end_by_deadlock(engine, connection)
         with pytest.raises(sa.exc.OperationalError) as raised:
-            with marks.handle_once(connection, "m-2") as turn:
-                assert turn.is_first
+            with marks.handle_once(connection, "m-2") as attempt:
+                assert attempt.is_first
                 end()
         assert number_of(raised.value) == DEADLOCK
         with pytest.raises(sa.exc.PendingRollbackError):
@@ -111,13 +111,13 @@ def test_fault_54_a_deadlock_in_a_batch_is_never_committed_without_its_beginning
 
 def test_fault_54_the_same_with_a_session(engine: sa.Engine, marks: Marks) -> None:
     with Session(engine) as session:
-        with marks.handle_once(session, "m-1") as turn:
-            assert turn.is_first
+        with marks.handle_once(session, "m-1") as attempt:
+            assert attempt.is_first
         count_up(session, "b")
         end = end_by_deadlock(engine, session.connection())
         with pytest.raises(sa.exc.OperationalError) as raised:
-            with marks.handle_once(session, "m-2") as turn:
-                assert turn.is_first
+            with marks.handle_once(session, "m-2") as attempt:
+                assert attempt.is_first
                 end()
         assert number_of(raised.value) == DEADLOCK
         with pytest.raises(sa.exc.InvalidRequestError):
@@ -125,8 +125,8 @@ def test_fault_54_the_same_with_a_session(engine: sa.Engine, marks: Marks) -> No
     assert list_marks(engine, marks) == []
     with Session(engine) as session, session.begin():  # the connection is used again
         for message_id in ("m-1", "m-2"):
-            with marks.handle_once(session, message_id) as turn:
-                assert turn.is_first
+            with marks.handle_once(session, message_id) as attempt:
+                assert attempt.is_first
     assert list_marks(engine, marks) == ["m-1", "m-2"]
 
 
@@ -138,8 +138,8 @@ def test_fault_54_a_deadlock_that_the_block_swallows_is_told(
         count_up(connection, "b")
         end = end_by_deadlock(engine, connection)
         with pytest.raises(UsageError, match="was ended within the block"):
-            with marks.handle_once(connection, "m-2") as turn:
-                assert turn.is_first
+            with marks.handle_once(connection, "m-2") as attempt:
+                assert attempt.is_first
                 with pytest.raises(sa.exc.OperationalError):
                     end()
         with pytest.raises(sa.exc.InvalidRequestError):
@@ -203,8 +203,8 @@ def test_a_statement_that_commits_by_itself_is_told(
     engine: sa.Engine, marks: Marks, fails: bool
 ) -> None:
     with engine.connect() as connection, pytest.raises(UsageError, match="was ended within"):
-        with marks.handle_once(connection, "m-1") as turn:
-            assert turn.is_first
+        with marks.handle_once(connection, "m-1") as attempt:
+            assert attempt.is_first
             connection.execute(sa.text("CREATE TABLE other (id INT)"))
             if fails:
                 raise ValueError

@@ -17,11 +17,18 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from backlog.errors import UsageError
-from delivery.once.counting import OUTCOMES, Counts
-from delivery.once.errors import InProgress, LeaseLost, MarksAway, NoMessageId, PayloadConflict
-from delivery.once.metrics import CATALOGUE, OnceCollector
-from delivery.once.redis import RedisMarks
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.attempts import (
+    OUTCOMES,
+    Counts,
+    InProgress,
+    LeaseLost,
+    MarksAway,
+    NoMessageId,
+    PayloadConflict,
+)
+from backlogctl_delivery.idempotent.metrics import CATALOGUE, OnceCollector
+from backlogctl_delivery.idempotent.redis import RedisMarks
+from backlogctl_delivery.idempotent.sql import Marks
 from tests.monitoring.metric_lines import scrape_registry
 from tests.redis_server import EmbeddedRedis
 
@@ -56,17 +63,17 @@ def list_counted(counts: Counts) -> Mapping[str, int]:
 
 
 def take(marks: RedisMarks, message: Any) -> bool:
-    with marks.handle_once(message) as turn:
-        return turn.is_first
+    with marks.handle_once(message) as attempt:
+        return attempt.is_first
 
 
 def test_in_sql_each_message_counts_once(engine: sa.Engine, marks: Marks) -> None:
     with engine.begin() as connection:
         for _ in range(3):
-            with marks.handle_once(connection, "m-1") as turn:
-                assert turn.is_first or turn.message_id
-        with pytest.raises(WorkFailed), marks.handle_once(connection, "m-2") as turn:
-            raise WorkFailed if turn.is_first else AssertionError
+            with marks.handle_once(connection, "m-1") as attempt:
+                assert attempt.is_first or attempt.message_id
+        with pytest.raises(WorkFailed), marks.handle_once(connection, "m-2") as attempt:
+            raise WorkFailed if attempt.is_first else AssertionError
         with pytest.raises(UsageError), marks.handle_once(connection, "m-3"):
             pass
         with pytest.raises(NoMessageId):
@@ -78,8 +85,8 @@ def test_what_the_work_raises_about_another_message_is_a_failure(
     engine: sa.Engine, marks: Marks
 ) -> None:
     with engine.begin() as connection:
-        with pytest.raises(PayloadConflict), marks.handle_once(connection, "m-1") as turn:
-            raise PayloadConflict("another's", subject=f"{turn.is_first}")
+        with pytest.raises(PayloadConflict), marks.handle_once(connection, "m-1") as attempt:
+            raise PayloadConflict("another's", subject=f"{attempt.is_first}")
     assert list_counted(marks.counts) == {"failed": 1}
 
 
@@ -90,14 +97,14 @@ def test_an_async_block_counts_once(url: str, engine: sa.Engine, marks: Marks) -
         )
         async with made.begin() as connection:
             for _ in range(2):
-                async with marks.handle_once(connection, "m-1") as turn:
-                    assert turn.is_first or turn.message_id
+                async with marks.handle_once(connection, "m-1") as attempt:
+                    assert attempt.is_first or attempt.message_id
             with pytest.raises(WorkFailed):
-                async with marks.handle_once(connection, "m-2") as turn:
-                    raise WorkFailed if turn.is_first else AssertionError
+                async with marks.handle_once(connection, "m-2") as attempt:
+                    raise WorkFailed if attempt.is_first else AssertionError
             with pytest.raises(asyncio.CancelledError):
-                async with marks.handle_once(connection, "m-3") as turn:
-                    raise asyncio.CancelledError if turn.is_first else AssertionError
+                async with marks.handle_once(connection, "m-3") as attempt:
+                    raise asyncio.CancelledError if attempt.is_first else AssertionError
         await made.dispose()
 
     asyncio.run(run())
@@ -107,14 +114,14 @@ def test_an_async_block_counts_once(url: str, engine: sa.Engine, marks: Marks) -
 def test_in_redis_each_message_counts_once(client: redis.Redis, unique: str) -> None:
     marks = make_marks(client, unique)
     assert [take(marks, "m-1") for _ in range(2)] == [True, False]
-    with marks.handle_once("m-2", b"one") as turn:
-        assert turn.is_first
+    with marks.handle_once("m-2", b"one") as attempt:
+        assert attempt.is_first
         with pytest.raises(InProgress):
             take(marks, "m-2")
     with pytest.raises(PayloadConflict), marks.handle_once("m-2", b"two"):
         pytest.fail("the block was entered")
-    with pytest.raises(WorkFailed), marks.handle_once("m-3") as turn:
-        raise WorkFailed if turn.is_first else AssertionError
+    with pytest.raises(WorkFailed), marks.handle_once("m-3") as attempt:
+        raise WorkFailed if attempt.is_first else AssertionError
     with pytest.raises(NoMessageId):
         take(marks, WITHOUT_ID)
     assert list_counted(marks.counts) == {
@@ -126,8 +133,8 @@ def test_in_redis_each_message_counts_once(client: redis.Redis, unique: str) -> 
         "refused": 1,
     }
     late = make_marks(client, unique, lease=SHORT, without_id="unmarked")
-    with pytest.raises(LeaseLost), late.handle_once("m-4") as turn:
-        assert turn.is_first
+    with pytest.raises(LeaseLost), late.handle_once("m-4") as attempt:
+        assert attempt.is_first
         other = make_marks(client, unique, wait=LONG)
         assert take(other, "m-4")
     assert take(late, WITHOUT_ID)
@@ -138,10 +145,10 @@ def test_fault_56_work_without_a_mark_is_counted_as_that(unique: str) -> None:
     with EmbeddedRedis() as server, server.connect() as client:
         opened = make_marks(client, unique, when_away="open")
         closed = make_marks(client, unique)
-        with opened.handle_once("m-1") as turn:
-            assert (turn.is_first, turn.is_marked) == (True, True)
+        with opened.handle_once("m-1") as attempt:
+            assert (attempt.is_first, attempt.is_marked) == (True, True)
             server.kill()
-        assert not turn.is_marked, "its end could not be noted"
+        assert not attempt.is_marked, "its end could not be noted"
         assert take(opened, "m-2")
         with pytest.raises(MarksAway):
             take(closed, "m-3")

@@ -1,4 +1,4 @@
-"""Marks in Redis: one turn at a time; what a crash or a lost Redis costs is told, and no more."""
+"""Marks in Redis: one attempt at a time; what a crash or a lost Redis costs is told, and no more."""
 # The order of the blocks is what is tested.
 # ruff: noqa: PT012, SIM117
 
@@ -15,9 +15,15 @@ import redis
 from confluent_kafka import Message
 
 from backlog.errors import UsageError
-from backlog.stamps import MESSAGE_ID
-from delivery.once.errors import InProgress, LeaseLost, MarksAway, NoMessageId, PayloadConflict
-from delivery.once.redis import RedisMarks
+from backlogctl_delivery.idempotent.attempts import (
+    InProgress,
+    LeaseLost,
+    MarksAway,
+    NoMessageId,
+    PayloadConflict,
+)
+from backlogctl_delivery.idempotent.redis import RedisMarks
+from backlogctl_delivery.stamps import MESSAGE_ID
 from tests.kafka_tools import wait_until
 from tests.redis_server import EmbeddedRedis
 
@@ -45,8 +51,8 @@ def make_message(message_id: bytes = b"m-1", value: bytes = b"v") -> Message:
 
 
 def take(marks: RedisMarks, message: Any) -> tuple[bool, bool]:
-    with marks.handle_once(message) as turn:
-        return turn.is_first, turn.was_begun
+    with marks.handle_once(message) as attempt:
+        return attempt.is_first, attempt.was_begun
 
 
 def test_what_was_done_is_not_done_again_and_marks_end(client: redis.Redis, unique: str) -> None:
@@ -82,8 +88,8 @@ def test_fault_54_a_worker_that_died_is_followed_when_its_lease_ends(
 
 def test_fault_54_work_that_fails_gives_its_turn_up(client: redis.Redis, unique: str) -> None:
     marks = make_marks(client, unique)
-    with pytest.raises(WorkFailed), marks.handle_once("m-1") as turn:
-        raise WorkFailed if turn.is_first else AssertionError
+    with pytest.raises(WorkFailed), marks.handle_once("m-1") as attempt:
+        raise WorkFailed if attempt.is_first else AssertionError
     assert take(marks, "m-1") == (True, True)
 
 
@@ -91,9 +97,11 @@ def test_fault_55_the_same_id_at_the_same_time_has_one_turn(
     client: redis.Redis, unique: str
 ) -> None:
     marks = make_marks(client, unique)
-    with marks.handle_once("m-1") as turn:
-        assert turn.is_first
-        with pytest.raises(InProgress, match=r"m-1 .*another worker has its turn, for") as raised:
+    with marks.handle_once("m-1") as attempt:
+        assert attempt.is_first
+        with pytest.raises(
+            InProgress, match=r"m-1 .*another worker has its attempt, for"
+        ) as raised:
             take(marks, "m-1")
         assert raised.value.retryable
     firsts: list[int] = []
@@ -116,26 +124,26 @@ def test_fault_55_the_same_id_at_the_same_time_has_one_turn(
 def test_fault_55_a_late_owner_marks_nothing(client: redis.Redis, unique: str) -> None:
     marks, late = make_marks(client, unique), make_marks(client, unique, lease=SHORT)
     other = make_marks(client, unique, wait=timedelta(minutes=1)).handle_once("m-1")
-    with pytest.raises(LeaseLost, match="done twice"), late.handle_once("m-1") as turn:
-        assert turn.is_first
+    with pytest.raises(LeaseLost, match="done twice"), late.handle_once("m-1") as attempt:
+        assert attempt.is_first
         taken = other.__enter__()
         assert (taken.is_first, taken.was_begun) == (True, True)
     with pytest.raises(InProgress):  # the late one has neither marked nor released it
         take(marks, "m-1")
     other.__exit__(None, None, None)
     assert take(marks, "m-1") == (False, False)
-    with pytest.raises(WorkFailed), late.handle_once("m-2") as turn:
+    with pytest.raises(WorkFailed), late.handle_once("m-2") as attempt:
         third = make_marks(client, unique, wait=timedelta(minutes=1)).handle_once("m-2")
         assert third.__enter__().is_first
-        raise WorkFailed if turn.is_first else AssertionError
+        raise WorkFailed if attempt.is_first else AssertionError
     with pytest.raises(InProgress):
         take(marks, "m-2")
 
 
 def test_the_same_id_with_another_payload_is_a_conflict(client: redis.Redis, unique: str) -> None:
     marks = make_marks(client, unique)
-    with marks.handle_once(make_message()) as turn:
-        assert turn.is_first
+    with marks.handle_once(make_message()) as attempt:
+        assert attempt.is_first
         with pytest.raises(PayloadConflict):
             take(marks, make_message(value=b"secret"))
     with pytest.raises(PayloadConflict, match="with another payload") as raised:
@@ -163,8 +171,8 @@ def test_fault_56_redis_loses_its_data_and_the_message_is_handled_once_more(
     client.delete(f"once:{unique}:m-1")
     effects += [take(marks, "m-1")[0] for _ in range(2)]
     assert effects == [True, False, True, False]
-    with marks.handle_once("m-2") as turn:  # lost while the work is done: marked all the same
-        assert turn.is_first
+    with marks.handle_once("m-2") as attempt:  # lost while the work is done: marked all the same
+        assert attempt.is_first
         client.delete(f"once:{unique}:m-2")
     assert take(marks, "m-2") == (False, False)
 
@@ -172,20 +180,20 @@ def test_fault_56_redis_loses_its_data_and_the_message_is_handled_once_more(
 def test_fault_56_redis_is_away_open_or_closed_and_comes_back_empty(
     unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "delivery.once.redis")
+    caplog.set_level(logging.WARNING, "backlogctl_delivery.idempotent.redis")
     with EmbeddedRedis() as server, server.connect() as client:
         opened = make_marks(client, unique, when_away="open")
         closed = make_marks(client, unique)
         assert take(opened, "m-1") == (True, False)
-        with closed.handle_once("m-2") as turn:
-            assert turn.is_first
+        with closed.handle_once("m-2") as attempt:
+            assert attempt.is_first
         with pytest.raises(MarksAway, match="Redis cannot be used") as raised:
-            with closed.handle_once("m-3") as turn:
-                assert turn.is_first
+            with closed.handle_once("m-3") as attempt:
+                assert attempt.is_first
                 server.kill()
         assert raised.value.retryable
-        with opened.handle_once("m-1") as turn:
-            assert (turn.is_first, turn.is_marked) == (True, False)
+        with opened.handle_once("m-1") as attempt:
+            assert (attempt.is_first, attempt.is_marked) == (True, False)
         assert take(opened, "m-4") == (True, False)
         assert opened.unmarked == 2
         with pytest.raises(MarksAway), closed.handle_once("m-2"):
@@ -193,7 +201,9 @@ def test_fault_56_redis_is_away_open_or_closed_and_comes_back_empty(
         server.start()
         for marks in (opened, closed):
             assert [take(marks, f"m-{marks.unmarked}")[0] for _ in range(2)] == [True, False]
-    ours = [record for record in caplog.records if record.name == "delivery.once.redis"]
+    ours = [
+        record for record in caplog.records if record.name == "backlogctl_delivery.idempotent.redis"
+    ]
     told = [record.getMessage() for record in ours]
     assert len(told) == 2, "once when it goes, once when it is back"
     assert "repeats are done again" in told[0]

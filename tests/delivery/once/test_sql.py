@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from backlog.errors import UsageError
-from backlog.stamps import EVENT_ID, MESSAGE_ID
-from delivery.once.errors import NoMessageId
-from delivery.once.sql import Marks
+from backlogctl_delivery.idempotent.attempts import NoMessageId
+from backlogctl_delivery.idempotent.sql import Marks
+from backlogctl_delivery.stamps import EVENT_ID, MESSAGE_ID
 from tests.delivery.once.payments import (
     Payment,
     WorkFailed,
@@ -45,8 +45,8 @@ def test_fault_54_a_rollback_leaves_neither_mark_nor_work(engine: sa.Engine, mar
         assert pay(marks, session, "m-1")
         raise WorkFailed
     with engine.connect() as connection:  # closed without a commit
-        with marks.handle_once(connection, "m-1") as turn:
-            assert turn.is_first
+        with marks.handle_once(connection, "m-1") as attempt:
+            assert attempt.is_first
     assert list_orders(engine) == list_marks(engine, marks) == []
     with Session(engine) as session, session.begin():
         assert pay(marks, session, "m-1")
@@ -59,8 +59,8 @@ def test_fault_54_work_that_fails_takes_its_mark_along_and_nothing_else(
     """A batch in one transaction goes on after one message that cannot be handled."""
     with Session(engine) as session, session.begin():
         assert pay(marks, session, "m-1")
-        with pytest.raises(WorkFailed), marks.handle_once(session, "m-2") as turn:
-            assert turn.is_first
+        with pytest.raises(WorkFailed), marks.handle_once(session, "m-2") as attempt:
+            assert attempt.is_first
             session.add(Payment(order="half", amount=1))
             session.flush()
             raise WorkFailed
@@ -78,8 +78,8 @@ def test_fault_54_work_on_the_sessions_connection_is_taken_back_too(
     """A session makes a savepoint on a connection only once it is asked for that within it."""
     with Session(engine) as session, session.begin():
         connection = session.connection()
-        with pytest.raises(WorkFailed), marks.handle_once(session, "m-1") as turn:
-            assert turn.is_first
+        with pytest.raises(WorkFailed), marks.handle_once(session, "m-1") as attempt:
+            assert attempt.is_first
             connection.execute(sa.insert(Payment).values(order="half", amount=1))
             raise WorkFailed
         assert pay(marks, session, "m-2")
@@ -104,8 +104,8 @@ def test_ids_that_look_alike_are_two_marks(
     for is_first in (True, False):
         with engine.begin() as connection:
             for message_id in ids:
-                with marks.handle_once(connection, message_id) as turn:
-                    assert turn.is_first is is_first, message_id
+                with marks.handle_once(connection, message_id) as attempt:
+                    assert attempt.is_first is is_first, message_id
     assert list_marks(engine, marks) == sorted(ids)
 
 
@@ -186,8 +186,8 @@ def test_a_transaction_that_ends_within_the_block_is_refused(
     engine: sa.Engine, marks: Marks, verb: str
 ) -> None:
     with Session(engine) as session, pytest.raises(UsageError, match="was ended within the block"):
-        with marks.handle_once(session, "m-1") as turn:
-            assert turn.is_first
+        with marks.handle_once(session, "m-1") as attempt:
+            assert attempt.is_first
             getattr(session, verb)()
     assert list_marks(engine, marks) == (["m-1"] if verb == "commit" else [])
 
@@ -224,8 +224,8 @@ def test_a_copy_that_is_put_back_is_the_message_that_its_sender_named(engine: sa
     copy = make_message((EVENT_ID, b"e-1"), (MESSAGE_ID, b"m-1"))
     for message, is_first in ((sent, True), (copy, False)):
         with engine.connect() as connection:
-            with marks.handle_once(connection, message) as turn:
-                assert (turn.is_first, turn.message_id) == (is_first, "e-1")
+            with marks.handle_once(connection, message) as attempt:
+                assert (attempt.is_first, attempt.message_id) == (is_first, "e-1")
             connection.commit()
 
 
@@ -237,13 +237,13 @@ def test_an_id_is_any_header_or_what_a_function_says(engine: sa.Engine) -> None:
         marks = Marks("payments_handled", identity=identity)
         marks.create_tables(engine)
         with engine.connect() as connection:
-            with marks.handle_once(connection, make_message(("order-id", b"7"))) as turn:
-                assert (turn.is_first, turn.message_id) == (True, wanted)
+            with marks.handle_once(connection, make_message(("order-id", b"7"))) as attempt:
+                assert (attempt.is_first, attempt.message_id) == (True, wanted)
     unmarked = Marks("payments_handled", without_id="unmarked")
     for _ in range(2):
         with engine.connect() as connection:
-            with unmarked.handle_once(connection, make_message()) as turn:
-                assert (turn.is_first, turn.is_marked) == (True, False)
+            with unmarked.handle_once(connection, make_message()) as attempt:
+                assert (attempt.is_first, attempt.is_marked) == (True, False)
 
 
 def test_old_marks_go_in_batches_with_a_bound(engine: sa.Engine, marks: Marks) -> None:
@@ -303,9 +303,7 @@ def test_importing_takes_what_it_uses() -> None:
         ("redis", "['redis']"),
         ("metrics", "['prometheus_client']"),
     ):
-        code = (
-            f"import sys, delivery.once.{module}; print([n for n in {heavy} if n in sys.modules])"
-        )
+        code = f"import sys, backlogctl_delivery.idempotent.{module}; print([n for n in {heavy} if n in sys.modules])"
         made = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,

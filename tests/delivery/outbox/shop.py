@@ -12,11 +12,10 @@ from confluent_kafka import Message
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from backlog.stamps import EVENT_ID, find_header
-from delivery.outbox import Outbox, OutboxSender, Settings
-from delivery.outbox.claims import Claims
-from delivery.outbox.databases import Database
-from delivery.outbox.tables import messages
+from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
+from backlogctl_delivery.outbox.claims import Claims
+from backlogctl_delivery.outbox.database import Database, messages
+from backlogctl_delivery.stamps import EVENT_ID, find_header
 from tests.kafka_tools import properties_of, read_all, wait_until
 
 FAST = Settings(scan_every=timedelta(seconds=0.05), first_interval=timedelta(seconds=0.1))

@@ -13,9 +13,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from backlog import stamps
 from backlog.errors import ConfigurationError, UsageError
-from delivery.outbox import Outbox
+from backlogctl_delivery import stamps
+from backlogctl_delivery.outbox import Outbox
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import FAST, Shop, read_id
 from tests.kafka_tools import properties_of
@@ -31,7 +31,7 @@ def direct(shop: Shop) -> Iterator[Outbox]:
 
 def test_importing_it_loads_nothing_heavy() -> None:
     program = (
-        "import sys, delivery.outbox, delivery.outbox.metrics;"
+        "import sys, backlogctl_delivery.outbox, backlogctl_delivery.outbox.metrics;"
         "print(sorted({'pyspark', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -51,7 +51,9 @@ def test_what_is_committed_is_sent_at_once(shop: Shop, direct: Outbox, topic: Ma
     assert (message.key(), message.value(), read_id(message)) == (b"k", b"\x00v", given)
     assert dict(message.headers() or ())["type"] == b"paid"
     assert dict(message.headers() or ())["none"] is None
-    assert shop.list_rows("attempts", "lane", "due_at", "last_error") == [(1, None, None, None)]
+    assert shop.list_rows("attempts", "ordering_key", "due_at", "last_error") == [
+        (1, None, None, None)
+    ]
 
 
 def test_what_is_rolled_back_is_never_sent(shop: Shop, direct: Outbox, topic: MakeTopic) -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
-from delivery.outbox.tables import State
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database, State
 from replay.cli import main
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
@@ -96,7 +95,7 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
 
         wait_until(is_counted, what="two are counted")
         metrics = read_metrics()
-        place = Desk(Database(pg_shop.url)).name
+        place = OutboxAdmin(Database(pg_shop.url)).name
         assert metrics.value("backlog_outbox_messages", outbox=place, state="parked") == 0
         assert metrics.value("backlog_outbox_away", outbox=place, what="kafka") == 0
     finally:
@@ -119,10 +118,10 @@ def test_it_ends_when_all_is_sent_or_waits_for_a_parked_message(
 
     given = pg_shop.add(name, "a", "b", None)
     assert run() == (0, "3 delivered, 0 parked")
-    entries = Desk(pg_shop.database).list_entries([State.SENT], None, 10)
+    entries = OutboxAdmin(pg_shop.database).list_entries([State.SENT], None, 10)
     assert {(entry.partition, entry.offset) for entry in entries} == {(0, 0), (0, 1), (0, 2)}
     pg_shop.add(name, "a", "b")
-    Desk(pg_shop.database).park([pg_shop.list_rows("id")[3][0]])
+    OutboxAdmin(pg_shop.database).park([pg_shop.list_rows("id")[3][0]])
     pg_shop.add(name, "a")
     # The last one waits for the parked one of its key: that is no reason to go on.
     assert run() == (1, "1 delivered, 0 parked")
@@ -132,7 +131,7 @@ def test_it_ends_when_all_is_sent_or_waits_for_a_parked_message(
 
 def test_the_age_of_the_oldest_is_unknown_without_one(sqlite_url: str) -> None:
     shop = Shop(sqlite_url, "unused:1")
-    desk = Desk(Database(sqlite_url))
+    desk = OutboxAdmin(Database(sqlite_url))
     assert desk.read_status().oldest_seconds is None
     shop.add("orders", "a")
     oldest = desk.read_status().oldest_seconds

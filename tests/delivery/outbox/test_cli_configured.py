@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from delivery.placing import place_crc32, place_murmur2
+from backlogctl_delivery.sequenced.clients import place_crc32, place_murmur2
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import wait_until

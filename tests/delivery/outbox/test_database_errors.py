@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from delivery.outbox import OutboxDatabaseError, create_tables
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
+from backlogctl_delivery.outbox import OutboxDatabaseError, create_tables
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database
 
 SECRET = "hunter2secret"
 _NOT_SQLITE = ["postgres", "mariadb"]
@@ -18,7 +18,7 @@ _NOT_SQLITE = ["postgres", "mariadb"]
 
 def fail(url: str) -> OutboxDatabaseError:
     with closing(Database(url)) as database, pytest.raises(OutboxDatabaseError) as caught:
-        Desk(database).read_status()
+        OutboxAdmin(database).read_status()
     assert not caught.value.message.startswith("(")
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.to_json()}"
     return caught.value
@@ -70,7 +70,7 @@ def test_a_right_that_is_missing_in_postgresql_is_said(pg_url: str, unique: str)
             closing(Database(made)) as database,
             pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
         ):
-            Desk(database).retry([], all_parked=True)
+            OutboxAdmin(database).retry([], all_parked=True)
         assert "give this right to the user" in caught.value.hint
         assert not caught.value.retryable
     finally:

@@ -12,10 +12,9 @@ import pytest
 from sqlalchemy import create_engine, event, select
 from sqlalchemy.orm import Session
 
-from delivery.outbox import Settings
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
-from delivery.outbox.tables import clock_ms, messages
+from backlogctl_delivery.outbox import Settings
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database, clock_ms, messages
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.own_logs import list_own
@@ -45,7 +44,7 @@ def test_topics_and_ids_that_differ_in_case_are_two(shop: Shop) -> None:
     """A rebuild from the outbox asks for one topic's rows; so does a list."""
     (upper,) = shop.add("Orders", "k")
     (lower,) = shop.add("orders", "k")
-    desk = Desk(shop.database)
+    desk = OutboxAdmin(shop.database)
     for topic, id_ in (("Orders", upper), ("orders", lower)):
         assert [entry.message_id for entry in desk.list_entries([], topic, 10)] == [id_]
         with shop.engine.connect() as connection:
@@ -100,7 +99,7 @@ def test_fault_46_busy_senders_and_writers_never_end_each_other(
 def test_a_claim_holds_what_was_asked_for_and_leaves_the_rest_to_others(shop: Shop) -> None:
     shop.add("t", *[f"k{number % 30}" for number in range(150)])
     first = shop.make_claims(most=10, most_of_key=100).claim_due()
-    assert len({message.lane for message in first}) == len(first) == 10
+    assert len({message.ordering_key for message in first}) == len(first) == 10
     # Few keys: some of each, about as many in all.
     shop.add("few", *[f"k{number % 2}" for number in range(100)])
     with shop.engine.begin() as connection:

@@ -11,12 +11,11 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from delivery.outbox import Outbox
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk, OutboxStatus
-from delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
-from delivery.outbox.sender import OutboxSender
-from delivery.outbox.tables import messages
+from backlogctl_delivery.outbox import Outbox
+from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
+from backlogctl_delivery.outbox.database import Database, messages
+from backlogctl_delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
+from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import properties_of, wait_until
@@ -28,7 +27,7 @@ def registry(pg_shop: Shop) -> Iterator[CollectorRegistry]:
     """Of a sender that is not started."""
     made, database = CollectorRegistry(), Database(pg_shop.url)
     sender = OutboxSender(pg_shop.engine, {"bootstrap.servers": pg_shop.bootstrap})
-    made.register(OutboxCollector(Desk(database), lambda: sender, "shop"))
+    made.register(OutboxCollector(OutboxAdmin(database), lambda: sender, "shop"))
     yield made
     database.close()
 
@@ -117,4 +116,4 @@ def test_a_database_that_hangs_holds_up_no_scrape(
 def test_an_outbox_without_a_name_is_called_by_its_place(
     url: str, name: str, tmp_path: Path
 ) -> None:
-    assert Desk(Database(url.format(place=tmp_path))).name == name
+    assert OutboxAdmin(Database(url.format(place=tmp_path))).name == name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from delivery.outbox import Outbox, OutboxSender
+from backlogctl_delivery.outbox import Outbox, OutboxSender
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import wait_until

@@ -22,11 +22,12 @@ from backlog.clock import Deadline
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
-from delivery.outbox import Outbox, Settings, claims, outages
-from delivery.outbox.desk import Desk
-from delivery.outbox.flights import Flights
-from delivery.outbox.statements import Acknowledged
-from delivery.outbox.tables import State, clock_ms, messages
+from backlogctl_delivery.outbox import Outbox, Settings, claims
+from backlogctl_delivery.outbox import sender as outages
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.claims import Acknowledged
+from backlogctl_delivery.outbox.database import State, clock_ms, messages
+from backlogctl_delivery.outbox.in_flight import InFlight
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import FAST, Shop, read_id
@@ -100,9 +101,9 @@ def test_an_offset_that_kafka_does_not_tell_is_unknown() -> None:
 
     def find(attempts: int, *offsets: int | None) -> list[int | None]:
         message: Any = SimpleNamespace(topic="t", attempts=attempts)
-        return [flights._find_place(message, told(offset)).offset for offset in offsets]
+        return [in_flight._find_place(message, told(offset)).offset for offset in offsets]
 
-    flights = Flights(SimpleNamespace(), lambda: None)  # type: ignore[arg-type,return-value]
+    in_flight = InFlight(SimpleNamespace(), lambda: None)  # type: ignore[arg-type,return-value]
     assert find(0, None, 0, 1, 3, 4) == [None, None, None, 3, 4]
     assert find(0, None, 0, 1, 2, 3, 4, 5, 8) == [None] * 7 + [8]
     assert find(0, -1001, None, 0, 20) == [None, None, None, 20]
@@ -167,7 +168,7 @@ def test_fault_46_claims_are_disjoint_and_a_late_token_is_refused(
     assert {row.id for row in held}.isdisjoint(row.id for row in others)
     # The second of key a waits, whoever has the first.
     assert [len(held), len(others), shop.count("pending")] == [2, 2, 1]
-    assert {row.lane for row in held}.isdisjoint(row.lane for row in others)
+    assert {row.ordering_key for row in held}.isdisjoint(row.ordering_key for row in others)
     assert second.claim_due() == []
     end_leases(shop)
     again = shop.make_claims().claim_due()
@@ -203,7 +204,7 @@ def test_fault_48_a_poison_head_parks_and_blocks_its_key_only(
         poison = shop.outbox.add(session, topic=name, key="bad", value=b"\0" * 50_000)
     blocked = shop.add(name, "bad")
     shop.add(name, "good", "good", None)
-    desk = Desk(shop.database)
+    desk = OutboxAdmin(shop.database)
     # What is compressed would fit.
     with (
         caplog.at_level(logging.WARNING, "backlog.outbox"),
@@ -231,7 +232,7 @@ def test_fault_48_a_poison_head_parks_and_blocks_its_key_only(
 def test_a_parked_message_is_sent_when_it_is_retried(pg_shop: Shop, topic: MakeTopic) -> None:
     name = topic(1)
     given = pg_shop.add(name, "a", "a")
-    desk = Desk(pg_shop.database)
+    desk = OutboxAdmin(pg_shop.database)
     (first, _) = (entry.id for entry in desk.list_entries([], name, 10))
     assert desk.park([first]) == 1
     assert pg_shop.make_claims().claim_due() == []
@@ -289,7 +290,7 @@ def test_fault_53_what_is_old_is_purged_in_batches_with_a_bound(
     with shop.sending():
         shop.await_sent(10)
     shop.add(name, "not sent")
-    desk = Desk(shop.database)
+    desk = OutboxAdmin(shop.database)
     assert desk.purge(timedelta(hours=1), batch=3, most=100) == 0
     assert list(desk._purge_batches(0, 3, 7)) == [3, 3, 1]
     assert [entry.id for entry in desk.list_entries([State.SENT], None, 10)] == [8, 9, 10]
@@ -334,7 +335,7 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
     settings = replace(FAST, lease=timedelta(seconds=4), delivery_timeout=timedelta(seconds=1))
     make_orders(own_kafka.bootstrap)
     with Shop(pg_url, own_kafka.bootstrap) as shop:
-        desk = Desk(shop.database)
+        desk = OutboxAdmin(shop.database)
         (first,) = shop.add("orders", "a")
         with shop.sending(settings):
             shop.await_sent(1)

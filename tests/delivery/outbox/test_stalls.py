@@ -18,11 +18,11 @@ import pytest
 from sqlalchemy import select, text
 
 from backlog.errors import UsageError
-from delivery.outbox import OutboxDatabaseError, Settings
-from delivery.outbox.claims import Claims
-from delivery.outbox.flights import Flights
-from delivery.outbox.messages import Message
-from delivery.outbox.tables import messages
+from backlogctl_delivery.outbox import OutboxDatabaseError, Settings
+from backlogctl_delivery.outbox.claims import Claims
+from backlogctl_delivery.outbox.database import messages
+from backlogctl_delivery.outbox.in_flight import InFlight
+from backlogctl_delivery.outbox.messages import Message
 from replay.cli import main
 from tests.conftest import MakeTopic
 from tests.delivery.outbox.shop import FAST, Shop
@@ -93,17 +93,17 @@ def test_a_row_claimed_again_before_its_first_report_leaves_nothing_behind() -> 
     client = SimpleNamespace(
         produce=lambda *_, on_delivery, **__: reports.append(on_delivery), poll=lambda _: None
     )
-    flights = Flights(client, lambda: client, clock=lambda: 0.0)  # type: ignore[arg-type,return-value]
+    in_flight = InFlight(client, lambda: client, clock=lambda: 0.0)  # type: ignore[arg-type,return-value]
     first = Message(1, "old", "i-1", "t", 7, 0, 10, 0, b"k", b"v", [])
     run = [first, replace(first, id=2, message_id="i-2")]
-    flights.start(run, lease_end=1.0)
-    flights.start([replace(message, token="new") for message in run], lease_end=1.0)
+    in_flight.start(run, lease_end=1.0)
+    in_flight.start([replace(message, token="new") for message in run], lease_end=1.0)
     told = SimpleNamespace(partition=lambda: 0, offset=lambda: len(reports))
     while reports:
         reports.pop(0)(None, told)
-    assert len(flights) == 0
-    landed = flights.take_landed()
-    assert [(one.message.id, one.message.token) for one in landed.delivered] == [
+    assert len(in_flight) == 0
+    results = in_flight.take_results()
+    assert [(one.message.id, one.message.token) for one in results.delivered] == [
         *((1, "old"), (1, "new"), (2, "old"), (2, "new"))
     ]
 

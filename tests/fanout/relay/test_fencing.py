@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backlog.crashpoints import VARIABLE
 from backlog.errors import ProducerFenced
 from backlog.kafka.admin import list_offsets
+from backlogctl_delivery.crashpoints import VARIABLE
 from fanout.relay.fencing import fence_relays
 from fanout.relay.interface import (
     Position,

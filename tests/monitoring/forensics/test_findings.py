@@ -29,7 +29,7 @@ def test_nothing_about_a_topic_without_messages() -> None:
     profile = fold([Log(0), Log(1)])
     assert find_suspicions(profile) == ()
     assert tell_limits(profile) == ()
-    assert (profile.messages, profile.not_idempotent_share, profile.first_time) == (0, None, None)
+    assert (profile.messages, profile.first_time) == (0, None)
 
 
 def test_nothing_about_a_healthy_topic() -> None:

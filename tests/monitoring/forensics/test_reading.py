@@ -37,7 +37,7 @@ def test_a_healthy_busy_topic_is_never_suspect(
     span = (datetime.now(UTC) - began).total_seconds()
     whole = profile_topic(properties, name)
     assert whole.messages == busy.sent
-    assert whole.not_idempotent_share == 0.0
+    assert not any(one.not_idempotent for one in whole.partitions)
     assert sum(one.control_batches for one in whole.partitions) > 0
     assert len({one.producer_id for one in whole.producers if one.is_transactional}) == 2
     assert {one.code for one in find_suspicions(whole)} <= _FACTS
@@ -109,7 +109,7 @@ def test_no_such_topic(kafka: EmbeddedKafka, unique: str) -> None:
 def test_an_empty_topic_and_an_idle_partition(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
     name, properties = topic(3), properties_of(kafka.bootstrap)
     empty = profile_topic(properties, name)
-    assert (empty.messages, empty.bytes, empty.not_idempotent_share) == (0, 0, None)
+    assert (empty.messages, empty.bytes) == (0, 0)
     assert find_suspicions(empty) == ()
     publish(properties, name, {0: 5, 2: 5})
     profile = profile_topic(properties, name)
@@ -131,7 +131,7 @@ def test_producers_that_are_not_idempotent(
     producer.flush(30)
     wait_until(lambda: list_offsets(properties, name, [0], "latest") == {0: 40})
     profile = profile_topic(properties, name)
-    assert profile.not_idempotent_share == 0.25
+    assert sum(one.not_idempotent for one in profile.partitions) * 4 == profile.messages
     (found,) = find_suspicions(profile)
     assert found.code is SuspicionCode.NOT_IDEMPOTENT
     assert "10 of 40 messages" in found.sentence

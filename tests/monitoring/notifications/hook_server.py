@@ -30,13 +30,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered; `hangs` first waits so many seconds, `drips` sends a byte a tick for ever."""
+    """What is answered; `hangs` first waits so many seconds."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = "ok"
     hangs: float = 0.0
-    drips: bool = False
 
 
 OK = Reply()
@@ -60,8 +59,6 @@ class HookServer:
                 outer.requests.append(request)
                 reply = outer.answer(request)
                 outer.ended.wait(reply.hangs)
-                while reply.drips and not outer.ended.wait(0.05):
-                    self.wfile.write(b"H")
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backlog.config import Hook
-from monitoring.notifications.settling import Seen, describe_status
+from monitoring.notifications.changes import Look
 from monitoring.status import GroupStatus
 from monitoring.verdicts import Verdict
 from tests.monitoring.test_metrics import make_status
@@ -29,8 +29,8 @@ def make_look(verdict: Verdict, stream: str = "orders", **changes: Any) -> Group
     return replace(make_status(stream=stream), **told)
 
 
-def see(verdict: Verdict, stream: str = "orders", **changes: Any) -> Seen:
-    return describe_status(make_look(verdict, stream, **changes))
+def see(verdict: Verdict, stream: str = "orders", **changes: Any) -> Look:
+    return Look.of_status(make_look(verdict, stream, **changes))
 
 
 def make_hook(**document: Any) -> Hook:

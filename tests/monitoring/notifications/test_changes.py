@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backlog.errors import ClusterUnreachable
-from monitoring.notifications.mailbox import Mailbox, Notice
-from monitoring.notifications.settling import Settling, describe_failure
+from monitoring.notifications.changes import Change, Damper, Look, Mailbox
 from monitoring.verdicts import Verdict
 from tests.kafka_tools import StreamStub
 from tests.monitoring.notifications.makers import NOW, see
@@ -40,9 +39,9 @@ class Hooked:
                 self.send()
 
     def send(self) -> None:
-        while (notice := self.mailbox.take()) is not None:
-            self.told.append((notice.before, notice.seen.verdict, notice.is_resolved))
-            self.mailbox.note_delivered(notice)
+        while (change := self.mailbox.take()) is not None:
+            self.told.append((change.before, change.look.verdict, change.is_resolved))
+            self.mailbox.note_delivered(change)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +58,19 @@ class Hooked:
 def test_what_is_worse_counts_at_once_and_what_is_better_when_it_is_seen_twice(
     looks: list[Verdict], counted: list[Verdict]
 ) -> None:
-    settling = Settling()
-    found = [settling.note(see(verdict)) for verdict in looks]
-    assert [one.verdict for one in found if one is not None] == counted
+    damper = Damper()
+    assert [verdict for verdict in looks if damper.count(see(verdict))] == counted
 
 
 def test_a_stream_that_cannot_be_seen_is_unknown_after_three_looks() -> None:
-    settling = Settling()
+    damper = Damper()
     error = str(ClusterUnreachable("no broker answered", subject="cluster main"))
-    failure = describe_failure(StreamStub("orders", "service"), error, NOW)
-    assert settling.note(see(OK)) is not None
-    assert [settling.note(failure) for _ in range(2)] == [None, None]
-    counted = settling.note(failure)
-    assert counted is not None
-    assert (counted.verdict, counted.sentence) == (UNKNOWN, "cluster main: no broker answered")
-    assert [settling.note(see(OK)) is None for _ in range(2)] == [True, False]
-    assert [settling.note(failure) for _ in range(2)] == [None, None], "counted anew"
+    failure = Look.of_failure(StreamStub("orders", "service"), error, NOW)
+    assert (failure.verdict, failure.sentence) == (UNKNOWN, "cluster main: no broker answered")
+    assert damper.count(see(OK))
+    assert [damper.count(failure) for _ in range(3)] == [False, False, True]
+    assert [damper.count(see(OK)) for _ in range(2)] == [False, True]
+    assert [damper.count(failure) for _ in range(2)] == [False, False], "counted anew"
 
 
 def test_only_changes_are_told_with_the_verdict_before() -> None:
@@ -141,10 +137,10 @@ def test_of_what_waits_only_the_latest_is_sent() -> None:
     assert hook.replaced == 3
 
 
-def take(hook: Hooked) -> Notice:
-    notice = hook.mailbox.take()
-    assert notice is not None
-    return notice
+def take(hook: Hooked) -> Change:
+    change = hook.mailbox.take()
+    assert change is not None
+    return change
 
 
 def test_what_was_not_taken_waits_and_others_have_their_turn() -> None:
@@ -155,10 +151,10 @@ def test_what_was_not_taken_waits_and_others_have_their_turn() -> None:
     hook.put(STOP, stream="bills")
     first = take(hook)
     hook.mailbox.note_failed(first)
-    assert take(hook).seen.stream == "bills"
+    assert take(hook).look.stream == "bills"
     hook.mailbox.note_delivered(take(hook))
     again = take(hook)
-    assert (again.seen, again.before) == (first.seen, OK)
+    assert (again.look, again.before) == (first.look, OK)
     assert hook.mailbox.has_tried()
     hook.mailbox.note_failed(again, wait=300)
     assert hook.mailbox.take() is None
@@ -186,8 +182,7 @@ def test_what_changed_while_it_was_sent_is_sent_next() -> None:
     hook.put(STOP)
     sent = take(hook)
     hook.put(OK)  # nothing to say, as far as it is known
-    hook.mailbox.note_delivered(sent)
     assert hook.mailbox.take() is None
-    hook.is_away = False
-    hook.put(OK)
+    hook.mailbox.note_delivered(sent)
+    hook.send()
     assert hook.told == [(STOP, OK, True)]

@@ -14,8 +14,7 @@ from typing import Any
 
 from backlog.errors import BacklogError
 from backlog.ledger import open_ledger
-from monitoring.notifications.delivery import Pauses
-from monitoring.notifications.notifier import Notifier
+from monitoring.notifications.notifier import Notifier, Pauses
 from monitoring.watcher import watch_streams
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, commit, properties_of, publish, wait_until

@@ -15,18 +15,18 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from backlog import stamps
 from backlog.clock import format_time, utc_now
 from backlog.errors import UsageError
 from backlog.numbers import format_moment
+from backlogctl_delivery import stamps
 from replay.audits.audit import AuditOptions, AuditResult, Finding
 from replay.audits.counts import CountsAuditing
 from replay.recovery.options import read_options
 from replay.telling.audits import draw_audit
-from replay.telling.count_plot import draw_counts
+from replay.telling.figures import make_counts_figure
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, set_offsets_raw
-from tests.replay.drained import drain
+from tests.replay.offloaded import offload
 from tests.replay.shop import PARTITIONS, PROCESSED, Shop, count_by_partition, place
 from tests.spark_backfill.world import (
     ORDERS,
@@ -252,16 +252,16 @@ def test_what_retention_took_is_no_loss(empty_shop: Shop, began: datetime) -> No
     assert empty.tables == {"windows": []}
 
 
-def test_what_a_drain_moved_waits_in_an_archive(
+def test_what_a_offload_moved_waits_in_an_archive(
     empty_shop: Shop, spark: SparkSession, began: datetime
 ) -> None:
     """It is no loss; what was lost beside it is told, and what is put back counts once."""
     shop, rows = empty_shop, make_orders(began, range(COUNT))
-    unsent, drained, back = (120, 150), range(30, 200), range(160, 170)
-    fill(shop, rows, set(range(COUNT)) - set(drained))
+    unsent, offloaded, back = (120, 150), range(30, 200), range(160, 170)
+    fill(shop, rows, set(range(COUNT)) - set(offloaded))
     send(shop, [row for number, row in enumerate(rows[:200]) if number not in unsent])
     set_offsets_raw(shop.properties, shop.group, shop.topic, count_by_partition(range(30)))
-    drain(shop, spark)
+    offload(shop, spark)
     send(shop, rows[200:])
     catch_up(shop)
     found = audit(shop)
@@ -274,8 +274,8 @@ def test_what_a_drain_moved_waits_in_an_archive(
     # What is left to judge begins with the archive, not with the topic.
     begin = find(found, "span").detail["begin"]
     first = sum(format_time(row["updated_at"]) < begin for row in rows)
-    assert drained[0] < first < unsent[0]
-    waiting = drained[-1] + 1 - first - len(unsent)
+    assert offloaded[0] < first < unsent[0]
+    waiting = offloaded[-1] + 1 - first - len(unsent)
     assert find(found, "in-an-archive").found.startswith(f"of {waiting} rows")
     assert sum_up(found, "archived") == found.figures["archived"] == waiting
     assert (found.figures["rows"], found.figures["messages"]) == (COUNT - first, COUNT - 200)
@@ -390,9 +390,9 @@ def test_the_plot_marks_the_worst_windows_and_leaves_out_narrow_ones() -> None:
         }
         for number, (start, end) in enumerate(pairwise(moments))
     ]
-    drawn = draw_counts(windows)
+    drawn = make_counts_figure(windows).draw()
     assert drawn.startswith("<svg")
     assert "7 without message" in drawn
     assert "3 without message" not in drawn, "the first one has half a minute"
     assert ">handled<" not in drawn
-    assert "no data yet" in draw_counts([])
+    assert "no data yet" in make_counts_figure([]).draw()

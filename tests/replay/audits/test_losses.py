@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from confluent_kafka import Consumer, Producer
 
 from backlog.errors import InvalidTransition
-from backlog.sequence import Stamp, write_stamp
 from backlog.values import Cause, GapState
+from backlogctl_delivery.sequenced.sequence import Stamp, write_stamp
 from replay.kinds.redrive import planning
 from replay.kinds.redrive.options import RedriveOptions
 from replay.recovery.plan import Origin

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from backlog.kafka.admin import create_topic, list_offsets
-from backlog.sequence import SEQUENCE, Stamp, write_stamp
+from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, write_stamp
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import move_log_start, properties_of, wait_until
 from tests.replay.shop import Shop
@@ -105,7 +105,7 @@ def test_hostile_stamps_and_those_in_another_partition_are_counted(empty_shop: S
 _LOSSY = """
 import sys, time
 from confluent_kafka import Producer
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.producer import SequencedProducer
 
 settings = {"bootstrap.servers": sys.argv[1], "acks": "0", "enable.idempotence": False,
             "linger.ms": 0, "reconnect.backoff.ms": 50}

@@ -17,9 +17,9 @@ from sqlalchemy import create_engine, text
 
 from backlog.config import Config
 from backlog.errors import BacklogError
-from delivery.lookback.database import Database as LookBackDatabase
-from delivery.lookback.tables import create_tables
-from delivery.outbox.desk import OutboxStatus
+from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
+from backlogctl_delivery.lookback.tables import create_tables
+from backlogctl_delivery.outbox.admin import OutboxStatus
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus
 from replay.console.deliveries.metrics import collect_deliveries
 from replay.console.deliveries.watching import DeliveryWatch

@@ -17,9 +17,9 @@ from confluent_kafka.admin import AclOperation, NewPartitions, ResourceType  # t
 from backlog.errors import BacklogError
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import Admin
-from backlog.sequence import SEQUENCE
-from backlog.stamps import RECOVERY_ID
-from delivery.producer import SequencedProducer
+from backlogctl_delivery.sequenced.producer import SequencedProducer
+from backlogctl_delivery.sequenced.sequence import SEQUENCE
+from backlogctl_delivery.stamps import RECOVERY_ID
 from monitoring.board import SequenceLook
 from replay.console.exporting import open_exporter
 from replay.console.sequences import watching

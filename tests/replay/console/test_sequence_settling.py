@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delivery.checker import Hole
+from backlogctl_delivery.sequenced.checker import Hole
 from replay.console.sequences.settling import Round, Settled, Settling
 
 HOLE = Hole("orders", 0, "shop", 1, 3, 9)

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from delivery.outbox.databases import Database
-from delivery.outbox.desk import Desk
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database
 from monitoring.doctor.finding import Finding
 from monitoring.watcher import watch_streams
 from replay.console import checkups
@@ -92,7 +92,7 @@ def test_what_no_stream_is_about_is_with_the_tool(kafka: EmbeddedKafka, tmp_path
     """Outboxes and look-back: `backlogctl doctor` without a stream says the same."""
     url = f"sqlite:///{tmp_path}/shop.db"
     database = Database(url)
-    Desk(database).create()
+    OutboxAdmin(database).create()
     database.close()
     workspace = make_workspace(
         tmp_path,

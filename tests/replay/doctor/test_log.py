@@ -14,7 +14,7 @@ from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import make_admin, make_producer
-from backlog.kafka.errors import AccessDenied
+from backlogctl_delivery.kafka import AccessDenied
 from monitoring.doctor.facts import Topic
 from monitoring.doctor.finding import Finding, Level
 from monitoring.doctor.producers import judge_producers

@@ -11,10 +11,14 @@ import pytest
 from sqlalchemy import text
 
 from backlog.kafka.admin import create_topic
-from delivery.lookback.database import Database
-from delivery.lookback.operating import list_messages, park_message
-from delivery.lookback.states import State
-from delivery.lookback.tables import create_tables, list_partitions, name_partition
+from backlogctl_delivery.lookback.admin import list_messages, park_message
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.lookback.tables import (
+    Database,
+    create_tables,
+    list_partitions,
+    name_partition,
+)
 from monitoring.doctor.finding import Finding, Level
 from replay.around.doctor.deliveries import examine_deliveries
 from sandbox.embedded import EmbeddedKafka

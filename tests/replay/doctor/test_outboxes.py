@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from backlog.kafka.admin import create_topic
+from backlogctl_delivery.outbox.database import Shape
 from monitoring.doctor.finding import Finding, Level
-from monitoring.doctor.outboxes import OutboxTable, OutboxTerms, judge_table
 from replay.around.doctor.deliveries import examine_deliveries
+from replay.around.doctor.outboxes import judge_table
 from sandbox.embedded import EmbeddedKafka
 from tests.delivery.outbox.shop import Shop
 from tests.kafka_tools import properties_of
@@ -85,13 +85,15 @@ def test_a_table_of_another_version_is_told_by_what_it_lacks(
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text(f"DROP INDEX backlog_outbox_sent_at{on}"))
-        connection.execute(text(f"DROP INDEX backlog_outbox_lane{on}"))
+        connection.execute(text(f"DROP INDEX backlog_outbox_ordering_key{on}"))
         # By another name, and with a column more, it does as well.
         connection.execute(text("CREATE INDEX theirs ON backlog_outbox (sent_at, id)"))
     found = look(url)["outbox-table"]
     assert found.level is Level.WARNS
     (statement,) = found.commands
-    assert statement.startswith("CREATE INDEX backlog_outbox_lane ON backlog_outbox (lane, id)")
+    assert statement.startswith(
+        "CREATE INDEX backlog_outbox_ordering_key ON backlog_outbox (ordering_key, id)"
+    )
     with engine.begin() as connection:
         connection.execute(text(statement))
     assert "outbox-table" not in look(url)
@@ -172,8 +174,7 @@ def test_a_database_without_skip_locked(
     assert list_levels(found) == {"outbox-locks": Level.WARNS}
     assert "it is in SQLite 3" in found["outbox-locks"].found
     # Debian's is newer, so the words of an older one.
-    terms = OutboxTerms("shop", "main", "murmur2", timedelta(minutes=10), None)
-    (old,) = judge_table(terms, OutboxTable(True, (), (), "MariaDB 10.5", False))
+    (old,) = judge_table("shop", Shape(True, (), (), "MariaDB 10.5", False))
     assert old.found == "it is in MariaDB 10.5, which does not know SKIP LOCKED"
 
 

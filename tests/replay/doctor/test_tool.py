@@ -14,7 +14,7 @@ from backlog.kafka.admin import create_topic
 from backlog.kafka.rights import Operation, Resource
 from monitoring.doctor import facts
 from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor import host
+from replay.around.doctor import examining, host
 from replay.around.doctor.examining import examine_stream, examine_tool
 from replay.around.doctor.permissions import list_wanted
 from replay.recovery.workspace import Workspace
@@ -205,7 +205,9 @@ def test_a_topic_that_is_not_there_stops_a_recovery(kafka: EmbeddedKafka, tmp_pa
     assert "check `topic` and `cluster` of the stream" in found["unread"].mend
 
 
-def test_a_cluster_that_is_away_is_unknown(tmp_path: Path) -> None:
+def test_a_cluster_that_is_away_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (examining, host):
+        monkeypatch.setattr(module, "_SECONDS", 3.0)
     make_workspace(tmp_path, {"bootstrap.servers": "127.0.0.1:1"})
     code, out, _ = call_main(("doctor", "--json"), tmp_path, {})
     document = json.loads(out)

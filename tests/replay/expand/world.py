@@ -22,12 +22,12 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from backlog import crashpoints
 from backlog.clock import utc_now
 from backlog.config import load_config
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_producer
 from backlog.values import Recovery
+from backlogctl_delivery import crashpoints
 from fanout.launchers import Launcher, ProcessLauncher, Role
 from fanout.launchers.interface import Fleet
 from replay.around.fleets import fleet_of, launcher_of

@@ -1,4 +1,4 @@
-"""From an archive: what a drain moved is put back as it was; a damaged file is named."""
+"""From an archive: what an offload moved is put back as it was; a damaged file is named."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backlog.values import GapState
 from spark_backfill.archive.purging import purge_archive
 from tests.kafka_tools import move_log_start, set_config
-from tests.replay.drained import drain
-from tests.replay.rebuild_archive.test_whole_way import put_back
+from tests.replay.offloaded import offload
 from tests.replay.redrive.world import (
     KEEP,
     Header,
@@ -33,25 +33,26 @@ OWN: list[Header] = [("trace", b"1"), ("trace", None)]
 
 
 @pytest.fixture
-def drained(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
+def offloaded(empty_shop: Shop, spark: SparkSession) -> tuple[Shop, str]:
     """All of the topic is in an archive, and nothing is left in the topic."""
     shop = empty_shop
     set_config(shop.properties, shop.topic, KEEP)
     publish(shop, shop.topic, [make_order(number, OWN) for number in range(TOTAL)])
-    return shop, drain(shop, spark)
+    return shop, offload(shop, spark)
 
 
-def test_a_drained_range_is_put_back(drained: tuple[Shop, str]) -> None:
+def test_a_offloaded_range_is_put_back(offloaded: tuple[Shop, str]) -> None:
     """In part, then the rest: what is put back is left out."""
-    shop, archive = drained
+    shop, archive = offloaded
     mine = [number for number in range(TOTAL) if place(number) == 1]
     first = carry_out(shop, "--from", f"archive:{archive}", "--offsets", "1:0-4")
     assert first["counts"]["staged"] == 5
-    assert "wait in this archive" in " ".join(first["warnings"])
+    assert "wait in this archive and stay so" in " ".join(first["warnings"])
     assert keys_of(read_sent(shop)) == {str(number).encode(): 1 for number in mine[:5]}
     rest = carry_out(shop, "--from", f"archive:{archive}", "--all")
     assert (rest["counts"]["put_back"], rest["counts"]["staged"]) == (5, TOTAL - 5)
     sent = read_sent(shop)
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
     assert keys_of(sent) == {str(number).encode(): 1 for number in range(TOTAL)}
     assert {one.headers for one in sent} == {tuple(OWN)}
     assert all(one.partition == place(int(one.key or b"")) for one in sent)
@@ -59,9 +60,9 @@ def test_a_drained_range_is_put_back(drained: tuple[Shop, str]) -> None:
     assert tail == [str(number).encode() for number in mine[5:]], "in their order"
 
 
-def test_what_expired_unread_again_is_lost_again(drained: tuple[Shop, str]) -> None:
+def test_what_expired_unread_again_is_lost_again(offloaded: tuple[Shop, str]) -> None:
     """P2.4: message by message, by where each of them was."""
-    shop, archive = drained
+    shop, archive = offloaded
     ends = shop.read_ends()
     shop.call("status")
     carry_out(shop, "--from", f"archive:{archive}", "--offsets", "1:0-4")
@@ -77,9 +78,9 @@ def test_what_expired_unread_again_is_lost_again(drained: tuple[Shop, str]) -> N
     assert "5 are put back already" in refused["message"]
 
 
-def test_lost_again_beside_what_was_put_back_twice(drained: tuple[Shop, str]) -> None:
+def test_lost_again_beside_what_was_put_back_twice(offloaded: tuple[Shop, str]) -> None:
     """All five expire; of two of them there is a second copy, the other three are lost still."""
-    shop, archive = drained
+    shop, archive = offloaded
     ends = shop.read_ends()
     shop.call("status")
     carry_out(shop, "--from", f"archive:{archive}", "--offsets", "1:0-4")
@@ -93,27 +94,26 @@ def test_lost_again_beside_what_was_put_back_twice(drained: tuple[Shop, str]) ->
 
 
 def test_what_waits_in_another_archive_comes_from_there(
-    drained: tuple[Shop, str], spark: SparkSession
+    offloaded: tuple[Shop, str], spark: SparkSession
 ) -> None:
-    """Put back, and drained once more unread: from the first archive it would come twice."""
-    shop, first = drained
+    """Put back, and offloaded once more unread: from the first archive it would come twice."""
+    shop, first = offloaded
     shop.write_config(source=None)
-    put_back(shop)
-    second = drain(shop, spark)
+    carry_out(shop, "--from", f"archive:{first}")
+    second = offload(shop, spark)
     refused = plan(shop, "--from", f"archive:{first}", "--all", code=5)
     assert f"{TOTAL} are put back already" in refused["message"]
     assert f"archive {second} has them" in refused["hint"]
-    planned = plan(shop, "--from", f"archive:{second}", "--all")
+    planned = carry_out(shop, "--from", f"archive:{second}")
     assert planned["counts"]["staged"] == TOTAL, "its own messages are not in the way"
-    put_back(shop)
     assert keys_of(read_sent(shop)) == {str(number).encode(): 1 for number in range(TOTAL)}
 
 
 def test_a_damaged_or_missing_archive_is_named(
-    drained: tuple[Shop, str], spark: SparkSession
+    offloaded: tuple[Shop, str], spark: SparkSession
 ) -> None:
     """Nothing is planned, and nothing is staged."""
-    shop, archive = drained
+    shop, archive = offloaded
     location = Path(shop.open().ledger.archives.get(archive).location)
     victim = list_data(location)[0]
     whole = victim.read_bytes()
@@ -129,4 +129,4 @@ def test_a_damaged_or_missing_archive_is_named(
     purge_archive(spark, str(location), owner={"recovery_id": archive})
     shop.open().ledger.archives.mark_purged(archive, "tester")
     assert "removed" in plan(shop, "--from", f"archive:{archive}", "--all", code=5)["message"]
-    assert [one.kind for one in shop.open().ledger.recoveries.list()] == ["drain"]
+    assert [one.kind for one in shop.open().ledger.recoveries.list()] == ["offload"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backlog import stamps
 from backlog.kafka.admin import describe_topic
+from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
 from tests.kafka_tools import set_config
 from tests.replay.redrive.world import (

@@ -8,15 +8,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backlog import stamps
+import pytest
+
 from backlog.kafka.clients import make_producer
-from tests.kafka_tools import read_all
-from tests.replay.shop import PARTITIONS, Shop, place
+from backlogctl_delivery import stamps
+from tests.kafka_tools import commit, read_all
+from tests.replay.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition, place
+from tests.spark_backfill.world import make_order as make_row
+from tests.spark_backfill.world import publish_orders
 
 Header = tuple[str, bytes | None]
 AT = 1_760_000_000_000
 # Its times are of another year.
 KEEP = {"retention.ms": "-1"}
+UNREAD = TOTAL - DONE
+Message = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
+
+
+@pytest.fixture
+def plain_shop(empty_shop: Shop) -> Shop:
+    """Orders that are unread, and no source table."""
+    shop = empty_shop
+    publish_orders(shop.bootstrap, shop.topic, [make_row(number) for number in range(TOTAL)])
+    commit(shop.properties, shop.group, shop.topic, count_by_partition(range(DONE)))
+    shop.write_config(source=None)
+    return shop
+
+
+def read_own(shop: Shop, topic: str = "", partitions: int = PARTITIONS) -> list[Message]:
+    """Messages as the stream's producers sent them: without our stamps, in the log's order."""
+    found = []
+    for message in read_all(shop.properties, topic or shop.topic, range(partitions)):
+        headers: Any = message.headers() or []
+        own = tuple((name, value) for name, value in headers if name not in stamps.ALL)
+        found.append((message.partition() or 0, message.key(), message.value(), own))
+    return sorted(found, key=lambda item: item[0])
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ SOURCE = {
 
 
 def open_shop(directory: Path, guards: dict[str, Any] | None = None, **stream: Any) -> Workspace:
-    """A workspace whose stream `orders` can be rebuilt and drained."""
+    """A workspace whose stream `orders` can be rebuilt and offloaded."""
     orders = {
         "cluster": "main",
         "topic": "orders",

@@ -25,11 +25,6 @@ S = RecoveryState
 NIGHT = {"from": "22:30", "to": "06:00", "timezone": "Asia/Shanghai"}
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_shop(tmp_path)
-
-
 def carry(desk: Workspace, recovery_id: str) -> Carried:
     return carry_on(desk, recovery_id, Console(quiet=True))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from backlog.values import Recovery, RecoveryState
-from backlog.visible import escape_text
+from backlogctl_delivery.visible import escape_text
 from replay.recovery.origins import name_origin
 from replay.recovery.workspace import Workspace
 from replay.runbooks.describing import (

@@ -159,8 +159,8 @@ def test_an_option_of_another_action_is_not_left_out_without_a_word(desk: Worksp
         ("rebuild", "where", "key = 'k1'", "redrive"),
         ("rebuild", "factor", 10, "expand"),
         ("redrive", "gaps", ["g-1"], "rebuild"),
-        ("auto", "discard", True, "drain"),
-        ("drain", "to", "rehearsal", "rebuild or redrive"),
+        ("auto", "discard", True, "offload"),
+        ("offload", "to", "rehearsal", "rebuild or redrive"),
     ):
         error = refuse(desk, action=action, **{field: value})
         assert (error.subject, error.message) == (field, f"the action {action} has no such option")
@@ -171,7 +171,7 @@ def test_an_option_of_another_action_is_not_left_out_without_a_word(desk: Worksp
 def test_what_one_action_needs_or_allows_is_asked_of_it_alone(desk: Workspace) -> None:
     assert read(desk, action="rebuild", allow=["surplus"]).said == {"allow": ["surplus"]}
     assert read(desk, action="redrive", allow=["replays"]).said == {"allow": ["replays"]}
-    assert read(desk, action="drain", allow=["other-groups:audit"]).action == "drain"
+    assert read(desk, action="offload", allow=["other-groups:audit"]).action == "offload"
     for action, word in (("redrive", "surplus"), ("rebuild", "disk"), ("auto", "replays")):
         error = refuse(desk, action=action, allow=[word])
         assert (error.subject, error.message) == ("allow", f"{word!r} is not known")
@@ -194,17 +194,17 @@ def test_a_form_names_no_file(desk: Workspace) -> None:
 
 
 def test_a_form_of_one_kind_asks_for_it_and_no_other(desk: Workspace) -> None:
-    kinds = desk.kinds.select(["drain"])
-    assert read_request(desk, {"stream": "orders"}, kinds).action == "drain"
+    kinds = desk.kinds.select(["offload"])
+    assert read_request(desk, {"stream": "orders"}, kinds).action == "offload"
     for action in ("auto", "rebuild"):
         with pytest.raises(UsageError) as caught:
             read_request(desk, {"stream": "orders", "action": action}, kinds)
-        assert (caught.value.subject, caught.value.hint) == ("action", "one of drain")
+        assert (caught.value.subject, caught.value.hint) == ("action", "one of offload")
     with pytest.raises(UsageError, match="no field 'key'"):
         refuse_unknown({"stream": "orders", "key": ["k1"]}, kinds)
 
 
-def test_auto_takes_neither_a_drain_nor_a_redrive() -> None:
+def test_auto_takes_neither_a_offload_nor_a_redrive() -> None:
     assert [kind.name for kind in KINDS if kind.is_suggested] == ["expand", "rebuild"]
 
 

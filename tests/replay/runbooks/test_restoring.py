@@ -12,8 +12,8 @@ from rich.console import Console
 from backlog.errors import KafkaFailure, LeaseHeld, Refused
 from backlog.ledger import Owner
 from backlog.values import Recovery, RecoveryState
-from replay.kinds.drain.kind import Drain
 from replay.kinds.expand.kind import Expand
+from replay.kinds.offload.kind import Offload
 from replay.recovery import cancelling as cancellation
 from replay.recovery.brakes import OPERATOR, WINDOW
 from replay.recovery.cancelling import request_pause
@@ -44,7 +44,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def close(kind: object, desk: Workspace, recovery: Recovery, *rest: Any, **named: Any) -> None:
         found.append(recovery.id)
 
-    for kind in (Expand, Drain):
+    for kind in (Expand, Offload):
         monkeypatch.setattr(kind, "close", close)
     return found
 
@@ -88,14 +88,14 @@ def test_what_the_scheduler_left_is_cut_over_once(
     ("states", "detail"),
     [((S.RUNNING,), {}), ((S.RUNNING, S.FAILED), {"code": "kafka"})],
 )
-def test_a_drain_that_is_left_open_is_ended_as_an_expansion_is(
+def test_a_offload_that_is_left_open_is_ended_as_an_expansion_is(
     desk: Workspace, closed: list[str], states: tuple[S, ...], detail: dict[str, Any]
 ) -> None:
     with acting_as(AIRFLOW_USER):
-        drain = store_unknown(desk, S.APPROVED, *states, kind="drain", **detail)
-    assert list_ids(desk) == [drain.id]
-    assert restore(desk, drain).state is S.CANCELLED
-    assert (closed, list_ids(desk)) == ([drain.id], [])
+        offload = store_unknown(desk, S.APPROVED, *states, kind="offload", **detail)
+    assert list_ids(desk) == [offload.id]
+    assert restore(desk, offload).state is S.CANCELLED
+    assert (closed, list_ids(desk)) == ([offload.id], [])
 
 
 def test_what_was_never_begun_or_is_at_its_end_is_left_alone(

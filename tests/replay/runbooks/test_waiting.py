@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from backlog.values import Cause, RecoveryState
 from replay.recovery.brakes import OPERATOR, WINDOW
 from replay.recovery.identity import acting_as
@@ -17,19 +13,13 @@ from tests.replay.runbooks.desks import (
     bring,
     bring_by_airflow,
     lose,
-    open_shop,
     store,
     store_unknown,
 )
 
 S = RecoveryState
-DAGS = ("recover_backlog", "emergency_drain")
-NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_shop(tmp_path)
+DAGS = ("recover_backlog", "emergency_offload")
+NIGHT_RUN = name_origin("nightly_backfill", "scheduled__2026-11-21")
 
 
 def look(desk: Workspace) -> WaitingWork:
@@ -46,7 +36,7 @@ def test_open_gaps_are_the_nights_work(desk: Workspace) -> None:
 
 
 def test_what_a_night_has_begun_goes_on_at_night(desk: Workspace) -> None:
-    recovery = store(desk, "rebuild", lose(desk).id, origin=NIGHT)
+    recovery = store(desk, "rebuild", lose(desk).id, origin=NIGHT_RUN)
     assert look(desk).nightly == (), "it waits for a person"
     bring_by_airflow(desk, recovery, S.APPROVED, S.RUNNING, S.PAUSED, why=WINDOW)
     assert look(desk) == WaitingWork((f"{recovery.id} of orders is paused",), {})
@@ -61,8 +51,8 @@ def test_what_a_run_has_begun_is_that_dags(desk: Workspace) -> None:
 
 
 def test_each_dag_has_its_own(desk: Workspace) -> None:
-    drain = store(desk, "expand", origin=name_origin("emergency_drain", "run-1"))
-    assert look(desk).recovering == {"emergency_drain": (f"{drain.id} of orders is planned",)}
+    offload = store(desk, "expand", origin=name_origin("emergency_offload", "run-1"))
+    assert look(desk).recovering == {"emergency_offload": (f"{offload.id} of orders is planned",)}
 
 
 def test_what_a_person_keeps_is_no_work(desk: Workspace) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from backlog.values import Recovery, RecoveryState
@@ -25,19 +23,13 @@ from tests.replay.runbooks.desks import (
     RUN,
     SHELL_USER,
     bring_by_airflow,
-    open_shop,
     store,
 )
 
 S = RecoveryState
 FIRST = WorkTask("recover_backlog", "run-1", "rebuild.carry_out")
 SECOND = WorkTask("recover_backlog", "run-2", "rebuild.carry_out")
-NIGHT = WorkTask("nightly_backfill", "night", "stream.put_back", 3)
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_shop(tmp_path)
+NIGHT_TASK = WorkTask("nightly_backfill", "night", "stream.put_back", 3)
 
 
 def begin(desk: Workspace, *states: S, why: str = INTERRUPTED) -> Recovery:
@@ -48,11 +40,11 @@ def test_the_last_task_is_noted_once(desk: Workspace) -> None:
     recovery = begin(desk)
     assert find_task(desk, recovery) is None
     assert find_run(desk, recovery) == (RUN.dag_id, RUN.run_id)
-    for task in (FIRST, FIRST, NIGHT):
+    for task in (FIRST, FIRST, NIGHT_TASK):
         note_task(desk, recovery.id, task)
-    assert find_task(desk, recovery) == NIGHT
+    assert find_task(desk, recovery) == NIGHT_TASK
     assert find_run(desk, recovery) == ("nightly_backfill", "night")
-    assert NIGHT.key == "stream.put_back_3"
+    assert NIGHT_TASK.key == "stream.put_back_3"
     assert len([a for a in read_actions(desk, recovery.id) if a == "a task works on it"]) == 2
     with acting_as(SHELL_USER):
         desk.ledger.recoveries.advance(recovery.id, S.RUNNING, str(SHELL_USER))
@@ -87,6 +79,6 @@ def test_a_task_that_waited_beside_it_does_not_lift_it(desk: Workspace) -> None:
 
 def test_what_has_failed_is_not_paused(desk: Workspace) -> None:
     recovery = begin(desk, S.RUNNING, S.FAILED)
-    hold_for_person(desk, recovery, NIGHT)
+    hold_for_person(desk, recovery, NIGHT_TASK)
     assert desk.ledger.recoveries.get(recovery.id).state is S.FAILED
     assert MARKED in read_actions(desk, recovery.id)

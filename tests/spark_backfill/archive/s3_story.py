@@ -41,7 +41,6 @@ def main(bootstrap: str, topic: str, endpoint: str, location: str) -> dict[str, 
         _write_a_part(spark, job)
         manifest = write_archive(spark, job)
         place = ArchivePlace(spark, location)
-        found["free"] = place.free_bytes()
         found["files"] = len(manifest.files)
         frame = read_archive(spark, location, manifest)
         found["equal"] = archiving.collect(frame) == archiving.consume(bootstrap, topic, job.ranges)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """With a name that would be a pattern, were it taken for one."""
-    return tmp_path / "drains {a,b}" / "r-1 [x] 100%"
+    return tmp_path / "offloads {a,b}" / "r-1 [x] 100%"
 
 
 @pytest.fixture

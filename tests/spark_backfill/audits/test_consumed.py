@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog import stamps
 from backlog.config import Consumed
 from backlog.errors import ConfigurationError, SourceError
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from spark_backfill.audits import consumed as module
 from spark_backfill.audits.consumed import (
     ConsumedAudit,

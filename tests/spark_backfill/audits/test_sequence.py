@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog import sequence, stamps
-from backlog.sequence import Stamp, UnreadableStamp, read_stamp, write_stamp
+from backlogctl_delivery import stamps
+from backlogctl_delivery.sequenced import sequence
+from backlogctl_delivery.sequenced.sequence import Stamp, UnreadableStamp, read_stamp, write_stamp
 from spark_backfill.audits.sequence import ChainId, audit_sequence
 from spark_backfill.originals.frame import ORIGINALS_SCHEMA
 

@@ -1,9 +1,8 @@
-"""Messages that exist: named, placed and staged as they were, to the byte."""
+"""Messages that exist: read, named and stamped as they were, to the byte."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -11,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog import stamps
-from backlog.manifest import CHUNK_SCHEMA, HEADER_TYPE, read_chunk
-from backlog.partitioners import hash_murmur2
+from backlog.manifest import CHUNK_SCHEMA, HEADER_TYPE
 from backlog.values import OffsetRange
+from backlogctl_delivery import stamps
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.messages.chunks import ChunkLimits, StampValues, stamp_messages
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA
+from spark_backfill.messages.chunks import StampValues, stamp_messages
+from spark_backfill.originals.frame import ORIGINALS_SCHEMA, format_message_time
 from spark_backfill.originals.identity import hash_original_id
+from spark_backfill.originals.placing import count_replays
 from spark_backfill.originals.reading import read_log
-from spark_backfill.originals.staging import OriginalSlots, prepare_originals, stage_originals
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive.archiving import KEEP, consume, publish
 
@@ -41,62 +39,21 @@ def test_spark_and_python_make_the_same_id(spark: SparkSession) -> None:
     ]
 
 
-def stage(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: str, folder: Path, partitions: int
-) -> list[dict[str, Any]]:
-    ranges = [OffsetRange(p, 0, COUNT) for p in range(2)]
-    frame = read_log(spark, {"bootstrap.servers": kafka.bootstrap}, topic, ranges)
-    chunks = stage_originals(
-        frame,
-        slots=OriginalSlots(TOPIC_ID, 2, partitions, "murmur2"),
-        recovery_id=RECOVERY,
-        directory=folder,
-        limits=ChunkLimits(messages=15),
-    )
-    tables = [read_chunk(folder, chunk) for chunk in chunks]
-    rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
-    return rows
-
-
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_bytes_are_staged_as_they_were(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path, codec: str
+def test_bytes_are_read_as_they_were(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, codec: str
 ) -> None:
     name = topic(2, KEEP)
     publish(kafka.bootstrap, name, COUNT, 2, **{"compression.type": codec})
-    seen = consume(kafka.bootstrap, name, [OffsetRange(p, 0, COUNT) for p in range(2)])
-    staged = stage(spark, kafka, name, tmp_path / "r", 2)
-    assert len(staged) == len(seen)
-    for made, (partition, offset, at, _, key, value, headers) in zip(staged, seen, strict=True):
-        assert (made["partition"], made["key"], made["value"]) == (partition, key, value)
-        assert made["message_id"] == stamps.make_original_id(TOPIC_ID, partition, offset)
-        assert made["original_time"] == f"2025-10-09T08:53:20.{at % 1000:03d}000Z"
-        assert [(h["name"], h["value"]) for h in made["headers"]] == stamps.stamp(
-            headers,
-            message_id=made["message_id"],
-            recovery_id=RECOVERY,
-            original_time=made["original_time"],
-            fidelity="original",
-        )
-
-
-def test_other_numbers_of_partitions_go_by_key(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
-) -> None:
-    name = topic(2, KEEP)
-    publish(kafka.bootstrap, name, COUNT, 2)
-    staged = stage(spark, kafka, name, tmp_path / "r", 5)
-    for made in staged:
-        if made["key"] is not None:
-            assert made["partition"] == (hash_murmur2(made["key"]) & 0x7FFFFFFF) % 5
-        else:
-            assert made["partition"] in (0, 1)
-    places = {
-        stamps.make_original_id(TOPIC_ID, p, o): (p, o) for p in range(2) for o in range(COUNT)
-    }
-    for slot in {made["partition"] for made in staged}:
-        own = [places[made["message_id"]] for made in staged if made["partition"] == slot]
-        assert own == sorted(own)
+    ranges = [OffsetRange(p, 0, COUNT) for p in range(2)]
+    frame = read_log(spark, {"bootstrap.servers": kafka.bootstrap}, name, ranges)
+    rows = frame.orderBy("source_partition", "source_offset").collect()
+    for row, (partition, offset, at, _, key, value, headers) in zip(
+        rows, consume(kafka.bootstrap, name, ranges), strict=True
+    ):
+        place = (row["source_partition"], row["source_offset"], row["timestamp"])
+        assert (*place, row["key"], row["value"]) == (partition, offset, at, key, value)
+        assert tuple((h["name"], h["value"]) for h in row["headers"]) == headers
 
 
 HEADER = st.tuples(
@@ -171,7 +128,8 @@ def test_stamps_of_an_earlier_recovery_are_read_and_hostile_ones_are_not(
     ]
     rows.append((0, 9, 2**60, 0, b"k", b"v", []))
     frame = spark.createDataFrame(rows, ORIGINALS_SCHEMA)
-    made = prepare_originals(frame, OriginalSlots(TOPIC_ID, 1, 1, "murmur2")).collect()
+    replays = (count_replays() + 1).alias("replays")
+    made = frame.select(replays, format_message_time().alias("original_time")).collect()
     own = "2025-10-09T08:53:20.005000Z"
     assert [(row["replays"], row["original_time"]) for row in made] == [
         (3, first.decode()),

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from backlog.stamps import hash_identity
 from backlog.values import Bookmark, Gap
+from backlogctl_delivery.stamps import hash_identity
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.request import RebuildRequest
 from tests.spark_backfill import world

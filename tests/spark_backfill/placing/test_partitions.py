@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.stamps import hash_identity
 from backlog.values import Bookmark
+from backlogctl_delivery.stamps import hash_identity
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.request import Growth
 from tests.conftest import MakeTopic

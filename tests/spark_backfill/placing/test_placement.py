@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Message, Producer
 
-from backlog import stamps
 from backlog.manifest import read_chunk, read_manifest
+from backlogctl_delivery import stamps
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill import finding
 from spark_backfill.request import PriorChunk, RebuildRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from backlog.crashpoints import reach
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from fanout.relay.interface import SourceRange
 from replay.kinds.expand.canary_look import CanaryFailed, CanaryLook, find_first
 from replay.kinds.expand.context import LAGS_SECONDS, ExpandContext

@@ -12,7 +12,6 @@ from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.groups import delete_left_groups
 from replay.kinds.expand.planning import fingerprint_for
 from replay.kinds.expand.recheck import require_fitting
-from replay.kinds.expand.rights import list_expanding
 from replay.recovery.approval import check_runnable
 from replay.recovery.guards import check_configuration, check_denied
 
@@ -37,13 +36,11 @@ class CheckSource(Step[ExpandContext]):
             f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
         )
         context.check_topic()
-        require_rights(
-            context.workspace,
-            context.stream,
-            list_expanding(
-                context.workspace.config, context.stream, context.recovery.id, context.plan
-            ),
+        workspace, recovery = context.workspace, context.recovery
+        rights = workspace.kind_of(recovery).list_rights(
+            *(workspace.config, context.stream, recovery.id, context.plan)
         )
+        require_rights(workspace, context.stream, rights)
         if context.temporary is None:
             _refuse_existing(context)
         if not context.was_started("stop_consumers"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.kafka.admin import describe_topic
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from fanout.temporary import create_temporary_topic, start_recovery_group
 from replay.kinds.expand.context import ExpandContext
 

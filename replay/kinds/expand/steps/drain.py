@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from backlog.crashpoints import reach
 from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from fanout.launchers.ramp import ramp_up
 from replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
 from replay.kinds.expand.stall import StallWatch, count_wanted

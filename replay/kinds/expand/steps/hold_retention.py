@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from backlog.clock import format_time, utc_now
-from backlog.crashpoints import reach
 from backlog.ledger import OPERATOR, Hold
 from backlog.numbers import format_plural
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from fanout.retention import give_back, raise_retention
 from replay.kinds.expand.context import ExpandContext
 from replay.recovery.identity import find_identity

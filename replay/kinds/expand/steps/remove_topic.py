@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.errors import Refused
 from backlog.kafka.admin import TopicInfo, describe_topic
 from backlog.kafka.errors import TopicMissing
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from fanout.temporary import delete_temporary_topic
 from replay.kinds.expand.context import ExpandContext
 from replay.kinds.expand.groups import delete_recovery_group

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from backlog.crashpoints import reach
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from replay.around.leftovers import CONSUMERS_MISSING, CONSUMERS_STAY
 from replay.kinds.expand.closing import close_relays
 from replay.kinds.expand.context import ExpandContext

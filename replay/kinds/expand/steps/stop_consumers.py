@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from backlog.clock import Deadline
-from backlog.crashpoints import reach
 from backlog.kafka.admin import committed_offsets, set_group_offsets
 from backlog.step import Step
+from backlogctl_delivery.crashpoints import reach
 from replay.around.stopping import find_begin
 from replay.kinds.expand.canary_look import CanaryLook, find_first
 from replay.kinds.expand.context import ExpandContext

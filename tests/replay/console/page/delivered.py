@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from delivery.lookback.operating import OPEN, Count
-from delivery.lookback.states import State
-from delivery.outbox.desk import OutboxStatus
+from backlogctl_delivery.lookback.admin import OPEN, Count
+from backlogctl_delivery.lookback.messages import State
+from backlogctl_delivery.outbox.admin import OutboxStatus
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus
 from tests.replay.console.page.night import NOW, Night
 

@@ -78,5 +78,5 @@ def test_what_is_left_is_the_retention_without_the_age() -> None:
     samples = [take(0, (0, 0)), take(10, (0, 10)), take(20, (0, 20))]
     drawn = read_history(samples, "read_committed", timedelta(hours=1), NOON)
     assert drawn.left is not None
-    assert "until retention deletes" in drawn.left.title
+    assert "until retention deletes" in drawn.left.caption
     assert read_history(samples, "read_committed", None, NOON).left is None

@@ -138,7 +138,7 @@ def test_a_finished_rebuild_tells_its_plan_its_proof_and_its_record(night: Night
     brakes = "00:30–06:00 UTC, as many nights as needed, at most 100 messages/s"
     assert f"{brakes}: about 1 min 13 s of work" in words
     assert "The record was changed" not in words
-    assert page.count("<svg") == 2, "one for a wide page, one for a narrow one"
+    assert page.count("<svg") == 4, "messages and their rate, each for a wide page and a narrow one"
 
 
 def test_a_running_expansion_tells_how_far_it_is(night: Night) -> None:

@@ -1,0 +1,1 @@
+"""Outbox, look-back, idempotent consumer and sequenced producer: what services take in."""

@@ -1,0 +1,372 @@
+"""Kafka clients made from a mapping of client properties; confluent_kafka's errors become ours.
+
+librdkafka's own log goes to the logger `backlog.kafka.client`, never to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+
+from backlogctl_delivery.errors import (
+    BacklogError,
+    ClusterUnreachable,
+    ConfigurationError,
+    KafkaFailure,
+)
+
+CLIENT_LOG = logging.getLogger("backlog.kafka.client")
+# Without a handler of its own Python would print librdkafka's warnings to stderr.
+CLIENT_LOG.addHandler(logging.NullHandler())
+
+Properties = Mapping[str, Any]
+# Of readers that assign, and never commit.
+READER_GROUP = "backlogctl-reader"
+
+COMMON: Mapping[str, Any] = {
+    "client.id": "backlogctl",
+    "socket.connection.setup.timeout.ms": 10_000,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1_000,
+    "log.connection.close": False,
+    # 0 is "errors only" in syslog terms plus critical; 4 keeps warnings for the logger.
+    "log_level": 4,
+}
+CONSUMER: Mapping[str, Any] = {
+    # A consumer without a start offset must fail, not jump.
+    "auto.offset.reset": "error",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    # The default of 1000 ms stalls a fast reader.
+    "fetch.queue.backoff.ms": 5,
+}
+PRODUCER: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "linger.ms": 5,
+    "compression.type": "lz4",
+    # A producer would ask the broker for a topic that is gone, by librdkafka's default: a deleted
+    # ledger or target must stay deleted, and be noticed.
+    "allow.auto.create.topics": False,
+}
+# librdkafka's own names of the partitioners that the configuration names.
+PARTITIONERS: Mapping[str, str] = {"murmur2": "murmur2_random", "crc32": "consistent_random"}
+_UNREACHABLE = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_COORD,
+    }
+)
+_DENIED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_LOGIN = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    }
+)
+# What librdkafka puts around a broker's words.
+_AROUND = re.compile(r"^\w+://\S+: (?:SASL authentication error: )?| \(after \d+ms in state \w+\)$")
+# librdkafka sets its own "retriable" mark on producer errors only; a broker's transient
+# errors (a leader or coordinator moves, metadata of a new topic spreads) are listed here.
+_TRANSIENT = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._QUEUE_FULL,
+        KafkaError._NOENT,  # "no leaders found": they are being elected
+    }
+)
+_PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+_WAYS_OUT = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "there is no such topic: create it",
+    KafkaError._UNKNOWN_TOPIC: "there is no such topic: create it",
+    KafkaError.MSG_SIZE_TOO_LARGE: "send less, or raise message.max.bytes of the sender and "
+    "max.message.bytes of the topic",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the sender's user Write on the topic",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the sender's user IdempotentWrite on the "
+    "cluster",
+}
+
+
+class AccessDenied(KafkaFailure):
+    """The tool's principal may not do this."""
+
+    code = "access_denied"
+
+
+class LoginRefused(ClusterUnreachable):
+    """The brokers answer, and do not let this user in.
+
+    As one that is away: passwords are changed broker by broker, and work under way waits for that.
+    """
+
+    code = "login_refused"
+
+
+class EncryptionRefused(ClusterUnreachable):
+    """The brokers answer, and no connection is made: certificate, host name or protocol."""
+
+    code = "encryption_refused"
+
+
+class ConnectionReports:
+    """Remembers a client's last connection error, which a mere "timed out" leaves out."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        # None where the last of them was about something else.
+        self.refusal: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        # "All brokers down" says less than the broker's own report that came before it.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
+            self.last = error.str() or error.name()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.refusal = error if is_refused_login(error) else None
+
+    def clear(self) -> None:
+        """A broker answered."""
+        self.last, self.refusal = "", None
+
+
+class GrouplessConsumer(Consumer):
+    """A consumer that only assigns, and needs no right on any group.
+
+    librdkafka wants a group.id all the same, and looks for that group's coordinator: where it may
+    not, it says so among the messages. Nothing here needs one.
+    """
+
+    def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message or error, but for the coordinator's."""
+        message = super().poll() if timeout is None else super().poll(timeout)
+        return None if message is None or _is_of_group(message) else message
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """As `poll`, for several."""
+        return [m for m in super().consume(num_messages, timeout) if not _is_of_group(m)]
+
+
+def _is_of_group(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
+def find_addresses(properties: Properties) -> str:
+    """`bootstrap.servers` of the properties, for error messages."""
+    return str(properties.get("bootstrap.servers") or properties.get("metadata.broker.list") or "")
+
+
+def make_consumer(
+    properties: Properties, overrides: Mapping[str, Any] | None = None, **settings: Any
+) -> Consumer:
+    """A consumer that reads committed data, commits nothing by itself and never resets.
+
+    Args:
+        properties: the cluster's client properties.
+        overrides: properties by their Kafka name, over the defaults.
+        settings: the same with `_` for `.`: `group_id="g"` is `group.id`.
+
+    Raises:
+        ConfigurationError: librdkafka does not take a property.
+    """
+    merged = {**COMMON, **CONSUMER, **properties, **(overrides or {}), **_dotted(settings)}
+    made = Consumer if "group.id" in merged else GrouplessConsumer
+    merged.setdefault("group.id", READER_GROUP)
+    merged.setdefault("error_cb", ConnectionReports())
+    try:
+        return made(merged, logger=CLIENT_LOG)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise explain_creation_failure(error, properties, "make a consumer") from error
+
+
+def make_producer(
+    properties: Properties, overrides: Mapping[str, Any] | None = None, **settings: Any
+) -> Producer:
+    """An idempotent producer; transactional when given `transactional_id`.
+
+    Arguments and errors as of `make_consumer`.
+    """
+    merged = {**COMMON, **PRODUCER, **properties, **(overrides or {}), **_dotted(settings)}
+    merged.setdefault("error_cb", ConnectionReports())
+    try:
+        return Producer(merged, logger=CLIENT_LOG)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise explain_creation_failure(error, properties, "make a producer") from error
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
+
+
+def explain_creation_failure(
+    error: BaseException, properties: Properties, doing: str
+) -> BacklogError:
+    addresses = find_addresses(properties)
+    return translate(error, f"cluster {addresses}", doing, addresses=addresses)
+
+
+def unwrap(error: KafkaError | BaseException) -> KafkaError | None:
+    """The KafkaError inside an exception; None where there is none."""
+    if isinstance(error, KafkaError):
+        return error
+    if isinstance(error, KafkaException) and error.args:
+        inner = error.args[0]
+        return inner if isinstance(inner, KafkaError) else None
+    return None
+
+
+def is_retriable(error: KafkaError | BaseException) -> bool:
+    """Whether the same call may be made again as it is."""
+    inner = unwrap(error)
+    return inner is not None and (bool(inner.retriable()) or inner.code() in _TRANSIENT)
+
+
+def is_unreachable(error: KafkaError) -> bool:
+    """Whether nobody answered."""
+    return error.code() in _UNREACHABLE
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether Kafka will not take a message, however often it is sent. Else Kafka was away, or the
+    client has ended: it may have the message."""
+    has_ended = error.fatal() or error.code() == KafkaError._FATAL
+    is_away = is_unreachable(error) or is_retriable(error) or error.code() in _PURGED
+    return not (has_ended or is_away)
+
+
+def explain_kafka(error: KafkaError) -> str:
+    """Why Kafka did not take a message."""
+    text = f"{error.name()}: {error.str()}"
+    way_out = _WAYS_OUT.get(error.code())
+    return text if way_out is None else f"{text}; {way_out}"
+
+
+def translate(
+    error: KafkaError | BaseException,
+    subject: str,
+    doing: str,
+    *,
+    addresses: str = "",
+    last_report: str = "",
+    seconds: float | None = None,
+) -> BacklogError:
+    """Turns a client's error into ours; the caller raises it `from` the original.
+
+    Args:
+        error: KafkaError, KafkaException, or what a client call raised besides (ValueError,
+            a future's TimeoutError).
+        subject: what it was tried on: `topic orders`, `group order-service on topic orders`.
+        doing: what was tried, to follow "could not": `read committed offsets`.
+        addresses: `bootstrap.servers` tried.
+        last_report: the client's own last connection report, if it made one.
+        seconds: the time limit that was given.
+    """
+    if isinstance(error, BacklogError):
+        return error
+    inner = unwrap(error)
+    if inner is None:
+        if isinstance(error, TimeoutError):
+            return _unreachable(subject, doing, addresses, last_report, seconds, "timed out")
+        return KafkaFailure(f"could not {doing}: {type(error).__name__}: {error}", subject=subject)
+    code, text = inner.code(), describe(inner)
+    if is_refused_login(inner):
+        return refuse_login(inner, subject, doing, addresses)
+    if code == KafkaError._SSL:
+        return refuse_encryption(_AROUND.sub("", inner.str()), subject, doing, addresses)
+    if code in _UNREACHABLE:
+        return _unreachable(subject, doing, addresses, last_report, seconds, text)
+    if code in _DENIED:
+        return AccessDenied(
+            f"could not {doing}: access denied ({text})",
+            subject=subject,
+            hint="grant the tool's principal this operation; `backlogctl acl` prints what each job "
+            "needs",
+        )
+    if code in (KafkaError._INVALID_ARG, KafkaError._UNKNOWN_PROTOCOL, KafkaError.INVALID_CONFIG):
+        return ConfigurationError(f"could not {doing}: {text}", subject=subject)
+    return KafkaFailure(
+        f"could not {doing}: {text}", subject=subject, retryable=is_retriable(inner)
+    )
+
+
+def is_refused_login(error: KafkaError) -> bool:
+    """Whether the broker did not let the user in."""
+    return error.code() in _LOGIN
+
+
+def refuse_login(
+    error: KafkaError, subject: str, doing: str, addresses: str, login: str = ""
+) -> LoginRefused:
+    """A refused login.
+
+    Args:
+        login: `user shop with SCRAM-SHA-512`, where it is known.
+    """
+    whose = f" of {login}" if login else ""
+    place = addresses or "(none given)"
+    return LoginRefused(
+        f"could not {doing}: the cluster at {place} refused the login{whose}: "
+        f"{_AROUND.sub('', error.str())}",
+        subject=subject,
+        hint="check sasl.username, sasl.password and sasl.mechanism of the cluster",
+    )
+
+
+def refuse_encryption(why: str, subject: str, doing: str, addresses: str) -> EncryptionRefused:
+    """No connection, because of its encryption."""
+    return EncryptionRefused(
+        f"could not {doing}: there is no connection to {addresses or '(none given)'}: {why}",
+        subject=subject,
+        hint="check security.protocol, ssl.ca.location and the names in bootstrap.servers",
+    )
+
+
+def _unreachable(
+    subject: str, doing: str, addresses: str, last_report: str, seconds: float | None, text: str
+) -> ClusterUnreachable:
+    within = "" if seconds is None else f" within {seconds:g} s"
+    reason = last_report or text
+    return ClusterUnreachable(
+        f"could not {doing}: no broker at {addresses or '(none given)'} answered{within}: {reason}",
+        subject=subject,
+        hint="check bootstrap.servers and the network, then try again",
+    )
+
+
+def describe(error: KafkaError) -> str:
+    text = error.str()
+    return f"{error.name()}: {text}" if text else error.name()

@@ -1,0 +1,432 @@
+"""Who sends a row: claims by the head of a key, under a lease and a token (P8.2 to P8.5).
+
+The head is the oldest row of a topic and key that is not sent. Whoever claims it has the key, and
+may take the rows behind it along. Ids commit out of order, so no cursor tells what is new.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import takewhile
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    column,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.types import TypeEngine
+
+from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.outbox.database import (
+    LONGEST_ERROR,
+    NEVER,
+    Database,
+    State,
+    clock_ms,
+    messages,
+)
+from backlogctl_delivery.outbox.messages import Hint, Message, read_headers
+
+_c = messages.c
+# As many ids stand in one statement.
+_MOST_IDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message that Kafka has, and where; None where Kafka did not say.
+
+    `at`: when it said so, by the monotonic clock: the mark may follow much later.
+    """
+
+    message: Message
+    partition: int | None
+    offset: int | None
+    at: float = field(default_factory=time.monotonic)
+
+
+READ = select(
+    _c.id,
+    _c.token,
+    _c.message_id,
+    _c.topic,
+    _c.ordering_key,
+    _c.attempts,
+    _c.max_attempts,
+    _c.interval_ms,
+    _c.message_key,
+    _c.value,
+    _c.headers,
+)
+
+
+def read_row(row: Any) -> Message:
+    """A row of `READ`."""
+    return Message(
+        id=row.id,
+        token=row.token,
+        message_id=row.message_id,
+        topic=row.topic,
+        ordering_key=row.ordering_key,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        interval_ms=row.interval_ms,
+        key=row.message_key,
+        value=row.value,
+        headers=read_headers(row.headers),
+    )
+
+
+def make_failing(due: ColumnElement[int] | int) -> Update:
+    """A failed attempt: given back for a later one, or parked."""
+    return (
+        update(messages)
+        .where(_c.id == bindparam("row"), _c.token == bindparam("held"))
+        .values(
+            state=bindparam("new_state"),
+            due_at=due,
+            token=None,
+            interval_ms=bindparam("gap"),
+            attempts=_c.attempts + bindparam("more"),
+            last_error=bindparam("why"),
+        )
+    )
+
+
+def make_sent(connection: Connection, told: Sequence[Acknowledged]) -> Update:
+    """These rows, each with its place in Kafka, and when that had it by the database's clock."""
+    ids = [item.message.id for item in told]
+    now = time.monotonic()
+    values: dict[str, tuple[TypeEngine[int], list[int | None]]] = {
+        "sent_partition": (Integer(), [item.partition for item in told]),
+        "sent_offset": (BigInteger(), [item.offset for item in told]),
+        "age": (BigInteger(), [int(1_000 * (now - item.at)) for item in told]),
+    }
+    found: dict[str, ColumnElement[Any]]
+    if connection.dialect.name == "postgresql":
+        arrays = [literal(given, ARRAY(kind)) for kind, given in values.values()]
+        columns = [column(name, kind) for name, (kind, _) in values.items()]
+        place = (
+            func.unnest(literal(ids, ARRAY(BigInteger)), *arrays)
+            .table_valued(column("id", BigInteger), *columns, name="place")
+            .render_derived()
+        )
+        found, is_told = {name: place.c[name] for name in values}, _c.id == place.c.id
+    else:
+        found = {
+            name: case(dict(zip(ids, given, strict=True)), value=_c.id)
+            for name, (_, given) in values.items()
+        }
+        is_told = _c.id.in_(ids)
+    age = found.pop("age")
+    return update(messages).where(is_told).values(**found, sent_at=clock_ms() - age)
+
+
+def is_one_of(
+    connection: Connection, column: ColumnElement[Any], values: Sequence[int]
+) -> ColumnElement[bool]:
+    """`column IN (...)`; in PostgreSQL as one array, since to write 500 parameters takes longer
+    than the database needs for them."""
+    if connection.dialect.name == "postgresql":
+        return column == any_(literal(list(values), ARRAY(BigInteger)))
+    return column.in_(values)
+
+
+def cut(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS))
+
+
+_earlier = messages.alias("earlier")
+# Looked up once for a statement: then PostgreSQL reads of the index only what is due.
+_DUE = _c.due_at <= select(clock_ms()).scalar_subquery()
+# Rows that may be claimed whenever their attempt comes: new ones, or of a lease that has ended.
+_FREE = or_(_c.state == State.PENDING, _DUE)
+_IS_HEAD = ~(
+    select(_earlier.c.id)
+    .where(_earlier.c.ordering_key == _c.ordering_key, _earlier.c.id < _c.id)
+    .correlate(messages)
+    .exists()
+)
+Change = Callable[[Connection, Sequence[int]], Update]
+_LOOKS_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that did not deliver. `refused`: by Kafka; else Kafka was away."""
+
+    message: Message
+    reason: str
+    refused: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the row is parked by it."""
+        return self.refused and self.message.attempts + 1 >= self.message.max_attempts
+
+
+class Claims:
+    """Claims of one sender.
+
+    Args:
+        lease: for so long nobody else takes what is claimed.
+        most: keys in one claim, and messages without a key; fewer than twice as many rows.
+        most_of_key: rows of one key in one claim.
+        first_interval, longest_interval: between two attempts; each is twice the one before.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease: timedelta,
+        most: int,
+        most_of_key: int,
+        first_interval: timedelta,
+        longest_interval: timedelta,
+    ) -> None:
+        self._database = database
+        self._lease_ms = _to_ms(lease)
+        self._most, self._most_of_key = most, most_of_key
+        self._first_ms, self._longest_ms = _to_ms(first_interval), _to_ms(longest_interval)
+        self._owner = f"{socket.gethostname()[:100]}:{os.getpid()}"
+
+    def claim_due(self) -> list[Message]:
+        """Claims heads that are due, oldest first, and rows behind them. In the order of ids.
+
+        Raises:
+            OutboxDatabaseError: the database refused, or is away.
+        """
+        heads = select(_c.id, _c.ordering_key).where(_DUE, _IS_HEAD).order_by(_c.due_at, _c.id)
+        return self._claim(heads)
+
+    def claim_hinted(self, hints: Collection[Hint]) -> list[Message]:
+        """The same for rows of which a commit has told, and their keys, before they are due.
+
+        A row that failed before waits for its next attempt all the same.
+        """
+        ordering_keys = sorted(
+            {hint.ordering_key for hint in hints if hint.ordering_key is not None}
+        )
+        ids = sorted(hint.id for hint in hints if hint.ordering_key is None)
+        heads = (
+            select(_c.id, _c.ordering_key)
+            .where(
+                or_(_c.ordering_key.in_(ordering_keys), _c.id.in_(ids)),
+                or_(and_(_c.state == State.PENDING, _c.interval_ms == 0), _DUE),
+                _c.due_at.is_not(None),
+                _IS_HEAD,
+            )
+            .order_by(_c.id)
+        )
+        return self._claim(heads)
+
+    def mark_sent(self, delivered: Sequence[Acknowledged]) -> int:
+        """Marks what Kafka acknowledged.
+
+        Returns:
+            How many were: a row whose lease ended, and that another has claimed since, is his.
+        """
+        values = {
+            "state": str(State.SENT),
+            "ordering_key": None,
+            "due_at": None,
+            "token": None,
+            "last_error": None,
+            "attempts": _c.attempts + 1,
+        }
+        reach("p8.4.mark.before")
+        places = {item.message.id: item for item in delivered}
+
+        def mark(connection: Connection, ids: Sequence[int]) -> Update:
+            return make_sent(connection, [places[id_] for id_ in ids]).values(**values)
+
+        marked = self._update([item.message for item in delivered], mark)
+        reach("p8.4.mark.after")
+        return marked
+
+    def mark_failed(self, failures: Collection[Failure]) -> None:
+        """Gives rows back for another attempt later, or parks them."""
+        rows = [
+            {
+                "row": failure.message.id,
+                "held": failure.message.token,
+                "next": NEVER if failure.is_last else self._next_interval(failure.message),
+                "new_state": str(State.PARKED if failure.is_last else State.PENDING),
+                "gap": self._next_interval(failure.message),
+                "more": int(failure.refused),
+                "why": failure.reason[:LONGEST_ERROR],
+            }
+            for failure in failures
+        ]
+        waiting = [row for row in rows if row["next"] != NEVER]
+        parked = [row for row in rows if row["next"] == NEVER]
+        reach("p8.4.failed.before")
+        with self._database.begin() as connection:
+            for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
+                if group:
+                    connection.execute(make_failing(due), group)
+        reach("p8.4.failed.after")
+
+    def release(self, given_up: Collection[Message]) -> None:
+        """Gives rows back that were not tried: their key's head failed, or time is up."""
+        values = {"state": str(State.PENDING), "due_at": clock_ms(), "token": None}
+
+        def give_back(connection: Connection, ids: Sequence[int]) -> Update:
+            return update(messages).where(is_one_of(connection, _c.id, ids)).values(**values)
+
+        self._update(given_up, give_back)
+
+    def _next_interval(self, message: Message) -> int:
+        return min(self._longest_ms, message.interval_ms * 2 or self._first_ms)
+
+    def _claim(self, heads: Select[tuple[int, int | None]]) -> list[Message]:
+        token = uuid.uuid4().hex
+        reach("p8.2.claim.before")
+        with self._database.begin() as connection:
+            found = self._find_heads(connection, heads)
+            keyless = [head.id for head in found if head.ordering_key is None]
+            ordering_keys = [head.ordering_key for head in found if head.ordering_key is not None]
+            # Many keys: one row of each, all at once. Few: some of each, one after the other.
+            depth = min(self._most_of_key, -(-self._most // len(found))) if found else 0
+            runs: dict[int | None, list[int]] = {
+                head.ordering_key: [head.id] for head in found if head.ordering_key is not None
+            }
+            if ordering_keys and depth > 1:
+                runs = self._list_runs(connection, ordering_keys, depth)
+            ids = sorted([*keyless, *(id_ for run in runs.values() for id_ in run)])
+            rows = [] if self._database.is_sqlite else self._take(connection, ids, token)
+        if self._database.is_sqlite and ids:
+            # There a reader cannot become a writer when another has written meanwhile.
+            with self._database.begin() as connection:
+                rows = self._take(connection, ids, token)
+        if not rows:
+            return []
+        reach("p8.2.claim.after")
+        claimed = {row.id: row for row in rows}
+        # A row of the middle that another changed meanwhile ends its key's run.
+        kept = [id_ for id_ in keyless if id_ in claimed]
+        for run in runs.values():
+            kept += takewhile(claimed.__contains__, run)
+        held = set(kept)
+        if lost := [row for id_, row in claimed.items() if id_ not in held]:
+            self.release(lost)
+        return [claimed[id_] for id_ in sorted(kept)]
+
+    def _find_heads(
+        self, connection: Connection, heads: Select[tuple[int, int | None]]
+    ) -> Sequence[Any]:
+        """Locked where the database can, but for what others have locked."""
+        if not self._database.can_skip_locked(connection):
+            return connection.execute(heads.limit(self._most)).all()
+        if connection.dialect.name == "postgresql":
+            locked = heads.limit(self._most).with_for_update(skip_locked=True)
+            return connection.execute(locked).all()
+        # InnoDB would lock all that it looks at to find them, and two claims each other's rows. So
+        # it looks first, further than it claims, as others may have what comes first.
+        seen = [row.id for row in connection.execute(heads.limit(_LOOKS_AHEAD * self._most))]
+        locked = (
+            select(_c.id, _c.ordering_key)
+            .where(_c.id.in_(seen))
+            .order_by(_c.id)
+            .limit(self._most)
+            .with_for_update(skip_locked=True)
+        )
+        return connection.execute(locked).all()
+
+    def _list_runs(
+        self, connection: Connection, ordering_keys: Sequence[int], depth: int
+    ) -> dict[int | None, list[int]]:
+        """By key as many rows from its head on as one sender may send in their order."""
+        place = func.row_number().over(partition_by=_c.ordering_key, order_by=_c.id).label("place")
+        numbered = (
+            select(_c.id, _c.ordering_key, place, _FREE.label("free"))
+            .where(is_one_of(connection, _c.ordering_key, ordering_keys))
+            .subquery("numbered")
+        )
+        rows = connection.execute(
+            select(numbered)
+            .where(numbered.c.place <= depth)
+            .order_by(numbered.c.ordering_key, numbered.c.id)
+        )
+        found: dict[int | None, list[Any]] = defaultdict(list)
+        for row in rows:
+            found[row.ordering_key].append(row)
+        runs = {
+            ordering_key: [row.id for row in takewhile(lambda row: row.free, run)]
+            for ordering_key, run in found.items()
+        }
+        if not self._database.can_skip_locked(connection):
+            return runs
+        # Who holds a row of the middle open ends its key's run, and holds up nobody else.
+        ids = sorted(id_ for run in runs.values() for id_ in run)
+        free: set[int] = set()
+        for part in cut(ids):
+            locking = select(_c.id).where(is_one_of(connection, _c.id, part)).order_by(_c.id)
+            locked = connection.execute(locking.with_for_update(skip_locked=True))
+            free.update(locked.scalars())
+        return {
+            ordering_key: list(takewhile(free.__contains__, run))
+            for ordering_key, run in runs.items()
+        }
+
+    def _take(self, connection: Connection, ids: Sequence[int], token: str) -> list[Message]:
+        """Takes what is free still: a conditional UPDATE decides, with SKIP LOCKED or without."""
+        values = {
+            "state": str(State.IN_PROGRESS),
+            "owner": self._owner,
+            "token": token,
+            "due_at": clock_ms() + self._lease_ms,
+        }
+        for part in cut(ids):
+            connection.execute(
+                update(messages)
+                .where(is_one_of(connection, _c.id, part), _FREE, _c.due_at < NEVER)
+                .values(**values)
+            )
+        rows: list[Message] = []
+        for part in cut(ids):
+            found = connection.execute(
+                READ.where(is_one_of(connection, _c.id, part), _c.token == token)
+            )
+            rows += [read_row(row) for row in found]
+        return rows
+
+    def _update(self, held: Collection[Message], change: Change) -> int:
+        """Changes those of the rows that are still held."""
+        by_token: dict[str, list[int]] = defaultdict(list)
+        for message in held:
+            by_token[message.token].append(message.id)
+        changed = 0
+        with self._database.begin() as connection:
+            for token, ids in by_token.items():
+                for part in cut(ids):
+                    done = connection.execute(change(connection, part).where(_c.token == token))
+                    changed += done.rowcount
+        return changed
+
+
+def _to_ms(length: timedelta) -> int:
+    return int(length.total_seconds() * 1_000)

@@ -1,1 +1,0 @@
-"""How services are asked what became of a business transaction."""

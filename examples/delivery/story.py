@@ -1,0 +1,546 @@
+"""The story of the crashes that lose or double messages elsewhere: between a commit and its
+message, and between a message and its mark. Everything is killed at random, for half a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from confluent_kafka import Message
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import Properties
+from backlogctl_delivery.lookback.admin import count_messages
+from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import Database
+from backlogctl_delivery.stamps import EVENT_ID, find_header
+from examples.delivery import order_service, payment_service
+from examples.delivery.facts import (
+    COMMITTED_ORDERS,
+    COMMITTED_PAYMENTS,
+    CONSUMER,
+    DROPPED,
+    HANDLED,
+    PAYMENT_SERVICE,
+    Audit,
+    Facts,
+    Row,
+    Sent,
+    audit_facts,
+    connect,
+    create_orders,
+    create_tables,
+    read_value,
+)
+from examples.stage import (
+    Stage,
+    await_handled,
+    draw_checks,
+    ending_on_sigterm,
+    make_command,
+    print_end,
+    print_opening,
+    read_topic,
+    tell_progress,
+)
+from sandbox import watchdog
+from sandbox.embedded import EmbeddedKafka
+from sandbox.ports import free_port
+
+# Processes that are killed at random moments, and started again at once.
+
+_STOP_SECONDS, _TICK = 30.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A command, and what people call the process that runs it."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+class Player:
+    """One process after the other, of one command. It ends with this process, however that ends."""
+
+    def __init__(self, part: Part, directory: Path, environment: Mapping[str, str]) -> None:
+        self.name, self._command = part.name, part.command
+        self._directory, self._environment = directory, environment
+        self._log = directory / f"{part.name.replace(' ', '-')}.log"
+        self._process: subprocess.Popen[str] | None = None
+        self._pid = 0
+        self.kills = 0
+
+    def start(self) -> None:
+        """Starts it. Ctrl-C is for whoever started it, who stops it."""
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", watchdog.__file__, *self._command],
+                cwd=self._directory,
+                env=dict(self._environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        self._pid = int(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        """SIGKILL.
+
+        Raises:
+            BacklogError: it has ended by itself.
+        """
+        assert self._process is not None
+        if self._process.poll() is not None:
+            told = self._log.read_text(errors="replace").strip().splitlines()
+            raise BacklogError(
+                f"it ended by itself: {told[-1] if told else 'it said nothing'}",
+                subject=f"demo, {self.name}",
+                hint="run it again",
+            )
+        os.kill(self._pid, signal.SIGKILL)
+        self._await(_STOP_SECONDS)
+        self.kills += 1
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL where that is not enough."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            os.kill(self._pid, signal.SIGTERM)
+        try:
+            self._await(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the watchdog takes it along
+            self._await(_STOP_SECONDS)
+
+    def _await(self, seconds: float) -> None:
+        assert self._process is not None
+        self._process.wait(seconds)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process = None
+
+
+@contextmanager
+def playing(
+    parts: Sequence[Part], directory: Path, environment: Mapping[str, str]
+) -> Iterator[list[Player]]:
+    """All of them at work; none afterwards."""
+    players = [Player(part, directory, environment) for part in parts]
+    try:
+        for player in players:
+            player.start()
+        yield players
+    finally:
+        for player in players:
+            player.stop()
+
+
+def kill_at_random(
+    players: Sequence[Player], seconds: float, apart: tuple[float, float]
+) -> Iterator[float]:
+    """For so long each is killed after some time at work, and started again.
+
+    Args:
+        apart: the shortest and the longest time between two kills of one.
+
+    Yields:
+        now and then, how much of the time is over: 0 to 1.
+    """
+    chance, began = random.Random(), time.monotonic()
+    due = {player.name: began + chance.uniform(*apart) for player in players}
+    while (passed := time.monotonic() - began) < seconds:
+        for player in players:
+            if time.monotonic() >= due[player.name]:
+                player.kill()
+                player.start()
+                due[player.name] = time.monotonic() + chance.uniform(*apart)
+        yield passed / seconds
+        time.sleep(_TICK)
+
+
+# What the story came to, and how it is shown.
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The audit of each half, by what it counts; and what was done to it: kills by process."""
+
+    audits: Mapping[str, Audit]
+    kills: Mapping[str, int]
+    restarts: int
+
+    @property
+    def passed(self) -> bool:
+        """All is handled once, and everything was killed meanwhile."""
+        return all(audit.passed for audit in self.audits.values()) and all(self.kills.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, and whether all is well."""
+        return {
+            **{name: audit.to_json() for name, audit in self.audits.items()},
+            "kills": dict(self.kills),
+            "broker_restarts": self.restarts,
+            "passed": self.passed,
+        }
+
+    def __str__(self) -> str:
+        told = "; ".join(audit.tell(rows) for rows, audit in self.audits.items())
+        return f"{told}; {sum(self.kills.values())} kills"
+
+
+def draw_audit(audit: Audit, rows: str) -> Table:
+    """Each figure, and whether it is what it should be.
+
+    Args:
+        rows: what is counted, such as `orders`.
+    """
+    return draw_checks(
+        (name, f"{figure:,}", how, is_right)
+        for name, figure, how, is_right in (
+            (f"{rows} in the table", audit.committed, "committed", audit.committed > 0),
+            ("handled", audit.handled, "of these", audit.handled == audit.committed),
+            ("missing", len(audit.missing), "not sent, or not handled", not audit.missing),
+            ("twice", len(audit.twice), "whose work was done again", not audit.twice),
+            (
+                "rolled back, and seen",
+                len(audit.not_committed),
+                f"of {audit.rolled_back:,} rolled back, on purpose or by a kill",
+                not audit.not_committed,
+            ),
+            (
+                *("out of order", len(audit.out_of_order)),
+                *("keys, by first arrival", not audit.out_of_order),
+            ),
+            (
+                *("other id", len(audit.other_id)),
+                *("whose repeats bear another id", not audit.other_id),
+            ),
+            ("repeats in Kafka", audit.repeats, "sent again after a kill, with the same id", None),
+            ("dropped", audit.dropped, "messages that handle_once knew already", None),
+        )
+    )
+
+
+# What of the shop the story starts, counts and compares: its orders, and who handles them.
+
+PARTITIONS = 3
+LOOK_BACK_TOPIC, LOOK_BACK_GROUP = "look_back_msg", "backlog-look-back"
+
+# What is silent is asked about soon, and what a killed process held waits for seconds.
+_TEXT = """\
+clusters:
+  main:
+    bootstrap.servers: "@BOOTSTRAP@"
+
+look_back:
+  database: sqlite:///look-back.db
+  cluster: main
+  first_check: 1s
+  pause: 200ms
+  longest_pause: 1s
+  max_checks: 1000
+  lease: 3s
+  listen: 127.0.0.1:0
+  services:
+    payments:
+      http: "http://127.0.0.1:@PORT@/look-back"
+      networks: [127.0.0.0/8]
+      timeout: 2s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the story is.
+
+    Attributes:
+        seconds: for so long everything is killed at random moments.
+        rate: business transactions a second.
+        apart: seconds between two kills of one process, at least and at most.
+    """
+
+    seconds: float = 30.0
+    rate: float = 100.0
+    apart: tuple[float, float] = (1.5, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where the facts are: a business table and its begun ids, a topic, a consumer's table.
+
+    Attributes:
+        rows: what is committed: id, key, number.
+    """
+
+    rows: sa.Select[Any]
+    database: str
+    begun: Path
+    topic: str
+    group: str
+    handled: str
+
+    def count(self) -> tuple[int, int]:
+        """How many rows are committed, and how many are handled."""
+        return _count(self.database, self.rows), _count(self.handled, sa.select(HANDLED))
+
+    def read_facts(self, client: Properties) -> Facts:
+        """All that the audit compares."""
+        with connect(self.handled) as connection:
+            handled = connection.execute(sa.select(HANDLED).order_by(HANDLED.c.place)).all()
+        return Facts(
+            begun=frozenset(self.begun.read_text().split()),
+            committed=tuple(_read_rows(self.database, self.rows)),
+            topic=tuple(_read_sent(found) for found in read_topic(client, self.topic, PARTITIONS)),
+            handled=tuple(Row(row.id, row.key, row.number) for row in handled),
+            dropped=_count(self.handled, sa.select(DROPPED)),
+        )
+
+
+def render_configuration(bootstrap: str, port: int) -> str:
+    """backlog.yaml, for look-back."""
+    return _TEXT.replace("@BOOTSTRAP@", bootstrap).replace("@PORT@", str(port))
+
+
+def make_part(name: str, module: str, **options: object) -> Part:
+    """A process of the shop."""
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    return Part(name, (sys.executable, "-m", f"examples.delivery.{module}", *words))
+
+
+def _read_rows(url: str, rows: sa.Select[Any]) -> list[Row]:
+    with connect(url) as connection:
+        return [Row(*row) for row in connection.execute(rows)]
+
+
+def _read_sent(message: Message) -> Sent:
+    headers = message.headers()
+    found = find_header(headers, EVENT_ID)  # type: ignore[arg-type]
+    return Sent(found or "", read_value(message.key(), message.value()))
+
+
+def _count(url: str, rows: sa.Select[Any]) -> int:
+    counted = sa.select(sa.func.count()).select_from(rows.subquery())
+    with connect(url) as connection:
+        return int(connection.execute(counted).scalar_one())
+
+
+_PATIENCE_SECONDS = 60.0
+
+
+def tell_story(console: Console, size: Size | None = None) -> Result:
+    """Plays the whole story in a temporary directory that is gone at the end, as is every process.
+
+    Raises:
+        BacklogError: a part of it failed.
+    """
+    size, started = size or Size(), time.monotonic()
+    print_opening(
+        console,
+        "demo delivery",
+        "An order is committed, and its message must be sent and handled, whatever dies in "
+        "between. An [bold]outbox[/] makes order and message one transaction; [bold]handle_once[/] "
+        "makes a message's work and its mark another one. Here all of it is killed at random "
+        "moments, and then every id is compared. All of it is real.",
+    )
+    with (
+        ending_on_sigterm(),
+        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
+        EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
+    ):
+        result = _Story(console, Path(name), kafka, size).tell()
+    told = (
+        "Now yours: docs/outbox.md takes an outbox in with five lines, "
+        "[bold green]backlogctl outbox create[/] makes its table;\n"
+        "docs/idempotent-consumer.md does the other half."
+    )
+    print_end(console, told, result, time.monotonic() - started)
+    return result
+
+
+class _Story:
+    def __init__(self, console: Console, directory: Path, kafka: EmbeddedKafka, size: Size) -> None:
+        self._console, self._directory, self._kafka, self._size = console, directory, kafka, size
+        self._client = kafka.client_properties
+        self._outbox = f"sqlite:///{directory / 'shop.db'}"
+        self._stage = Stage(console, directory, {"BACKLOG_OUTBOX_URL": self._outbox})
+        self._audits: dict[str, Audit] = {}
+        self._kills: dict[str, int] = {}
+
+    def tell(self) -> Result:
+        self._play_outbox()
+        self._play_look_back()
+        return Result(self._audits, self._kills, restarts=1)
+
+    def _play_outbox(self) -> None:
+        stage, size = self._stage, self._size
+        stage.open_chapter("An order service with an outbox, and a consumer that handles once")
+        ledger = self._make_ledger("orders", COMMITTED_ORDERS, self._outbox)
+        create_orders(ledger.database)
+        stage.run("outbox", "create")
+        sending = ("outbox", "run", "--bootstrap", self._kafka.bootstrap, "--lease", "3s")
+        stage.show_command(*sending)
+        stage.tell(
+            f"{size.rate:g} orders a second, each in one transaction with its message; "
+            f"{order_service.REFUSED:.0%} are rolled back after that. The service sends by itself "
+            "after each commit; [bold]outbox run[/] sends what a killed service left."
+        )
+        parts = [
+            self._make_writer("order service", "order_service", ledger, rate=size.rate),
+            Part("sender", make_command(*sending)),
+            self._make_consumer("consumer", ledger),
+        ]
+        stage.open_chapter(
+            f"{size.seconds:g} seconds of SIGKILL at random moments; the broker restarts once"
+        )
+        desk = OutboxAdmin(Database(ledger.database))
+
+        def drain() -> None:
+            _await(lambda: desk.read_status().unsent == 0, "all orders are sent")
+
+        self._suffer(ledger, parts, size.seconds, drain, restarts=True)
+        stage.run("outbox", "status")
+        self._audit("orders", ledger)
+
+    def _play_look_back(self) -> None:
+        stage, size = self._stage, self._size
+        stage.open_chapter("A payment service without an outbox: look-back asks what became of it")
+        ledger = self._make_ledger(
+            "payments", COMMITTED_PAYMENTS, f"sqlite:///{self._directory / 'payments.db'}"
+        )
+        create_tables(ledger.database, PAYMENT_SERVICE)
+        create_topic(self._client, LOOK_BACK_TOPIC, partitions=PARTITIONS, replication=1)
+        port = free_port()
+        text = render_configuration(self._kafka.bootstrap, port)
+        (self._directory / "backlog.yaml").write_text(text)
+        stage.show_command("lookback", "run")
+        stage.tell(
+            f"{size.rate / 2:g} payments a second: prepared, then paid in a transaction. After "
+            f"{payment_service.SILENT:.0%} of them the service says nothing, and is asked."
+        )
+        answers = {"database": ledger.database, "port": port}
+        parts = [
+            self._make_writer(
+                *("payment service", "payment_service", ledger),
+                rate=size.rate / 2,
+                prepared=LOOK_BACK_TOPIC,
+            ),
+            make_part("payment answers", "payment_answers", **answers),
+            Part("look-back", make_command("lookback", "run")),
+            self._make_consumer("consumer of payments", ledger),
+        ]
+        stage.open_chapter(f"{size.seconds / 2:g} more seconds of SIGKILL")
+        database = LookBackDatabase(f"sqlite:///{self._directory / 'look-back.db'}")
+
+        def drain() -> None:
+            await_handled(self._client, LOOK_BACK_TOPIC, LOOK_BACK_GROUP, PARTITIONS)
+            _await(
+                lambda: not any(state.messages for state in count_messages(database)),
+                "all payments are settled",
+            )
+
+        self._suffer(ledger, parts, size.seconds / 2, drain)
+        stage.run("lookback", "status")
+        self._audit("payments", ledger)
+
+    def _make_ledger(self, name: str, rows: sa.Select[Any], database: str) -> Ledger:
+        """With a topic of that name, and a consumer's own database."""
+        handled = f"sqlite:///{self._directory / f'{name}-handled.db'}"
+        create_tables(handled, CONSUMER)
+        create_topic(self._client, name, partitions=PARTITIONS, replication=1)
+        begun = self._directory / f"{name}.begun"
+        return Ledger(rows, database, begun, name, f"{name}-group", handled)
+
+    def _make_writer(self, name: str, module: str, ledger: Ledger, **options: object) -> Part:
+        common = {"database": ledger.database, "topic": ledger.topic, "begun": ledger.begun}
+        return make_part(name, module, bootstrap=self._kafka.bootstrap, **common, **options)
+
+    def _make_consumer(self, name: str, ledger: Ledger) -> Part:
+        return make_part(
+            name,
+            "order_consumer",
+            database=ledger.handled,
+            bootstrap=self._kafka.bootstrap,
+            topic=ledger.topic,
+            group=ledger.group,
+        )
+
+    def _suffer(
+        self,
+        ledger: Ledger,
+        parts: Sequence[Part],
+        seconds: float,
+        drain: Callable[[], None],
+        *,
+        restarts: bool = False,
+    ) -> None:
+        """All of them at work and killed; then the first, which writes, is stopped, and the rest
+        is drained."""
+        with playing(parts, self._directory, self._stage.environment) as players:
+            self._kill(players, ledger, seconds, restarts)
+            with self._console.status("  what is left is sent and handled"):
+                players[0].stop()
+                drain()
+                await_handled(self._client, ledger.topic, ledger.group, PARTITIONS)
+        self._kills |= {player.name: player.kills for player in players}
+
+    def _kill(
+        self, players: Sequence[Player], ledger: Ledger, seconds: float, restarts: bool
+    ) -> None:
+        columns = (TextColumn("  "), BarColumn(30), TextColumn("{task.description}"))
+        with (
+            Progress(*columns, console=self._console) as progress,
+            ThreadPoolExecutor(1) as aside,
+        ):
+            task = progress.add_task("", total=1.0)
+            restarting: Future[None] | None = None
+            for passed in kill_at_random(players, seconds, self._size.apart):
+                if restarts and passed > 0.5 and restarting is None:
+                    restarting = aside.submit(self._kafka.restart)
+                committed, handled = ledger.count()
+                told = f"{sum(player.kills for player in players)} kills"
+                told += f" · {committed:,} committed · {handled:,} handled"
+                progress.update(task, completed=passed, description=told)
+            progress.update(task, completed=1.0)
+            if restarting is not None:
+                restarting.result()
+
+    def _audit(self, rows: str, ledger: Ledger) -> None:
+        self._stage.open_chapter(f"Is what the consumer handled what is in the table {rows}?")
+        self._audits[rows] = audit = audit_facts(ledger.read_facts(self._client))
+        self._stage.show(Padding(draw_audit(audit, rows), (0, 0, 0, 2)))
+
+
+def _await(condition: Callable[[], bool], what: str) -> None:
+    limit = Deadline(_PATIENCE_SECONDS)
+    while not condition():
+        if limit.expired:
+            raise BacklogError(
+                f"not within {_PATIENCE_SECONDS:g} s: {what}", subject="demo", hint="run it again"
+            )
+        time.sleep(0.1)

@@ -1,0 +1,209 @@
+"""The story on a cluster with logins and rules: the user that backlogctl is there."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from backlog.clock import utc_now
+from backlog.config import load_config
+from backlog.kafka.clients import Properties, make_admin
+from backlog.kafka.rights import make_bindings
+from backlog.numbers import format_duration
+from examples.lost_orders import (
+    RETENTION,
+    TOPIC,
+    TOTAL,
+    YOUNG,
+    ShopAudit,
+    audit_shop,
+    expire_old,
+    handle_orders,
+    make_orders,
+    make_topic,
+    publish_orders,
+    read_ends,
+    render_configuration,
+    write_table,
+)
+from examples.stage import (
+    Stage,
+    ending_on_sigterm,
+    find_recovery,
+    print_end,
+    print_opening,
+    tell_progress,
+    write_report,
+)
+from replay.around.rights import list_rights
+from replay.kinds import KINDS
+from sandbox.embedded import EmbeddedKafka
+from sandbox.secured import add_rules, add_user
+
+USER = "backlogctl"
+
+
+def make_login(kafka: EmbeddedKafka) -> dict[str, str]:
+    """What the configuration refers to: nothing on a broker without logins."""
+    if kafka.security is None:
+        return {}
+    password = secrets.token_urlsafe(18)
+    add_user(make_admin(kafka.client_properties), USER, password)
+    return {"SHOP_KAFKA_PASSWORD": password, "SHOP_KAFKA_CA": str(kafka.security.ca)}
+
+
+def grant_rights(stage: Stage, directory: Path, client: Properties) -> None:
+    """What `backlogctl acl` prints is granted, and nothing else."""
+    stage.open_chapter("A user with no more rights than it needs")
+    stage.tell(
+        "The cluster wants a login over TLS, and allows nobody what no rule allows. backlogctl "
+        f"logs in as [bold]{USER}[/];\nwho administers the cluster grants it these lines."
+    )
+    stage.run("acl", "rebuild", "orders")
+    placeholders = {
+        "SHOP_KAFKA": "unused:1",
+        "SHOP_KAFKA_PASSWORD": "x",
+        "SHOP_KAFKA_CA": "/dev/null",
+    }
+    config = load_config(directory / "backlog.yaml", placeholders)
+    rights = list_rights(KINDS, "rebuild", config, config.stream("orders"))
+    add_rules(make_admin(client), make_bindings(rights, f"User:{USER}"))
+
+
+# The story: 10,000 orders, a consumer that falls behind, a broker that really deletes, and the
+# recovery, with every `backlogctl` command shown and really run.
+
+# How many of each partition's old orders the consumer does not get to: 1,000 together.
+UNREAD = {0: 412, 1: 331, 2: 257}
+
+
+def tell_story(
+    console: Console,
+    report: Path | None = None,
+    *,
+    consumed: bool = False,
+    secure: bool = False,
+) -> ShopAudit:
+    """Plays the whole story in a temporary directory that is gone at the end.
+
+    Args:
+        report: where the incident report is kept.
+        consumed: the plan may look into the service's own table of what it handled.
+        secure: the broker wants a login over TLS and has an authorizer; backlogctl is a user with
+            no more rights than it needs.
+
+    Raises:
+        BacklogError: a part of it failed.
+    """
+    started = time.monotonic()
+    print_opening(
+        console,
+        "demo",
+        "A topic's retention deleted messages that a consumer group had not read yet.\n"
+        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
+        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
+    )
+    with (
+        ending_on_sigterm(),
+        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
+        EmbeddedKafka.start(
+            Path(name) / "kafka", progress=tell_progress(console), secured=secure
+        ) as kafka,
+    ):
+        directory = Path(name)
+        client = kafka.client_properties
+        stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap, **make_login(kafka)})
+        text = render_configuration(utc_now(), consumed=consumed, secure=secure)
+        (directory / "backlog.yaml").write_text(text)
+        make_topic(client)
+        if secure:
+            grant_rights(stage, directory, client)
+        lose_orders(stage, directory, client)
+        recovery_id = _recover(stage, directory, consumed)
+        audit = _close(stage, directory, client)
+        write_report(stage, recovery_id, report)
+    told = (
+        "Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
+        "[bold green]backlogctl status[/] looks;\n"
+        "docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
+        "this shop."
+    )
+    print_end(console, told, audit, time.monotonic() - started)
+    return audit
+
+
+def lose_orders(stage: Stage, directory: Path, client: Properties) -> None:
+    stage.open_chapter("A shop with 10,000 orders")
+    orders = make_orders(utc_now())
+    old, young = orders[:-YOUNG], orders[-YOUNG:]
+    write_table(directory / "shop.db", orders)
+    publish_orders(client, old)
+    ends = read_ends(client)
+    stage.tell(
+        f"{TOTAL:,} orders are rows of the table [bold]orders[/]; each is also a message, keyed by "
+        f"its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} partitions."
+    )
+    stage.open_chapter("The consumer falls behind")
+    stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
+    handled = handle_orders(client, directory / "warehouse.db", stop_at=stop_at)
+    stage.tell(
+        f"The service handled {handled:,} orders, then it stopped. [bold]watch[/] runs beside it "
+        "and looks each 30 seconds;\nhere [bold]status[/] does so once. Both note where the group "
+        "stands: a hash of the next message's key."
+    )
+    stage.run("status")
+    stage.open_chapter("The broker deletes what nobody has read")
+    publish_orders(client, young)
+    expire_old(client, ends)
+    hours = format_duration(RETENTION.total_seconds())
+    stage.tell(
+        f"The topic keeps messages for {hours}: the broker has just deleted those older than "
+        "that, read or not."
+    )
+    stage.run("status")
+    stage.run("gaps")
+
+
+def _recover(stage: Stage, directory: Path, consumed: bool) -> str:
+    stage.open_chapter("Plan: which orders were lost, exactly?")
+    handled = (
+        "what the\nservice's own table says it handled."
+        if consumed
+        else "what lies\nbefore the message where the group stood. Nobody keeps a list of what "
+        "was handled."
+    )
+    stage.tell(
+        f"Spark reads the source table and takes away what is still in the topic, and {handled}\n"
+        "Nothing is changed yet."
+    )
+    stage.run("plan", "rebuild", "orders")
+    recovery_id = find_recovery(directory)
+    stage.open_chapter("Approve, and put them back")
+    stage.tell(
+        "A person approves a plan by its hash; the demo does it for itself. [bold]run[/] works in "
+        "the off-peak\nwindow only, sends a canary first, keeps to the rate, and reads everything "
+        "back at the end."
+    )
+    stage.run("approve", recovery_id, "--by", "demo")
+    stage.run("run", recovery_id)
+    stage.run("show", recovery_id)
+    return recovery_id
+
+
+def _close(stage: Stage, directory: Path, client: Properties) -> ShopAudit:
+    stage.open_chapter("The consumer goes on")
+    handled = handle_orders(client, directory / "warehouse.db")
+    stage.tell(f"The service is started again, and handles {handled:,} orders.")
+    audit = audit_shop(client, directory / "shop.db", directory / "warehouse.db")
+    stage.open_chapter("Was every order handled, and none twice?")
+    stage.tell(
+        f"Source table {audit.total:,} rows · topic, read committed: {audit.in_topic:,} messages, "
+        f"{audit.injected:,} of them put back,\n{audit.topic_twice:,} doubled, "
+        f"{audit.different:,} different from their row · the service's own table: "
+        f"{audit.processed:,} rows"
+    )
+    return audit

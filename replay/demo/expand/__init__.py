@@ -1,1 +1,0 @@
-"""The story of an expansion."""

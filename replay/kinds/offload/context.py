@@ -1,0 +1,239 @@
+"""What the steps of an offload work with: the fence, the archive, Spark, the group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from backlog.clock import Deadline
+from backlog.errors import BacklogError, Refused
+from backlog.kafka.admin import describe_group_state, list_offsets, read_group_state
+from backlog.kafka.errors import GroupActive
+from backlog.kafka.log_dirs import LogDirs
+from backlog.kafka.standing import LogTruncated, read_standing
+from backlog.ledger.archives import ArchiveRecord
+from backlog.numbers import format_plural
+from backlog.values import OffsetRange
+from replay.around.observation import note_stream
+from replay.around.stopping import StoppingContext
+from replay.kinds.offload.looking import read_disks
+from replay.kinds.offload.plan import OffloadPlan
+from replay.recovery.archives import open_spark
+from replay.telling.bars import Bar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FENCED = "the fence is set"
+FORWARD = "from here on it goes forward"
+EXPIRED = "retention removed messages before they were archived"
+BYTES_BEFORE = "bytes before the deletion"
+ASK_SECONDS = 60.0
+
+
+@dataclass
+class OffloadContext(StoppingContext[OffloadPlan]):
+    """One run of one offload."""
+
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _owns_spark: bool = False
+
+    def open(self) -> None:
+        """Ctrl-C stops between two batches."""
+        self._stack.enter_context(self.interrupts.deferred())
+
+    def close(self, error: BaseException | None) -> None:
+        """Ends the bar, and Spark where this run started it."""
+        try:
+            if "bar" in self.__dict__:
+                self.bar.stop()
+            self.end_spark()
+        finally:
+            self._stack.close()
+
+    # The fence.
+
+    @property
+    def fence(self) -> dict[int, int]:
+        """By partition, the last stable offset when the consumers were stopped: nothing at or
+        above it is archived or deleted. Empty until it is set; then it never changes."""
+        for event in self.workspace.ledger.events.list(self.recovery.id):
+            if event.action == FENCED:
+                return {int(number): at for number, at in event.detail["fence"].items()}
+        return {}
+
+    @property
+    def targets(self) -> dict[int, int]:
+        """Where the group goes on: at the fence, or behind it where it was already."""
+        begun = self.begun
+        return {number: max(begun[number], at) for number, at in self.fence.items()}
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """What is archived, or discarded: what the group has not read below the fence."""
+        begun, fence = self.begun, self.fence
+        pairs = ((number, begun[number], at) for number, at in sorted(fence.items()))
+        return tuple(OffsetRange(number, start, end) for number, start, end in pairs if start < end)
+
+    @property
+    def goes_forward(self) -> bool:
+        """Whether it is past what can be taken back."""
+        events = self.workspace.ledger.events.list(self.recovery.id)
+        return any(event.action == FORWARD for event in events)
+
+    def list_gone(self) -> tuple[OffsetRange, ...]:
+        """What retention removed in front of the archive, as runs have seen it."""
+        return tuple(
+            OffsetRange(event.detail["partition"], event.detail["start"], event.detail["end"])
+            for event in self.workspace.ledger.events.list(self.recovery.id)
+            if event.action == EXPIRED
+        )
+
+    # The group.
+
+    def require_still(self, allowed: Mapping[int, frozenset[int]]) -> None:
+        """The group has no members, and its commits are where they may be.
+
+        Args:
+            allowed: by partition, the offsets that are ours.
+
+        Raises:
+            GroupActive: names its members.
+            Refused: somebody else set or committed its offsets (faults 66, 69).
+        """
+        group, topic = self.recovery.group, self.recovery.topic
+        if read_group_state(self.admin, group, Deadline(ASK_SECONDS)).is_active:
+            state = describe_group_state(self.admin, group, Deadline(ASK_SECONDS))
+            names = ", ".join(str(member) for member in state.members) or f"it is {state.state}"
+            raise GroupActive(
+                f"somebody started consumers of it while they were to be stopped: {names}",
+                subject=f"group {group}",
+                hint=f"stop them, then `backlogctl run {self.recovery.id}`",
+            )
+        commits = self.read_commits()
+        moved = {n: at.offset for n, at in commits.items() if at.offset not in allowed[n]}
+        if moved:
+            told = ", ".join(
+                f"partition {n} from {min(allowed[n]):,} to {at:,}"
+                + ("" if commits[n].epoch is None else " (by a consumer)")
+                for n, at in sorted(moved.items())
+            )
+            raise Refused(
+                f"somebody moved its committed offsets while its consumers were stopped: {told}",
+                subject=f"group {group} on topic {topic}",
+                hint=f"find out who; `backlogctl cancel {self.recovery.id}` "
+                + (
+                    "finishes what can be and starts the consumers again"
+                    if self.goes_forward
+                    else "starts the consumers again and throws the archive away; then plan again"
+                ),
+            )
+
+    def require_stopped_there(self) -> None:
+        """The group is where its consumers were stopped, and nobody is in it."""
+        self.require_still({number: frozenset((at,)) for number, at in self.begun.items()})
+
+    def require_log(self) -> None:
+        """The logs reach to the fence: what was read, and archived, is what is there.
+
+        Raises:
+            Refused: a log was cut back, by an unclean leader election.
+            EndsBehind: whether it was is unknown yet.
+        """
+        group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
+        limit = Deadline(ASK_SECONDS)
+        try:
+            read_standing(self.admin, group, topic, numbers, limit, written=self.fence)
+        except LogTruncated as cut:
+            raise Refused(
+                f"{cut.message}; nothing was moved or deleted",
+                subject=cut.subject,
+                hint="offsets below the fence may be given to other messages now. Look at the "
+                "brokers' logs for a truncation; "
+                f"`backlogctl cancel {self.recovery.id}` starts the consumers again and deletes "
+                "nothing",
+            ) from cut
+
+    def read_lows(self) -> dict[int, int]:
+        """Where the logs begin."""
+        topic, numbers = self.recovery.topic, range(self.partitions)
+        return list_offsets(self.admin, topic, numbers, "earliest", deadline=Deadline(ASK_SECONDS))
+
+    def note_sample(self) -> None:
+        """A sample of the stream: what the group read up to its stop, and the move to the fence,
+        are told apart by it. One that fails decides nothing."""
+        with suppress(BacklogError):
+            note_stream(self.workspace, self.stream)
+
+    # The archive.
+
+    @property
+    def location(self) -> str:
+        """The archive's place."""
+        if self.plan.place is None:
+            raise Refused("it archives nothing", subject=f"recovery {self.recovery.id}")
+        return self.plan.place.location
+
+    @property
+    def archive(self) -> ArchiveRecord | None:
+        """The archive that is whole and on record; None before, and where there is none."""
+        return self.workspace.ledger.archives.find(self.recovery.id)
+
+    def require_archive(self) -> None:
+        """What is to be deleted is archived, on record, and its files are there.
+
+        Raises:
+            Refused: it is not on record.
+            StagingError: files are missing or have other sizes.
+        """
+        if self.plan.place is None:
+            return
+        from replay.kinds.offload.checking import check_files
+
+        record = self.archive
+        if record is None:
+            raise Refused(
+                "its archive is not on record, so nothing is deleted",
+                subject=f"recovery {self.recovery.id}",
+                hint=f"`backlogctl run {self.recovery.id}` goes on with it",
+            )
+        check_files(self, record)
+
+    @cached_property
+    def bar(self) -> Bar:
+        """How many messages are archived."""
+        return Bar(self.console, sum(item.count for item in self.ranges))
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """Spark, started at the first use."""
+        from pyspark import SparkContext
+
+        from spark_backfill.spark.kafka_options import make_java_options
+
+        make_java_options(self.properties)  # refuses what it could not use
+        self._owns_spark = SparkContext._active_spark_context is None
+        name = f"backlogctl run {self.recovery.id}"
+        return open_spark(self.workspace, self.location, name)
+
+    def end_spark(self) -> None:
+        """Spark is not held longer than it is needed; one that others use stays."""
+        found = self.__dict__.pop("spark", None)
+        if found is not None and self._owns_spark:
+            found.stop()
+
+    # The disks.
+
+    def read_topic_bytes(self) -> tuple[int | None, LogDirs]:
+        """Bytes of all replicas of the topic; None where that is unknown."""
+        found = read_disks(self.workspace, self.stream)
+        return found.sum_bytes(), found
+
+    def say_range(self) -> str:
+        """`1,000 offsets of 3 partitions`."""
+        ranges = self.ranges
+        total = sum(item.count for item in ranges)
+        return f"{format_plural(total, 'offset')} of {format_plural(len(ranges), 'partition')}"

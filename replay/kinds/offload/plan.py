@@ -1,0 +1,106 @@
+"""The plan of an offload: what is unread, where it goes, and what is done to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from replay.kinds.offload.options import ALLOW_OTHERS, OffloadOptions
+from replay.recovery.plan import Plan, PlanPart
+
+NAME: Final = "offload"
+
+
+class PlannedPartition(PlanPart):
+    """Offsets of a partition as the plan saw them; `end` is the last stable offset.
+
+    `unread` are offsets, so an upper bound on messages. `bytes` are those of one replica that the
+    unread messages take, about; None is unknown.
+    """
+
+    partition: int
+    log_start: int
+    committed: int
+    end: int
+    high: int
+    unread: int
+    bytes: int | None
+
+
+class PlannedBroker(PlanPart):
+    """A broker's disks, in bytes; None is unknown."""
+
+    broker: int
+    usable: int | None
+    total: int | None
+
+
+class PlannedDisks(PlanPart):
+    """When the first disk is full at the present rate; None: not in sight, or unknown."""
+
+    brokers: tuple[PlannedBroker, ...]
+    seconds_to_full: float | None
+    told: str
+
+
+class PlannedFreeing(PlanPart):
+    """Bytes that are freed, of all replicas, about; None is unknown. `kept` stays at most."""
+
+    most: int | None
+    kept: int | None
+    told: str
+
+
+class PlannedPlace(PlanPart):
+    """Where the archive goes, in bytes; None is unknown.
+
+    `enough` is None where it is not known; `on_broker` whether it is on a broker's own disk.
+    """
+
+    location: str
+    needed: int | None
+    free: int | None
+    enough: bool | None
+    on_broker: bool | None
+    told: str
+
+
+class CutGroup(PlanPart):
+    """Another group, and how many messages it would lose, at most, by partition."""
+
+    group: str
+    messages: int
+    partitions: Mapping[int, int]
+
+
+class OffloadPlan(Plan):
+    """What is approved and carried out.
+
+    `stopped`, `moved`, `freed` and `given_back` are sentences for the approver.
+    """
+
+    version: int = 1
+    kind: Literal["offload"] = NAME
+    partitions: tuple[PlannedPartition, ...]
+    unread: int
+    bytes: int | None
+    has_source: bool
+    place: PlannedPlace | None
+    disks: PlannedDisks
+    freeing: PlannedFreeing
+    cut_groups: tuple[CutGroup, ...]
+    replicas: int
+    members: tuple[str, ...]
+    stopped: tuple[str, ...]
+    moved: tuple[str, ...]
+    freed: tuple[str, ...]
+    given_back: tuple[str, ...]
+    other_topics: tuple[str, ...] = ()
+    launch: Mapping[str, Any]
+    options: OffloadOptions
+
+    @property
+    def allowed_groups(self) -> frozenset[str]:
+        """Those that may lose what they have not read."""
+        begin = f"{ALLOW_OTHERS}:"
+        return frozenset(word[len(begin) :] for word in self.allowed if word.startswith(begin))

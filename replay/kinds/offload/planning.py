@@ -1,0 +1,296 @@
+"""Makes the plan of an offload; Kafka is only read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from backlog.clock import utc_now
+from backlog.config import Config, Stream
+from backlog.errors import Refused
+from backlog.numbers import format_bytes, format_duration, format_plural
+from backlog.values import Recovery
+from backlogctl_delivery.visible import quote_word
+from fanout.disk import PartitionBacklog, measure_share
+from fanout.launchers import Role, make_launcher
+from monitoring.disks import Forecast
+from replay.around.fleets import (
+    fingerprint_with_consumers,
+    fleet_of,
+    freeze_consumers,
+    keep_waits,
+    require_consumers,
+)
+from replay.around.rights import require_rights, select_rights
+from replay.kinds.offload.cutting import find_cut_groups, refuse_cutting
+from replay.kinds.offload.looking import Seen, Unread, look
+from replay.kinds.offload.options import ALLOW_DISK, ALLOW_LOSE, ALLOW_UNKNOWN, OffloadOptions
+from replay.kinds.offload.place import look_at_place, name_place, say_problem
+from replay.kinds.offload.plan import (
+    NAME,
+    OffloadPlan,
+    PlannedBroker,
+    PlannedDisks,
+    PlannedFreeing,
+    PlannedPartition,
+    PlannedPlace,
+)
+from replay.kinds.offload.sentences import (
+    describe_freed,
+    describe_given_back,
+    describe_moved,
+    describe_stopped,
+)
+from replay.recovery.approval import approve_automatically
+from replay.recovery.guards import (
+    check_denied,
+    refuse_active,
+    refuse_group_type,
+    store_plan,
+    warn_about_approval,
+)
+from replay.recovery.housekeeping import clear_staging
+from replay.recovery.identity import find_identity
+from replay.recovery.kind import Say, say_nothing
+from replay.recovery.plan import Origin
+from replay.recovery.workspace import Workspace
+
+# What of a stream's configuration an offload goes by.
+FINGERPRINT = ("cluster", "topic", "group", "isolation")
+_SEGMENT = "segment.bytes"
+_SHOWN = 3
+
+
+def plan_offload(
+    workspace: Workspace,
+    stream: Stream,
+    options: OffloadOptions,
+    *,
+    origin: Origin | None = None,
+    say: Say = say_nothing,
+) -> Recovery:
+    """Plans an offload: a value, stored and hashed before anything is changed.
+
+    Raises:
+        UsageError: the stream has no consumers section.
+        Refused: nothing is unread, a guard says no, or another recovery is in the way.
+    """
+    require_consumers(stream)
+    check_denied(workspace, stream)
+    refuse_active(workspace, stream)
+    refuse_group_type(workspace, stream)
+    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
+    told = require_rights(workspace, stream, select_rights("see offload", stream))
+    refuse_losing(stream, discard=options.discard, allowed=options.allow)
+    plan = compute_plan(workspace, stream, options, look(workspace, stream, say), recovery_id, told)
+    plan = plan.model_copy(update={"origin": origin})
+    refuse_unfit(plan)
+    recovery = store_plan(workspace, recovery_id, plan)
+    clear_staging(workspace)
+    return approve_automatically(workspace, recovery)
+
+
+def refuse_losing(stream: Stream, *, discard: bool, allowed: Collection[str]) -> None:
+    """What has no archive can be rebuilt, or may be lost by name.
+
+    Raises:
+        Refused: says which word allows it.
+    """
+    if discard and stream.source is None and ALLOW_LOSE not in allowed:
+        raise Refused(
+            "it has no source to rebuild from: what is discarded never comes back",
+            subject=f"stream {stream.name}",
+            hint=f"`backlogctl plan offload {stream.name}` archives it; `--discard --allow "
+            f"{ALLOW_LOSE}` loses it for good",
+        )
+
+
+def refuse_unfit(plan: OffloadPlan) -> None:
+    """Refuses what was not allowed by name, of the archive's place and of other groups.
+
+    Raises:
+        Refused: says which word allows it.
+    """
+    said = ["--discard"] if plan.options.discard else []
+    said += [f"--allow {quote_word(word)}" for word in plan.allowed]
+    again = " ".join((f"or `backlogctl plan offload {plan.stream}", *said))
+    if plan.place and (why := say_problem(plan.place)) and ALLOW_DISK not in plan.allowed:
+        raise Refused(
+            f"the archive should not go there: {why}",
+            subject=f"archive {plan.place.location}",
+            hint="name another place (`staging.archive`), such as another disk or "
+            f"`s3a://bucket/backlog`; {again} --allow {ALLOW_DISK}`",
+        )
+    refuse_cutting(
+        plan.cut_groups,
+        plan.allowed_groups,
+        "" if ALLOW_UNKNOWN in plan.allowed else plan.others_unknown,
+        topic=plan.topic,
+        hint=f"{again} {{words}}` cuts them",
+    )
+
+
+def fingerprint_offload(config: Config, stream: Stream) -> dict[str, Any]:
+    """What of a stream's configuration an offload goes by; names of variables, no values."""
+    return fingerprint_with_consumers(config, stream, FINGERPRINT)
+
+
+def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
+    """The same now, to hold against a plan's."""
+    return keep_waits(planned, fingerprint_offload(config, stream))
+
+
+def compute_plan(
+    workspace: Workspace,
+    stream: Stream,
+    options: OffloadOptions,
+    seen: Seen,
+    recovery_id: str,
+    told: list[str],
+) -> OffloadPlan:
+    """The plan, from what was seen."""
+    assert stream.consumers is not None
+    config = workspace.config
+    place = None
+    if not options.discard:
+        place = look_at_place(name_place(config, recovery_id), seen.bytes, seen.log_dirs)
+    freeing = estimate_freeing(seen)
+    cut = find_cut_groups(seen.readers, stream.group, seen.lows, seen.ends)
+    members = tuple(str(member) for member in seen.group.members)
+    launcher = make_launcher(stream.consumers, workspace.properties(stream), lambda _: None)
+    original = fleet_of(workspace, stream, Role.ORIGINAL)
+    launching = config.mask_secrets(launcher.describe(original))
+    has_source = stream.source is not None
+    warnings = [*told, *seen.warnings, *_list_warnings(workspace, stream, seen, place)]
+    return OffloadPlan(
+        stream=stream.name,
+        cluster=stream.cluster,
+        topic=stream.topic,
+        topic_id=seen.topic.topic_id,
+        partition_count=seen.topic.partitions,
+        group=stream.group,
+        partitions=tuple(_freeze(part) for part in seen.partitions),
+        unread=seen.unread,
+        bytes=seen.bytes,
+        has_source=has_source,
+        place=place,
+        disks=_freeze_disks(seen),
+        freeing=freeing,
+        cut_groups=cut,
+        replicas=stream.consumers.replicas,
+        members=members,
+        stopped=tuple(describe_stopped(stream, launching, members)),
+        moved=tuple(describe_moved(stream, seen.unread, seen.bytes, place)),
+        freed=tuple(describe_freed(stream, freeing, cut, archived=place is not None)),
+        given_back=tuple(describe_given_back(stream, place, has_source=has_source)),
+        other_groups=seen.readers.list_others(stream.group),
+        others_unknown=seen.readers.say_unknown(stream.group),
+        other_topics=seen.other_topics,
+        launch=freeze_consumers(config, stream),
+        approval=stream.approval,
+        configuration=fingerprint_offload(config, stream),
+        options=options,
+        warnings=tuple(dict.fromkeys(warnings)),
+        planned_by=find_identity(),
+        planned_at=utc_now(),
+    )
+
+
+def estimate_freeing(seen: Seen) -> PlannedFreeing:
+    """What the brokers get back: whole segments below the last stable offsets."""
+    replication = seen.topic.replication
+    segment = int(seen.topic.config.get(_SEGMENT, 0)) or None
+    most = kept = 0.0
+    for part in seen.partitions:
+        cut = PartitionBacklog(
+            part.sample.partition,
+            part.end - part.sample.low,
+            part.sample.low,
+            part.sample.high,
+        )
+        share = measure_share(seen.log_dirs, cut)
+        if share is None:
+            why = seen.log_dirs.reason or "no broker reports the topic's size"
+            return PlannedFreeing(
+                most=None, kept=None, told=f"how much that frees is unknown: {why}"
+            )
+        most += share
+        kept += share if segment is None else min(share, segment)
+    found = PlannedFreeing(most=round(most * replication), kept=round(kept * replication), told="")
+    last = "" if segment is None else f" (up to {format_bytes(segment)})"
+    return found.model_copy(
+        update={
+            "told": f"that frees about {format_bytes(found.most)} on all brokers together, at most "
+            f"{format_bytes(found.kept)} less: the last segment of each partition{last} stays "
+            "until it is full"
+        }
+    )
+
+
+def _freeze(part: Unread) -> PlannedPartition:
+    return PlannedPartition(
+        partition=part.sample.partition,
+        log_start=part.sample.low,
+        committed=part.committed,
+        end=part.end,
+        high=part.sample.high,
+        unread=part.count,
+        bytes=part.bytes,
+    )
+
+
+def _freeze_disks(seen: Seen) -> PlannedDisks:
+    forecast = seen.forecast
+    return PlannedDisks(
+        brokers=tuple(
+            PlannedBroker(broker=b.broker, usable=b.usable_bytes, total=b.total_bytes)
+            for b in seen.log_dirs.brokers or ()
+        ),
+        seconds_to_full=None if forecast.seconds is None else round(forecast.seconds, 1),
+        told=say_forecast(forecast),
+    )
+
+
+def say_forecast(forecast: Forecast) -> str:
+    """`broker 1 is full in 12 min at the present rate`."""
+    if forecast.seconds is not None:
+        told = f"broker {forecast.broker} is full in {format_duration(forecast.seconds)} at the "
+        return told + "present rate" + (f"; {forecast.why}" if forecast.why else "")
+    if forecast.is_known:
+        return forecast.why
+    return f"when they are full is unknown: {forecast.why}"
+
+
+def _list_warnings(
+    workspace: Workspace, stream: Stream, seen: Seen, place: PlannedPlace | None
+) -> list[str]:
+    warnings = warn_about_approval(workspace, stream, NAME)
+    if seen.lost:
+        warnings.append(
+            f"at most {format_plural(seen.lost, 'message')} of this group expired unread before: "
+            f"`backlogctl plan rebuild {stream.name}` puts them back"
+        )
+    if seen.other_topics:
+        shown = ", ".join(seen.other_topics[:_SHOWN])
+        more = ", ..." if len(seen.other_topics) > _SHOWN else ""
+        warnings.append(
+            f"the group reads other topics too ({shown}{more}): nobody reads them until its "
+            "consumers are back"
+        )
+    held = [p.sample.partition for p in seen.partitions if p.sample.lso < p.sample.high]
+    if held:
+        warnings.append(
+            f"open transactions hide the end of partitions {', '.join(map(str, held))}: what is "
+            "behind their first message is neither archived nor deleted"
+        )
+    if "compact" in seen.topic.config.get("cleanup.policy", ""):
+        warnings.append("the topic is compacted: holes between its offsets are no losses")
+    if place is not None and (why := say_problem(place)):
+        warnings.append(f"the archive's place: {why}")
+    if place is None:
+        warnings.append("nothing is archived: it is deleted for good")
+    if seen.readers.say_unknown(stream.group):
+        warnings.append(
+            f"other groups are unknown: the tool {seen.readers.say_unknown(stream.group)}"
+        )
+    return warnings

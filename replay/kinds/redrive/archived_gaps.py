@@ -1,0 +1,86 @@
+"""Gaps that wait in the archive that is read, and which of them a redrive closes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from backlog.config import Stream
+from backlog.errors import Refused
+from backlog.kafka.admin import TopicInfo
+from backlog.ledger import ArchiveRecord
+from backlog.values import Gap, OffsetRange
+from replay.injection.archived import ArchivedGap, list_archived
+from replay.injection.unprocessed import list_places
+from replay.kinds.redrive.bounds import read_offsets, takes_waiting
+from replay.kinds.redrive.options import RedriveOptions
+from spark_backfill.request import PriorChunk, count_offsets, list_stretches
+
+if TYPE_CHECKING:
+    from backlog.ledger import Ledger
+
+_MOST_PARTITIONS = 2**31
+
+
+def take_archived(
+    ledger: Ledger,
+    stream: Stream,
+    options: RedriveOptions,
+    record: ArchiveRecord,
+    topic: TopicInfo,
+    wants: Callable[[Gap], bool],
+) -> tuple[ArchivedGap, ...]:
+    """Those whose messages are all read.
+
+    Raises:
+        Refused: no bound is said, and none waits.
+    """
+    said = read_offsets(options.offsets, _MOST_PARTITIONS)
+    found = tuple(
+        each
+        for each in list_archived(ledger, stream, topic.topic_id)
+        if each.record.recovery_id == record.recovery_id and wants(each.gap)
+        # What was lost again may be anywhere in the archive.
+        if not said or (each.is_held and _is_within(each.gap, said))
+    )
+    if not found and takes_waiting(options):
+        raise Refused(
+            f"archive {record.recovery_id} holds nothing that stream {stream.name} has lost",
+            subject=f"stream {stream.name}",
+            hint="`--all`, or a bound such as --offsets, puts back what it holds all the same",
+        )
+    return found
+
+
+def list_held(gaps: Sequence[ArchivedGap]) -> tuple[OffsetRange, ...]:
+    """The offsets of the archive that wait in it."""
+    return list_places(each.gap for each in gaps if each.is_held)
+
+
+def list_closed(
+    gaps: Sequence[ArchivedGap], prior: Sequence[PriorChunk]
+) -> tuple[tuple[str, OffsetRange | None], ...]:
+    """Those that lie in the archive, or of which all came from there before.
+
+    Args:
+        prior: with their offsets.
+    """
+    closed: list[tuple[str, OffsetRange | None]] = []
+    for each in gaps:
+        gap, name = each.gap, each.record.recovery_id
+        (place,) = list_places([gap])
+        own = [one for one in prior if one.archive == name and one.slot == gap.partition]
+        ours = list_stretches(own)
+        if each.is_held:
+            closed.append((gap.id, place))
+        elif not count_offsets(place.start, place.end, ours):
+            closed.append((gap.id, None))
+    return tuple(closed)
+
+
+def _is_within(gap: Gap, ranges: Sequence[OffsetRange]) -> bool:
+    return any(
+        place.partition == item.partition and item.start <= place.start and place.end <= item.end
+        for place in list_places([gap])
+        for item in ranges
+    )

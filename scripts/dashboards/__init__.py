@@ -1,1 +1,0 @@
-"""What the Grafana dashboards show; `python -m scripts.dashboards` writes their JSON."""

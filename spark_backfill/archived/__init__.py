@@ -1,1 +1,0 @@
-"""What a rebuild takes from archives, beside rows of a table."""

@@ -1,1 +1,0 @@
-"""Drains that are killed: their traffic, consumers, oracle and schedules."""

@@ -1,0 +1,1 @@
+"""Offloads that are killed: their traffic, consumers, oracle and schedules."""

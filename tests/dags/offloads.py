@@ -1,0 +1,67 @@
+"""A stream whose backlog runs of `emergency_offload` move into an archive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from backlog.values import Recovery
+from fanout.launchers import Role
+from replay.kinds.offload.options import ALLOW_DISK
+from tests.dags.airflow import Airflow, DagRun
+from tests.dags.slots import Slots, SlotWorld
+from tests.kafka_tools import wait_until
+from tests.replay.offload.world import OffloadWorld
+
+OFFLOAD = "emergency_offload"
+PLAN, APPROVE, WORK, RESTORE = (
+    f"offload.{task}" for task in ("plan", "approve", "carry_out", "restore_layout")
+)
+
+
+@dataclass
+class SlotOffload(SlotWorld, OffloadWorld):
+    """A world to offload, whose stream is one of many in the configuration."""
+
+
+@dataclass(frozen=True)
+class AskedOffload:
+    """A run, the recovery that it planned, and the world that it is for."""
+
+    airflow: Airflow
+    world: SlotOffload
+    run: DagRun
+    recovery: Recovery
+
+    @property
+    def now(self) -> Recovery:
+        """The recovery as it is."""
+        return self.world.read(self.recovery)
+
+    def await_step(self, name: str) -> None:
+        """Waits until a step of its work has started."""
+        steps = self.world.open().ledger.steps
+        try:
+            wait_until(
+                lambda: steps.get(self.recovery.id, name) is not None, 240, f"{name} has started"
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.airflow.explain(self.run)}") from None
+
+
+def take_offload(slots: Slots, patch: pytest.MonkeyPatch) -> SlotOffload:
+    """A backlog with consumers that have begun, and are slow from now on."""
+    world = slots.take_world(patch, kind="offload", make=SlotOffload)
+    wait_until(lambda: None not in world.read_commits().values(), what="commits everywhere")
+    world.set_speed(Role.ORIGINAL, 1)
+    return world
+
+
+def start_offload(airflow: Airflow, world: SlotOffload, **form: Any) -> AskedOffload:
+    """A run whose plan waits for its approval; the archive lies beside the broker's log."""
+    run = airflow.trigger(OFFLOAD, {"stream": world.stream, "allow": [ALLOW_DISK], **form})
+    airflow.await_question(run, APPROVE, within=300)
+    recovery = world.open().ledger.recoveries.get(airflow.xcom(run, PLAN)["recovery"])
+    return AskedOffload(airflow, world, run, recovery)

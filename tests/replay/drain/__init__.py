@@ -1,1 +1,0 @@
-"""Drains on a real broker, with real consumers and Spark."""

@@ -1,0 +1,1 @@
+"""Offloads on a real broker, with real consumers and Spark."""

@@ -1,1 +1,0 @@
-"""What drains have moved off the log is put back by rebuilds."""

@@ -1,0 +1,267 @@
+"""The demos, small: what their audits can fail of, what their figures mean, that nothing is left."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from backlog.config import load_config
+from examples import demo, expand, rebuild
+from examples.delivery import story as delivery
+from examples.delivery.facts import Facts, Row, Sent, audit_facts
+from examples.delivery.story import Result
+from examples.expand import read_logs
+from examples.shop import CONFIG, Size, count_expected, render_configuration
+from tests.kafka_tools import wait_until
+from tests.leftovers import find_processes
+
+SMALL = delivery.Size(seconds=8.0, rate=60.0, apart=(1.5, 3.0))
+ROWS = tuple(Row(f"o-{number}", f"c-{number % 2}", number // 2) for number in range(8))
+SENT = tuple(Sent(f"m-{row.id}", row) for row in ROWS)
+UNDONE = Row("o-9", "c-0", 9)
+GOOD = Facts(
+    begun=frozenset({*(row.id for row in ROWS), UNDONE.id}),
+    committed=ROWS,
+    # Sent again after a crash, behind a later one of its key.
+    topic=(*SENT[:4], SENT[1], *SENT[4:]),
+    handled=ROWS,
+    dropped=1,
+)
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(600)
+def test_each_order_and_payment_is_handled_once_whatever_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    console = Console(file=io.StringIO(), width=100)
+    result = delivery.tell_story(console, SMALL)
+    assert result.passed, result.to_json()
+    document = result.to_json()
+    for rows in ("orders", "payments"):
+        assert document[rows]["handled"] == document[rows]["committed"] > 20
+        assert document[rows]["rolled_back"] > 0
+    assert document["kills"]["order service"] >= 2
+    assert document["broker_restarts"] == 1
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    for command in ("backlogctl outbox run", "backlogctl lookback run", "docs/outbox.md"):
+        assert command in told
+    assert "rolled back and never seen" in told.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+    assert not find_processes(str(tmp_path))
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_story_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    story = subprocess.Popen(
+        [sys.executable, "-m", "examples.demo", "delivery"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: any(file.stat().st_size for file in tmp_path.glob("*/orders.begun")))
+        assert len(find_processes(str(tmp_path))) >= 5
+        story.send_signal(number)
+        if number == signal.SIGTERM:
+            time.sleep(0.2)
+            story.send_signal(number)  # impatience does not disturb the cleaning up
+        assert story.wait(120) != 0
+    finally:
+        story.kill()
+        story.wait()
+    wait_until(lambda: not find_processes(str(tmp_path)), 30, "its processes are gone")
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
+
+
+def test_the_audit_passes_where_repeats_were_dropped() -> None:
+    audit = audit_facts(GOOD)
+    assert audit.passed
+    assert (audit.committed, audit.handled, audit.rolled_back) == (8, 8, 1)
+    assert (audit.repeats, audit.dropped) == (1, 1)
+    assert audit.tell("orders") == (
+        "8 orders in the table, 8 handled, 0 missing, 0 twice, 1 rolled back and never seen"
+    )
+
+
+def swap(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The first two of a key in the wrong order."""
+    return (rows[2], rows[1], rows[0], *rows[3:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "ids"),
+    [
+        (lambda f: replace(f, handled=(*f.handled, ROWS[3])), "twice", ("o-3",)),
+        (lambda f: replace(f, handled=f.handled[1:]), "missing", ("o-0",)),
+        # As many rows as there should be: what counts alone would not see.
+        (lambda f: replace(f, handled=(*f.handled[1:], ROWS[7])), "missing", ("o-0",)),
+        (lambda f: replace(f, topic=SENT[1:]), "missing", ("o-0",)),
+        (lambda f: replace(f, topic=(*f.topic, Sent("m-9", UNDONE))), "not_committed", ("o-9",)),
+        (lambda f: replace(f, handled=(*f.handled, UNDONE)), "not_committed", ("o-9",)),
+        # Another number than its row has.
+        (
+            lambda f: replace(f, topic=(*f.topic, Sent("m-o-0", Row("o-0", "c-0", 5)))),
+            "not_committed",
+            ("o-0",),
+        ),
+        (lambda f: replace(f, handled=swap(f.handled)), "out_of_order", ("c-0",)),
+        (
+            lambda f: replace(f, topic=(SENT[2], SENT[1], SENT[0], *SENT[3:])),
+            "out_of_order",
+            ("c-0",),
+        ),
+        (lambda f: replace(f, topic=(*f.topic, Sent("other", ROWS[0]))), "other_id", ("o-0",)),
+        (
+            lambda f: replace(f, topic=(*SENT[1:], Sent("m-o-1", ROWS[0]))),
+            "other_id",
+            ("o-0", "o-1"),
+        ),
+    ],
+)
+def test_the_audit_fails(spoil: Callable[[Facts], Facts], name: str, ids: tuple[str, ...]) -> None:
+    audit = audit_facts(spoil(GOOD))
+    assert not audit.passed
+    assert audit.list_wrong()[name] == ids
+    assert audit.to_json()["ids"][name] == list(ids)
+    result = Result({"orders": audit}, {"sender": 1}, 1)
+    assert not result.passed
+
+
+def test_a_story_without_a_row_or_a_kill_proves_nothing() -> None:
+    empty = audit_facts(Facts(frozenset(), (), (), (), 0))
+    assert not empty.passed
+    assert Result({"orders": audit_facts(GOOD)}, {"sender": 1}, 1).passed
+    assert not Result({"orders": audit_facts(GOOD)}, {"sender": 0}, 1).passed
+
+
+def test_the_command_fails_with_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = audit_facts(replace(GOOD, handled=ROWS[1:]))
+    told = Result({"orders": audit}, {"sender": 1}, 1)
+    monkeypatch.setattr(delivery, "tell_story", lambda _: told)
+    assert demo.main(["delivery", "--json"]) == 1
+
+
+def test_look_backs_configuration_loads(tmp_path: Path) -> None:
+    (tmp_path / "backlog.yaml").write_text(delivery.render_configuration("localhost:9092", 8080))
+    config = load_config(tmp_path / "backlog.yaml", {})
+    assert config.look_back is not None
+    assert set(config.look_back.services) == {"payments"}
+
+
+@pytest.mark.parametrize("option", [("--report", "x.html"), ("--consumed",), ("--secure",)])
+def test_an_option_of_another_story_is_refused(
+    option: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        demo.main(["delivery", *option])
+    assert refusal.value.code == 2
+    assert "goes with" in capsys.readouterr().err
+
+
+# The demo of an expansion: the whole story, small; what its figures mean; that nothing is left.
+
+SMALL_BACKLOG = Size(
+    orders=36_000,  # a busy machine begins late, and the consumers read meanwhile
+    customers=1_000,
+    partitions=2,
+    factor=3,
+    rate=400,
+    arriving=20,
+    measured=0.5,
+    least_ratio=1.5,
+    most_seconds=60.0,
+)
+SECOND = 1_000_000_000
+pytestmark = pytest.mark.timeout(600)
+
+
+def write_log(directory: Path, name: str, lines: Iterable[tuple[float, int, int]]) -> None:
+    """Lines of (second, customer, number)."""
+    text = "".join(f"{int(at * SECOND)} c-{who:06} {number}\n" for at, who, number in lines)
+    (directory / f"{name}.log").write_text(text)
+
+
+@pytest.mark.kafka
+def test_a_small_backlog_is_drained_and_the_layout_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    console = Console(file=io.StringIO(), width=100)
+    result = expand.tell_story(console, SMALL_BACKLOG)
+    assert result.passed, result.checks
+    document = result.to_json()
+    assert document["orders"]["handled"] == document["orders"]["published"] > SMALL_BACKLOG.orders
+    assert document["before"]["consumers"] == 2
+    assert document["during"]["consumers"] == 6
+    assert list(document["steps"])[-1] == "remove_topic"
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "drained" in told.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+    assert not find_processes(str(tmp_path))
+
+
+def test_rates_are_taken_while_all_consumers_are_at_work(tmp_path: Path) -> None:
+    """From the last to begin to the first that is through; the rest counts for the whole."""
+    write_log(tmp_path, "orders.1", [(1 + n / 10, 1, n + 1) for n in range(11)])
+    write_log(tmp_path, "orders.2", [(1.5 + n / 10, 2, n + 1) for n in range(11)])
+    # An order that came later: not a part of the backlog, which is 11 a customer.
+    write_log(tmp_path, "orders.recovery.r-1.3", [(5, 3, 1), (6, 3, 2), (9, 3, 12)])
+    handled = read_logs(tmp_path)
+    pace = handled.measure("before", 11)
+    assert pace.consumers == 2
+    assert (pace.began, pace.ended) == (1.5, 2.0)
+    assert pace.rate == pytest.approx(20.0)
+    assert pace.rate_overall == pytest.approx(22 / 1.5)
+    assert handled.measure("during", 11).last == 6.0
+    assert handled.last_of_expansion == 9.0
+    assert handled.all_back is None
+
+
+def test_orders_are_audited_over_both_hand_overs(tmp_path: Path) -> None:
+    """Handled again is told, and is not out of order; what is missing or too early is."""
+    write_log(tmp_path, "orders.1", [(1, 0, 1), (1, 1, 1), (2, 1, 2)])
+    write_log(tmp_path, "orders.recovery.r-1.2", [(3, 0, 1), (3, 0, 2), (4, 0, 3)])
+    write_log(tmp_path, "orders.3", [(5, 0, 4), (6, 1, 4)])
+    handled = read_logs(tmp_path)
+    assert [len(part) for part in (handled.before, handled.during, handled.after)] == [1, 1, 1]
+    found = handled.audit(8, 2)
+    assert (found.handled, found.twice, found.missing, found.out_of_order) == (7, 1, 1, 1)
+    assert handled.all_back == 5.0
+
+
+def test_every_customer_has_as_many_orders_as_were_published() -> None:
+    assert dict(count_expected(7, 3)) == {0: 3, 1: 2, 2: 2}
+
+
+def test_the_configuration_loads(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(render_configuration(Size()))
+    stream = load_config(tmp_path / CONFIG, {"SHOP_KAFKA": "localhost:9092"}).stream("orders")
+    assert stream.consumers is not None
+    assert (stream.consumers.replicas, stream.expand.factor) == (3, 10)
+
+
+# The story of the lost orders on a broker with logins and rules, as `make demo-secure` tells it.
+
+
+@pytest.mark.timeout(600)
+def test_a_user_with_the_documented_rights_puts_every_order_back_once() -> None:
+    out = io.StringIO()
+    audit = rebuild.tell_story(Console(file=out, width=120), secure=True)
+    assert audit.passed, out.getvalue()
+    told = out.getvalue()
+    assert "backlogctl acl" in told
+    assert "a-long-password" not in told
