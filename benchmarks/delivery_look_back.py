@@ -18,8 +18,8 @@ from backlogctl_delivery.lookback.messages import Decided, Event, Prepared, writ
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from backlogctl_delivery.lookback.service import Service
 from backlogctl_delivery.lookback.settings import LookBackSettings
-from backlogctl_delivery.lookback.tables import MESSAGES, Database, create_tables
-from tests.delivery.lookback.world import make_settings, run_instance
+from backlogctl_delivery.lookback.tables import MESSAGES, LookBackDatabase, create_tables
+from tests.delivery.kit import make_settings, run_instance
 
 VALUE = b'{"status":"PAID","note":"' + b"x" * 300 + b'"}'
 PARTITIONS = 6
@@ -29,7 +29,7 @@ def make_ways(
     url: str, bootstrap: str, count: int, one_by_one: int
 ) -> dict[str, Callable[[], float]]:
     """By name what is measured."""
-    database = Database(url)
+    database = LookBackDatabase(url)
     create_tables(database)
     latencies: list[float] = []
 
@@ -46,14 +46,14 @@ def make_ways(
 
 @contextmanager
 def start_instance(
-    database: Database, bootstrap: str, own: str
+    database: LookBackDatabase, bootstrap: str, own: str
 ) -> Iterator[tuple[Service, LookBackSettings]]:
     settings = make_settings(topic=own, group=own)
     with run_instance(database, settings, bootstrap) as service:
         yield service, settings
 
 
-def make_topics(database: Database, bootstrap: str) -> tuple[str, str]:
+def make_topics(database: LookBackDatabase, bootstrap: str) -> tuple[str, str]:
     """Two that are new, and empty tables."""
     admin = make_admin({"bootstrap.servers": bootstrap})
     names = tuple(f"{name}-{uuid.uuid4().hex[:8]}" for name in ("look_back", "payments"))
@@ -64,7 +64,7 @@ def make_topics(database: Database, bootstrap: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def forward_all(database: Database, bootstrap: str, count: int) -> float:
+def forward_all(database: LookBackDatabase, bootstrap: str, count: int) -> float:
     """Messages a second, from the start of one instance: each is two records in the topic."""
     own, out = make_topics(database, bootstrap)
     producer: Producer = make_producer({"bootstrap.servers": bootstrap})
@@ -86,7 +86,7 @@ def forward_all(database: Database, bootstrap: str, count: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-def measure_latencies(database: Database, bootstrap: str, count: int) -> list[float]:
+def measure_latencies(database: LookBackDatabase, bootstrap: str, count: int) -> list[float]:
     """Milliseconds from the call of `prepare` until a consumer has it, one after the other."""
     own, out = make_topics(database, bootstrap)
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}

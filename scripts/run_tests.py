@@ -26,7 +26,7 @@ from pathlib import Path
 MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
-    "tests/delivery/once/",
+    "tests/delivery/test_idempotent",
     "tests/fanout/relay/",
     "tests/replay/offload/",
     "tests/replay/expand/",

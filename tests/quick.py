@@ -12,7 +12,7 @@ _LONG = 5.0  # seconds; what took longer has many processes, or waits for real t
 # Whole stories, however fast they are.
 _STORIES = (
     *("tests/crash/", "tests/replay/offload/", "tests/replay/expand/"),
-    *("tests/spark_backfill/test_cluster.py", "tests/delivery/once/test_killed.py"),
+    *("tests/spark_backfill/test_cluster.py", "tests/delivery/test_idempotent_killed.py"),
 )
 
 

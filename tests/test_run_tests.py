@@ -21,7 +21,7 @@ _FINAL = (
 )
 # Whole stories of the same, and what must not lose one either.
 _STORIES = (
-    "tests/delivery/once/",
+    "tests/delivery/test_idempotent",
     "tests/replay/offload/",
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",

@@ -30,9 +30,9 @@ from backlog.errors import BacklogError
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import Properties
 from backlogctl_delivery.lookback.admin import count_messages
-from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
+from backlogctl_delivery.lookback.tables import LookBackDatabase
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.database import Database
+from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.stamps import EVENT_ID, find_header
 from examples.delivery import order_service, payment_service
 from examples.delivery.facts import (
@@ -418,7 +418,7 @@ class _Story:
         stage.open_chapter(
             f"{size.seconds:g} seconds of SIGKILL at random moments; the broker restarts once"
         )
-        desk = OutboxAdmin(Database(ledger.database))
+        desk = OutboxAdmin(OutboxDatabase(ledger.database))
 
         def drain() -> None:
             _await(lambda: desk.read_status().unsent == 0, "all orders are sent")

@@ -13,8 +13,8 @@ from backlog.config import Config
 from backlog.errors import BacklogError, ConfigurationError
 
 if TYPE_CHECKING:
-    from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
-    from backlogctl_delivery.outbox.database import Database as OutboxDatabase
+    from backlogctl_delivery.lookback.tables import LookBackDatabase
+    from backlogctl_delivery.outbox.database import OutboxDatabase
 
 Part = TypeVar("Part")
 
@@ -26,11 +26,11 @@ def open_outbox(config: Config, name: str) -> OutboxDatabase:
         ConfigurationError: it is in none that can hold one, its driver is not installed, or there
             is no such file.
     """
-    from backlogctl_delivery.outbox.database import Database
+    from backlogctl_delivery.outbox.database import OutboxDatabase
 
     url = config.sources[name].reveal_url()
     _require_file(url, f"backlogctl outbox create --outbox {name}")
-    return Database(url)
+    return OutboxDatabase(url)
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def open_look_back(config: Config) -> LookBackDatabase:
     Raises:
         ConfigurationError: the URL is wrong, or there is no such file.
     """
-    from backlogctl_delivery.lookback.tables import Database
+    from backlogctl_delivery.lookback.tables import LookBackDatabase
 
     assert config.look_back is not None
     url = config.look_back.reveal_url()
     _require_file(url, "backlogctl lookback run")
-    return Database(url)
+    return LookBackDatabase(url)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from backlog.config import Config, LookBack
-    from backlogctl_delivery.lookback.tables import Database
+    from backlogctl_delivery.lookback.tables import LookBackDatabase
 
 lookback = typer.Typer(help="Forward prepared messages once their transactions have committed.")
 
@@ -189,8 +189,8 @@ def resume(
 
 
 @contextmanager
-def _open(session: Session) -> Iterator[tuple[Config, LookBack, Database]]:
-    from backlogctl_delivery.lookback.tables import Database
+def _open(session: Session) -> Iterator[tuple[Config, LookBack, LookBackDatabase]]:
+    from backlogctl_delivery.lookback.tables import LookBackDatabase
 
     config = session.load_config()
     if config.look_back is None:
@@ -199,7 +199,7 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, Database]]:
             subject="look_back",
             hint="docs/look-back.md shows one",
         )
-    database = Database(config.look_back.reveal_url())
+    database = LookBackDatabase(config.look_back.reveal_url())
     try:
         yield config, config.look_back, database
     finally:

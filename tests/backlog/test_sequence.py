@@ -276,9 +276,9 @@ def test_many_in_order_are_one_range() -> None:
 
 def test_it_imports_the_standard_library_only() -> None:
     code = (
-        "import sys; before = set(sys.modules); import backlog.sequence\n"
+        "import sys; before = set(sys.modules); import backlogctl_delivery.sequenced.sequence\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
-        "print(sorted(new - sys.stdlib_module_names - {'backlog'}))"
+        "print(sorted(new - sys.stdlib_module_names - {'backlogctl_delivery'}))"
     )
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert made.stdout.strip() == "[]"

@@ -1,14 +1,24 @@
-"""A broker to stop, and a kafka-python producer."""
+"""Brokers to stop, an outbox, marks and look-back in each of the databases they can be kept in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import kafka as kafka_python
 import pytest
+import sqlalchemy as sa
 
+from backlogctl_delivery.idempotent.sql import Marks
+from backlogctl_delivery.lookback.grpc_service import SERVICE, add_look_back
+from backlogctl_delivery.lookback.settings import LookBackSettings
+from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from sandbox.embedded import EmbeddedKafka
+from tests.delivery.kit import Answerer, Base, ServeGrpc, Shop, Teller, make_settings, serve_answers
+from tests.redis_server import EmbeddedRedis
 
 
 @pytest.fixture
@@ -23,3 +33,121 @@ def kafka_python_producer(kafka: EmbeddedKafka) -> Iterator[kafka_python.KafkaPr
     producer = kafka_python.KafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=5)
     yield producer
     producer.close(10)
+
+
+@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    name = {"postgres": "pg_url", "mariadb": "mariadb_url"}[request.param]
+    return str(request.getfixturevalue(name))
+
+
+@pytest.fixture
+def shop(url: str, kafka: EmbeddedKafka) -> Iterator[Shop]:
+    """An application with an outbox in that database."""
+    with Shop(url, kafka.bootstrap) as made:
+        yield made
+
+
+@pytest.fixture
+def pg_shop(pg_url: str, kafka: EmbeddedKafka) -> Iterator[Shop]:
+    """The same in PostgreSQL, for what no database changes."""
+    with Shop(pg_url, kafka.bootstrap) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """One for the process; a test that kills it starts it again."""
+    with EmbeddedRedis() as running:
+        yield running
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    made = sa.create_engine(url)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def marks(engine: sa.Engine) -> Marks:
+    marks = Marks("payments_handled")
+    marks.create_tables(engine)
+    Base.metadata.create_all(engine)
+    return marks
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/look-back.db"
+    url: str = request.getfixturevalue("pg_url")
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[LookBackDatabase]:
+    """With its tables."""
+    made = LookBackDatabase(database_url)
+    create_tables(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pg_database(pg_url: str) -> Iterator[LookBackDatabase]:
+    """PostgreSQL only, with its tables."""
+    made = LookBackDatabase(pg_url)
+    create_tables(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def settings(database_url: str) -> LookBackSettings:
+    """Nobody is asked by itself."""
+    return make_settings()
+
+
+@pytest.fixture
+def teller(database: LookBackDatabase, settings: LookBackSettings) -> Teller:
+    """Tells the tables what applications say."""
+    return Teller(database, settings)
+
+
+@pytest.fixture
+def answerer() -> Iterator[Answerer]:
+    """A service on this machine."""
+    with serve_answers() as running:
+        yield running
+
+
+@pytest.fixture
+def serve_grpc() -> Iterator[ServeGrpc]:
+    """gRPC servers of the test's own."""
+    servers: list[Any] = []
+    pool = ThreadPoolExecutor(4)
+
+    def serve(answer: Callable[[str, str], str], padding: int = 0) -> str:
+        server = grpc.server(pool)
+        add_look_back(server, answer)
+        if padding:
+            # What is registered first answers.
+            server = grpc.server(pool, handlers=[make_padded(padding)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    def make_padded(padding: int) -> Any:
+        handler = grpc.unary_unary_rpc_method_handler(lambda *_: b" " * padding)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Check": handler})
+
+    yield serve
+    for server in servers:
+        server.stop(None).wait(30)
+    pool.shutdown()

@@ -14,17 +14,15 @@ from prometheus_client import CollectorRegistry, start_http_server
 from backlog.config import Config
 from backlogctl_delivery.idempotent.metrics import OnceCollector
 from backlogctl_delivery.idempotent.sql import Marks
-from backlogctl_delivery.lookback import tables as look_back
 from backlogctl_delivery.lookback.admin import park_message
 from backlogctl_delivery.lookback.metrics import Metrics
-from backlogctl_delivery.lookback.tables import create_tables
+from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.database import Database
+from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
 from sandbox.ports import HOST
-from tests.delivery.lookback.world import Teller
-from tests.delivery.outbox.shop import Shop
+from tests.delivery.kit import Shop, Teller
 from tests.kafka_tools import wait_until
 from tests.monitoring.prometheus import EmbeddedPrometheus
 from tests.monitoring.test_dashboards import DASHBOARDS, fill_variables, list_targets
@@ -47,14 +45,14 @@ def address(tmp_path: Path) -> Iterator[str]:
     registry = CollectorRegistry()
     with Shop(f"sqlite:///{tmp_path}/shop.db", "unused:1") as shop:
         shop.add("orders", "a")
-        desk = OutboxAdmin(Database(shop.engine))
+        desk = OutboxAdmin(OutboxDatabase(shop.engine))
         desk.park([1])
         sender = OutboxSender(shop.engine, {"bootstrap.servers": "unused:1"})
         registry.register(OutboxCollector(desk, lambda: sender, "shop"))
 
         settings = Config.from_text(CONFIG, tmp_path).look_back
         assert settings is not None
-        database = look_back.Database(settings.reveal_url())
+        database = LookBackDatabase(settings.reveal_url())
         create_tables(database)
         teller = Teller(database, settings.to_settings())
         teller.prepare("1")

@@ -20,8 +20,8 @@ from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.outbox.database import messages
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from replay.around.observation import note_stream
-from tests.delivery.outbox.shop import FAST, read_id
-from tests.delivery.outbox.shop import Shop as Application
+from tests.delivery.kit import FAST, read_id
+from tests.delivery.kit import Shop as Application
 from tests.kafka_tools import join, read_all, set_config, wait_until
 from tests.replay.shop import PARTITIONS, Shop
 from tests.spark_backfill.world import place_key

@@ -16,7 +16,7 @@ from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox.database import messages as outbox_table
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.delivery.outbox.shop import Shop, read_id
+from tests.delivery.kit import Shop, read_id
 from tests.spark_backfill.reading import read_messages
 from tests.spark_backfill.world import run_sql
 

@@ -12,7 +12,13 @@ from sqlalchemy import Connection, case, func, or_, select, update
 from backlogctl_delivery.errors import Refused, UsageError
 from backlogctl_delivery.lookback.messages import ENDED, State
 from backlogctl_delivery.lookback.settings import LookBackSettings
-from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, OUTBOX, Database, select_unsent
+from backlogctl_delivery.lookback.tables import (
+    INCIDENTS,
+    MESSAGES,
+    OUTBOX,
+    LookBackDatabase,
+    select_unsent,
+)
 from backlogctl_delivery.outbox import database as outbox
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 
@@ -34,7 +40,7 @@ class Count:
     oldest_seconds: float | None
 
 
-def count_messages(database: Database) -> list[Count]:
+def count_messages(database: LookBackDatabase) -> list[Count]:
     """The states that have not ended, each, also where it has no message.
 
     Raises:
@@ -62,7 +68,7 @@ def count_messages(database: Database) -> list[Count]:
 
 
 def list_messages(
-    database: Database, states: Sequence[State], limit: int, service: str | None = None
+    database: LookBackDatabase, states: Sequence[State], limit: int, service: str | None = None
 ) -> list[dict[str, Any]]:
     """Messages in these states, oldest first, without what they hold."""
     names = [state.value for state in states]
@@ -83,7 +89,7 @@ def list_messages(
 
 
 def list_incidents(
-    database: Database, limit: int, message_id: str | None = None
+    database: LookBackDatabase, limit: int, message_id: str | None = None
 ) -> list[dict[str, Any]]:
     """What did not fit, newest first."""
     wanted = select(INCIDENTS).order_by(INCIDENTS.c.at.desc(), INCIDENTS.c.id.desc()).limit(limit)
@@ -93,7 +99,7 @@ def list_incidents(
         return [dict(row) for row in connection.execute(wanted).mappings()]
 
 
-def show_message(database: Database, message: str) -> dict[str, Any]:
+def show_message(database: LookBackDatabase, message: str) -> dict[str, Any]:
     """A message by its id, without what it holds but for sizes.
 
     Raises:
@@ -110,7 +116,7 @@ def show_message(database: Database, message: str) -> dict[str, Any]:
     return {**found[message], "incidents": list_incidents(database, 100, message)}
 
 
-def park_message(database: Database, message: str, who: str) -> None:
+def park_message(database: LookBackDatabase, message: str, who: str) -> None:
     """Parks a message that waits for its decision.
 
     Raises:
@@ -136,7 +142,10 @@ def park_message(database: Database, message: str, who: str) -> None:
 
 
 def resume_messages(
-    database: Database, settings: LookBackSettings, messages: Sequence[str] | None, limit: int
+    database: LookBackDatabase,
+    settings: LookBackSettings,
+    messages: Sequence[str] | None,
+    limit: int,
 ) -> list[str]:
     """Takes parked messages up again, with all their tries; `None` is all, up to a limit.
 
@@ -170,7 +179,9 @@ def resume_messages(
     return [row.id for row in rows] + _resume_sending(database, messages, limit - len(rows))
 
 
-def _resume_sending(database: Database, messages: Sequence[str] | None, limit: int) -> list[str]:
+def _resume_sending(
+    database: LookBackDatabase, messages: Sequence[str] | None, limit: int
+) -> list[str]:
     """What the outbox has parked is sent again."""
     parked = OUTBOX.c.state == outbox.State.PARKED.value
     wanted = select(OUTBOX.c.id, OUTBOX.c.message_id).where(parked, OUTBOX.c.due_at.is_not(None))
@@ -195,7 +206,7 @@ def _add_sending(connection: Connection, found: dict[str, dict[str, Any]]) -> No
             row["parked_because"] = f"the brokers refused it {attempts} times"
 
 
-def count_incidents(database: Database) -> int:
+def count_incidents(database: LookBackDatabase) -> int:
     """How many records did not fit, of the time that they are kept."""
     with database.read() as connection:
         wanted = select(func.count()).select_from(INCIDENTS)

@@ -21,7 +21,7 @@ from backlogctl_delivery.lookback.intake import BY_LOOK_BACK, make_change
 from backlogctl_delivery.lookback.messages import Decision, Outcome, State, settle
 from backlogctl_delivery.lookback.metrics import NOT_LISTED, Metrics
 from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
-from backlogctl_delivery.lookback.tables import MESSAGES, Database, forward
+from backlogctl_delivery.lookback.tables import MESSAGES, LookBackDatabase, forward
 
 _LONGEST_REASON = 300
 
@@ -37,7 +37,7 @@ class Claim:
 
 
 def claim_due(
-    database: Database,
+    database: LookBackDatabase,
     token: str,
     lease: timedelta,
     limit: int,
@@ -108,7 +108,7 @@ _PARKED_AT_ONCE = 500
 
 
 def claim_questions(
-    database: Database, service: str, token: str, lease: timedelta, limit: int
+    database: LookBackDatabase, service: str, token: str, lease: timedelta, limit: int
 ) -> list[Claim]:
     """Takes messages of one service that are due: what one service keeps, others do not wait for.
 
@@ -120,7 +120,7 @@ def claim_questions(
 
 
 def claim_unlisted(
-    database: Database, settings: LookBackSettings, token: str, limit: int
+    database: LookBackDatabase, settings: LookBackSettings, token: str, limit: int
 ) -> list[Claim]:
     """Takes messages that are due and whose service the configuration does not name."""
     unlisted = MESSAGES.c.service.not_in(list(settings.services))
@@ -128,7 +128,7 @@ def claim_unlisted(
 
 
 def record_answer(
-    database: Database, settings: LookBackSettings, claim: Claim, answer: Answer
+    database: LookBackDatabase, settings: LookBackSettings, claim: Claim, answer: Answer
 ) -> State:
     """What an answer changes: nothing, where the message was decided meanwhile (fault 50).
 
@@ -175,7 +175,7 @@ def find_pause(settings: LookBackSettings, tries: int) -> timedelta:
     return min(doubled, settings.longest_pause)
 
 
-def park_unprepared(database: Database, settings: LookBackSettings) -> int:
+def park_unprepared(database: LookBackDatabase) -> int:
     """Parks commits whose prepared message has not come; returns how many.
 
     If it comes later it is forwarded all the same.
@@ -230,7 +230,7 @@ class Asker:
     """
 
     def __init__(
-        self, database: Database, settings: LookBackSettings, token: str, metrics: Metrics
+        self, database: LookBackDatabase, settings: LookBackSettings, token: str, metrics: Metrics
     ) -> None:
         self._database, self._settings = database, settings
         self._token, self._metrics = token, metrics
@@ -297,4 +297,4 @@ class Asker:
         """Messages that nobody can be asked about."""
         for claim in claim_unlisted(self._database, self._settings, self._token, _UNLISTED):
             self._record(NOT_LISTED, claim, _NOT_LISTED)
-        park_unprepared(self._database, self._settings)
+        park_unprepared(self._database)

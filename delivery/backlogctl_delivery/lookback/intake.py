@@ -33,7 +33,7 @@ from backlogctl_delivery.lookback.messages import (
 )
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.settings import LookBackSettings
-from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, Database, forward
+from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, LookBackDatabase, forward
 from backlogctl_delivery.outbox.messages import Hint
 
 BY_APPLICATION, BY_LOOK_BACK = "application", "look-back"
@@ -65,7 +65,7 @@ class Applied:
 
 
 def apply_records(
-    database: Database, settings: LookBackSettings, records: Sequence[Record]
+    database: LookBackDatabase, settings: LookBackSettings, records: Sequence[Record]
 ) -> Applied:
     """Stores what records say. The same records again change nothing.
 
@@ -84,7 +84,7 @@ class _Batch:
     """Rows of one transaction, by id: those that were there and those that are new."""
 
     def __init__(
-        self, database: Database, connection: Connection, settings: LookBackSettings
+        self, database: LookBackDatabase, connection: Connection, settings: LookBackSettings
     ) -> None:
         self._database, self._connection, self._settings = database, connection, settings
         self._rows: dict[str, dict[str, Any]] = {}
@@ -259,7 +259,7 @@ class Intake:
 
     def __init__(
         self,
-        database: Database,
+        database: LookBackDatabase,
         settings: LookBackSettings,
         properties: Mapping[str, Any],
         metrics: Metrics,

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from backlogctl_delivery import metrics as families
 from backlogctl_delivery.lookback.admin import Count, count_messages
 from backlogctl_delivery.lookback.messages import Event, Incident, Outcome
-from backlogctl_delivery.lookback.tables import Database
+from backlogctl_delivery.lookback.tables import LookBackDatabase
 from backlogctl_delivery.metrics import Gauge, Metric, Poll
 from backlogctl_delivery.outbox.sender import Counts
 
@@ -87,7 +87,7 @@ class Metrics:
         services: who may be asked.
     """
 
-    def __init__(self, database: Database, services: Iterable[str] = ()) -> None:
+    def __init__(self, database: LookBackDatabase, services: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self.forwards = Counts()  # of the outbox's sender
         self.events, self.incidents, self.checks, self.failures = (
@@ -113,7 +113,7 @@ class _Tables(Collector):
     minute more.
     """
 
-    def __init__(self, database: Database, forwards: Counts) -> None:
+    def __init__(self, database: LookBackDatabase, forwards: Counts) -> None:
         self._forwards = forwards
         self._poll = Poll(database.label, lambda: count_messages(database))
 

@@ -23,7 +23,7 @@ from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import (
     INCIDENTS,
     MESSAGES,
-    Database,
+    LookBackDatabase,
     day_bounds,
     list_partitions,
     lock_tables,
@@ -106,7 +106,7 @@ _ENDED = [state.value for state in ENDED]
 class Keeper:
     """One instance's housekeeping; of several at once each day is dropped by one."""
 
-    def __init__(self, database: Database, settings: LookBackSettings) -> None:
+    def __init__(self, database: LookBackDatabase, settings: LookBackSettings) -> None:
         self._database, self._settings = database, settings
 
     def run(self, stop: threading.Event) -> None:
@@ -134,7 +134,7 @@ class Keeper:
 
 
 def purge_old(
-    database: Database, settings: LookBackSettings, stop: threading.Event | None = None
+    database: LookBackDatabase, settings: LookBackSettings, stop: threading.Event | None = None
 ) -> int:
     """Archives and removes what ended longer ago than `keep`; how many messages.
 
@@ -154,7 +154,10 @@ def purge_old(
 
 
 def _drop_days(
-    database: Database, settings: LookBackSettings, limit: datetime, stop: threading.Event | None
+    database: LookBackDatabase,
+    settings: LookBackSettings,
+    limit: datetime,
+    stop: threading.Event | None,
 ) -> int:
     with database.read() as connection:
         days = [day for day in list_partitions(connection) if day_bounds(day)[1] <= limit]
@@ -166,7 +169,7 @@ def _drop_days(
     return removed
 
 
-def _drop_day(database: Database, settings: LookBackSettings, day: date) -> int:
+def _drop_day(database: LookBackDatabase, settings: LookBackSettings, day: date) -> int:
     """Archives a day whose messages have all ended, which never change, then drops it."""
     start, end = day_bounds(day)
     is_of_day = (MESSAGES.c.created_at >= start) & (MESSAGES.c.created_at < end)
@@ -206,7 +209,10 @@ def _count(connection: Connection, condition: ColumnElement[bool]) -> int:
 
 
 def _purge_rows(
-    database: Database, settings: LookBackSettings, limit: datetime, stop: threading.Event | None
+    database: LookBackDatabase,
+    settings: LookBackSettings,
+    limit: datetime,
+    stop: threading.Event | None,
 ) -> int:
     removed = 0
     while not (stop and stop.is_set()):
@@ -236,7 +242,7 @@ def _find_batch(connection: Connection, limit: datetime) -> list[str]:
     return list(connection.execute(wanted).scalars())
 
 
-def _delete_incidents(database: Database, limit: datetime) -> int:
+def _delete_incidents(database: LookBackDatabase, limit: datetime) -> int:
     with database.write() as connection:
         old = select(INCIDENTS.c.id).where(INCIDENTS.c.at < limit).limit(BATCH)
         done = connection.execute(delete(INCIDENTS).where(INCIDENTS.c.id.in_(old)))

@@ -23,7 +23,7 @@ from backlogctl_delivery.lookback.intake import Intake
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.retention import Keeper
 from backlogctl_delivery.lookback.settings import LookBackSettings
-from backlogctl_delivery.lookback.tables import Database, create_tables
+from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 
 LOG = logging.getLogger("backlog.delivery.lookback")
@@ -46,7 +46,7 @@ class Service:
 
     def __init__(
         self,
-        database: Database,
+        database: LookBackDatabase,
         settings: LookBackSettings,
         properties: Mapping[str, Any],
         say: OnOutage,
@@ -119,7 +119,7 @@ class Service:
 
 
 def make_sender(
-    database: Database, settings: LookBackSettings, properties: Mapping[str, Any]
+    database: LookBackDatabase, settings: LookBackSettings, properties: Mapping[str, Any]
 ) -> OutboxSender:
     """Who sends what is committed: the outbox's sender, on the tables of look-back."""
     partitioner = PARTITIONERS[settings.partitioner]

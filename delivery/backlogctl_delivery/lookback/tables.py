@@ -1,7 +1,7 @@
 """The tables: messages, on PostgreSQL a partition a day, and incidents.
 
 The primary key of a partitioned table must hold its partition key, so that PostgreSQL cannot keep
-two days from having a row of the same id: who inserts holds the id's lock (`Database.lock_ids`)
+two days from having a row of the same id: who inserts holds the lock of the id (`lock_ids`)
 and has looked.
 """
 
@@ -47,7 +47,7 @@ class LookBackDatabaseError(BacklogError):
     code = "look_back_database"
 
 
-class Database(database.Database):
+class LookBackDatabase(database.Database):
     """Its transactions; `now()` is the clock on which all instances agree."""
 
     what, key = "look-back database", "look_back.database"
@@ -55,9 +55,9 @@ class Database(database.Database):
     failure = LookBackDatabaseError
 
     @cached_property
-    def outbox(self) -> outbox_tables.Database:
+    def outbox(self) -> outbox_tables.OutboxDatabase:
         """The outbox that sends what is committed, in the same database."""
-        return outbox_tables.Database(self.writer)
+        return outbox_tables.OutboxDatabase(self.writer)
 
     def lock_ids(self, connection: Connection, ids: list[str]) -> None:
         """Waits for others that write to these messages, which may not be there yet.
@@ -143,7 +143,7 @@ _index("parked", State.PARKED, "created_at")
 Index("look_back_incidents_at", INCIDENTS.c.at)
 
 
-def create_tables(database: Database) -> None:
+def create_tables(database: LookBackDatabase) -> None:
     """Makes what is missing, and PostgreSQL's partitions from today on. Of any number at once."""
     with database.write() as connection:
         lock_tables(database, connection)
@@ -192,13 +192,13 @@ def _to_ms(at: datetime) -> int:
     return int(at.timestamp() * 1_000)
 
 
-def lock_tables(database: Database, connection: Connection) -> None:
+def lock_tables(database: LookBackDatabase, connection: Connection) -> None:
     """Waits for who makes or drops tables, to the end of the transaction."""
     if not database.is_sqlite:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 
-def make_partitions(database: Database, connection: Connection) -> None:
+def make_partitions(database: LookBackDatabase, connection: Connection) -> None:
     """Makes the partitions of today and the next days; nothing on SQLite."""
     if database.is_sqlite:
         return

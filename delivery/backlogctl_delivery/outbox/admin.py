@@ -12,7 +12,7 @@ from sqlalchemy import Select, delete, exists, func, select, update
 from backlogctl_delivery.errors import Refused, UsageError
 from backlogctl_delivery.outbox.database import (
     NEVER,
-    Database,
+    OutboxDatabase,
     State,
     clock_ms,
     create_tables,
@@ -83,7 +83,7 @@ class OutboxEntry:
 class OutboxAdmin:
     """Verbs of one outbox. All of them raise OutboxDatabaseError where the database refuses."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: OutboxDatabase) -> None:
         self._database = database
 
     @property

@@ -42,7 +42,7 @@ from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.outbox.database import (
     LONGEST_ERROR,
     NEVER,
-    Database,
+    OutboxDatabase,
     State,
     clock_ms,
     messages,
@@ -199,7 +199,7 @@ class Claims:
 
     def __init__(
         self,
-        database: Database,
+        database: OutboxDatabase,
         *,
         lease: timedelta,
         most: int,

@@ -65,7 +65,7 @@ class OutboxDatabaseError(BacklogError):
     code = "outbox_database"
 
 
-class Database:
+class OutboxDatabase:
     """The database that holds the outbox.
 
     Args:
@@ -350,7 +350,7 @@ class Shape:
     can_skip_locked: bool
 
 
-def read_shape(database: Database) -> Shape:
+def read_shape(database: OutboxDatabase) -> Shape:
     """Compares the table with `tables.py`; reads no row.
 
     Raises:
@@ -367,7 +367,7 @@ def read_shape(database: Database) -> Shape:
         )
 
 
-def require_shape(database: Database) -> None:
+def require_shape(database: OutboxDatabase) -> None:
     """Whether rows of the table can be claimed and marked.
 
     Raises:

@@ -23,7 +23,7 @@ from backlogctl_delivery.errors import UsageError
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import (
     DEFAULT_MAX_ATTEMPTS,
-    Database,
+    OutboxDatabase,
     OutboxRow,
     create_tables,
     messages,
@@ -74,7 +74,7 @@ class Outbox:
             )
         self._source, self._kafka, self._settings = engine, kafka, settings
         # A wrong URL is told now, not after a commit.
-        self._database = Database(engine)
+        self._database = OutboxDatabase(engine)
         self._max_attempts = max_attempts
         self._wait_ms = 0 if kafka is None else int(unsent_for.total_seconds() * 1_000)
         self._sender: OutboxSender | None = None

@@ -26,7 +26,7 @@ from backlogctl_delivery.kafka import (
     refuse_login,
 )
 from backlogctl_delivery.outbox.claims import Acknowledged, Claims, Failure
-from backlogctl_delivery.outbox.database import Database, require_shape
+from backlogctl_delivery.outbox.database import OutboxDatabase, require_shape
 from backlogctl_delivery.outbox.in_flight import DeliveryResults, InFlight
 from backlogctl_delivery.outbox.messages import Hints
 from backlogctl_delivery.visible import escape_text
@@ -169,7 +169,7 @@ class OutboxSender:
         settings: Settings | None = None,
     ) -> None:
         self._settings = settings or Settings()
-        self._database = Database(source)
+        self._database = OutboxDatabase(source)
         self._kafka = dict(kafka)
         self._claims = Claims(
             self._database,

@@ -51,9 +51,9 @@ class Chosen:
             ConfigurationError: the URL is none that can hold an outbox.
         """
         from backlogctl_delivery.outbox.admin import OutboxAdmin
-        from backlogctl_delivery.outbox.database import Database
+        from backlogctl_delivery.outbox.database import OutboxDatabase
 
-        return OutboxAdmin(Database(self.url))
+        return OutboxAdmin(OutboxDatabase(self.url))
 
 
 def choose_outbox(session: Session, name: str | None, url: str | None) -> Chosen:

@@ -18,8 +18,8 @@ from replay.around.deliveries import open_look_back, open_outbox
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus, Status
 
 if TYPE_CHECKING:
-    from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
-    from backlogctl_delivery.outbox.database import Database as OutboxDatabase
+    from backlogctl_delivery.lookback.tables import LookBackDatabase
+    from backlogctl_delivery.outbox.database import OutboxDatabase
 
 LOG = logging.getLogger("backlog.replay.deliveries")
 # A database that has not answered for so long is unknown, whatever it said before.

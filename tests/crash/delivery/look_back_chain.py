@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from backlogctl_delivery.lookback.admin import count_messages, list_incidents
 from backlogctl_delivery.lookback.messages import State
-from backlogctl_delivery.lookback.tables import Database, list_partitions
+from backlogctl_delivery.lookback.tables import LookBackDatabase, list_partitions
 from backlogctl_delivery.lookback.tables import create_tables as create_look_back
 from examples.delivery.facts import COMMITTED_PAYMENTS, PAYMENT_SERVICE, create_tables, open_engine
 from examples.delivery.payment_answers import make_server
@@ -18,7 +18,7 @@ from examples.delivery.story import PARTITIONS
 from examples.stage import await_handled
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
-from tests.delivery.lookback.world import add_old
+from tests.delivery.kit import add_old
 from tests.kafka_tools import wait_until
 
 INSTANCES = ("look-back 1", "look-back 2")
@@ -50,7 +50,7 @@ class LookBackChain(Chain):
 
     def make_parts(self) -> Mapping[str, Part]:
         create_tables(self.database, PAYMENT_SERVICE)
-        self._look_back = Database(self.database)
+        self._look_back = LookBackDatabase(self.database)
         create_look_back(self._look_back)
         self._days = 0
         self._prepared = self.make_topic("prepared")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.database import Database
+from backlogctl_delivery.outbox.database import OutboxDatabase
 from examples.delivery.facts import COMMITTED_ORDERS, create_orders
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import APPLICATION, RATE, Chain, Part
@@ -32,7 +32,7 @@ class OutboxChain(Chain):
 
     def make_parts(self) -> Mapping[str, Part]:
         create_orders(self.database)
-        self._outbox = Database(self.database)
+        self._outbox = OutboxDatabase(self.database)
         self._desk = OutboxAdmin(self._outbox)
         self._desk.create()
         ledger, brokers = self.ledger, self.bootstrap if self._sends else None

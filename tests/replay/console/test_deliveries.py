@@ -17,15 +17,14 @@ from sqlalchemy import create_engine, text
 
 from backlog.config import Config
 from backlog.errors import BacklogError
-from backlogctl_delivery.lookback.tables import Database as LookBackDatabase
-from backlogctl_delivery.lookback.tables import create_tables
+from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.admin import OutboxStatus
 from replay.console.deliveries.looks import DeliveryLook, LookBackStatus
 from replay.console.deliveries.metrics import collect_deliveries
 from replay.console.deliveries.watching import DeliveryWatch
 from replay.console.exporting import open_exporter
 from replay.opening import open_workspace
-from tests.delivery.outbox.shop import Shop
+from tests.delivery.kit import Shop
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped, scrape_registry
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.database import Database
+from backlogctl_delivery.outbox.database import OutboxDatabase
 from monitoring.doctor.finding import Finding
 from monitoring.watcher import watch_streams
 from replay.console import checkups
@@ -91,7 +91,7 @@ def test_a_look_that_fails_ends_no_others(
 def test_what_no_stream_is_about_is_with_the_tool(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     """Outboxes and look-back: `backlogctl doctor` without a stream says the same."""
     url = f"sqlite:///{tmp_path}/shop.db"
-    database = Database(url)
+    database = OutboxDatabase(url)
     OutboxAdmin(database).create()
     database.close()
     workspace = make_workspace(

@@ -14,7 +14,7 @@ from backlog.kafka.admin import create_topic
 from backlogctl_delivery.lookback.admin import list_messages, park_message
 from backlogctl_delivery.lookback.messages import State
 from backlogctl_delivery.lookback.tables import (
-    Database,
+    LookBackDatabase,
     create_tables,
     list_partitions,
     name_partition,
@@ -22,7 +22,7 @@ from backlogctl_delivery.lookback.tables import (
 from monitoring.doctor.finding import Finding, Level
 from replay.around.doctor.deliveries import examine_deliveries
 from sandbox.embedded import EmbeddedKafka
-from tests.delivery.lookback.world import Teller, make_settings
+from tests.delivery.kit import Teller, make_settings
 from tests.kafka_tools import properties_of
 from tests.replay.doctor.world import list_levels, make_workspace
 
@@ -36,8 +36,8 @@ Look = Callable[..., dict[str, Finding]]
 
 
 @pytest.fixture
-def database(pg_url: str) -> Iterator[Database]:
-    made = Database(pg_url)
+def database(pg_url: str) -> Iterator[LookBackDatabase]:
+    made = LookBackDatabase(pg_url)
     create_tables(made)
     yield made
     made.close()
@@ -91,7 +91,7 @@ def list_more(found: dict[str, Finding]) -> dict[str, Level]:
     return {check: level for check, level in list_levels(found).items() if check not in ALWAYS}
 
 
-def test_nothing_is_found_where_all_is_well(look: Look, database: Database) -> None:
+def test_nothing_is_found_where_all_is_well(look: Look, database: LookBackDatabase) -> None:
     assert list_levels(look()) == ALWAYS
 
 
@@ -117,7 +117,7 @@ def test_before_the_service_has_ever_run(look: Look) -> None:
 )
 def test_settings_of_its_topic(
     look: Look,
-    database: Database,
+    database: LookBackDatabase,
     config: dict[str, str],
     settings: dict[str, str],
     expected: dict[str, str],
@@ -129,11 +129,11 @@ def test_settings_of_its_topic(
     assert not any("backlogctl hold" in text for one in found.values() for text in one.commands)
 
 
-def test_one_partition_is_read_by_one_instance(look: Look, database: Database) -> None:
+def test_one_partition_is_read_by_one_instance(look: Look, database: LookBackDatabase) -> None:
     assert list_more(look(partitions=1)) == {"look-back-topic": Level.WARNS}
 
 
-def test_partitions_ahead(look: Look, database: Database) -> None:
+def test_partitions_ahead(look: Look, database: LookBackDatabase) -> None:
     def drop(ahead: int) -> None:
         with database.write() as connection:
             day = database.now(connection).date() + timedelta(days=ahead)
@@ -151,9 +151,9 @@ def test_partitions_ahead(look: Look, database: Database) -> None:
 
 
 def test_what_is_parked_and_what_is_late(
-    look: Look, database: Database, pg_url: str, monkeypatch: pytest.MonkeyPatch
+    look: Look, database: LookBackDatabase, pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teller = Teller(database, make_settings(pg_url))
+    teller = Teller(database, make_settings())
     teller.prepare("1")
     teller.prepare("2")
     assert list_more(look()) == {}
@@ -177,7 +177,7 @@ def test_what_is_parked_and_what_is_late(
     ],
 )
 def test_fault_58_a_service_that_may_not_be_asked(
-    look: Look, database: Database, service: dict[str, str], problem: str
+    look: Look, database: LookBackDatabase, service: dict[str, str], problem: str
 ) -> None:
     found = look(services={"orders": service, **SERVICE})
     assert list_more(found) == {"look-back-service": Level.STOPS}
@@ -187,7 +187,7 @@ def test_fault_58_a_service_that_may_not_be_asked(
 
 def test_nobody_to_ask_and_a_database_for_trying_out(look: Look, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/look-back.db"
-    made = Database(url)
+    made = LookBackDatabase(url)
     create_tables(made)
     made.close()
     found = look(database=url, services={})

@@ -16,7 +16,7 @@ from monitoring.doctor.finding import Finding, Level
 from replay.around.doctor.deliveries import examine_deliveries
 from replay.around.doctor.outboxes import judge_table
 from sandbox.embedded import EmbeddedKafka
-from tests.delivery.outbox.shop import Shop
+from tests.delivery.kit import Shop
 from tests.kafka_tools import properties_of
 from tests.replay.calling import call_main
 from tests.replay.doctor.world import SOURCE, list_levels, make_workspace

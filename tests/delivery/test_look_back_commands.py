@@ -13,8 +13,8 @@ from backlog.config import Config
 from backlog.errors import ConfigurationError
 from backlogctl_delivery.lookback.admin import park_message
 from backlogctl_delivery.lookback.metrics import Metrics
-from backlogctl_delivery.lookback.tables import Database, create_tables
-from tests.delivery.lookback.world import Teller
+from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
+from tests.delivery.kit import Teller
 from tests.replay.calling import call_main
 
 _CONFIG = """\
@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> Path:
 def teller(place: Path) -> Teller:
     settings = Config.from_text(_CONFIG, place).look_back
     assert settings is not None
-    database = Database(settings.reveal_url())
+    database = LookBackDatabase(settings.reveal_url())
     create_tables(database)
     return Teller(database, settings.to_settings())
 

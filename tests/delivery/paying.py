@@ -1,6 +1,6 @@
 """A consumer that pays each order once, and is killed where a test says.
 
-    python -m tests.delivery.once.paying BOOTSTRAP TOPIC GROUP TOTAL STORE FILE POINT
+    python -m tests.delivery.paying BOOTSTRAP TOPIC GROUP TOTAL STORE FILE POINT
 
 STORE is a database's URL, or `redis:PORT` with its work in FILE: an order's id in each line. POINT is
 one of `POINTS`, where it dies with the third order that it is to pay; or `never`. It ends when it has

@@ -1,6 +1,4 @@
 """What came of messages is counted, and only that: each once, when its block ends."""
-# The order of the blocks is what is tested.
-# ruff: noqa: PT012, SIM117
 
 from __future__ import annotations
 
@@ -31,6 +29,10 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from tests.monitoring.metric_lines import scrape_registry
 from tests.redis_server import EmbeddedRedis
+
+# The order of the blocks is what is tested.
+# ruff: noqa: PT012, SIM117
+
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=50)
 WITHOUT_ID = Message(topic="orders", partition=2, offset=17, value=b"v")

@@ -1,21 +1,29 @@
-"""A service that is asked, one instance of look-back in this process, and what came out of it."""
+"""The worlds of delivery: an application with an outbox, one with marks, look-back and who answers it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
-from sqlalchemy import select, text, update
+import sqlalchemy as sa
+from confluent_kafka import Message, Producer
+from sqlalchemy import create_engine, select, text, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from backlog.clock import Deadline
 from backlog.errors import BacklogError
+from backlog.kafka.admin import create_topic
+from backlog.kafka.clients import Admin
+from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.admin import show_message
 from backlogctl_delivery.lookback.asker import make_checker
 from backlogctl_delivery.lookback.checkers import Answer, Question
@@ -33,13 +41,145 @@ from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSetti
 from backlogctl_delivery.lookback.tables import (
     MESSAGES,
     OUTBOX,
-    Database,
+    LookBackDatabase,
     day_bounds,
     list_partitions,
     name_partition,
 )
+from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
+from backlogctl_delivery.outbox.claims import Claims
+from backlogctl_delivery.outbox.database import OutboxDatabase, messages
+from backlogctl_delivery.sequenced.checker import SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from backlogctl_delivery.stamps import EVENT_ID, find_header
-from tests.kafka_tools import read_all
+from sandbox.embedded import EmbeddedKafka
+from tests.kafka_tools import properties_of, read_all, wait_until
+
+FAST = Settings(scan_every=timedelta(seconds=0.05), first_interval=timedelta(seconds=0.1))
+
+
+class Shop:
+    """Writes orders; sends them when it is told to."""
+
+    def __init__(self, url: str, bootstrap: str) -> None:
+        self.url, self.bootstrap = url, bootstrap
+        self.engine = create_engine(url)
+        self.outbox = Outbox(self.engine)
+        self.outbox.create()
+        self.database = OutboxDatabase(url)
+
+    def add(self, topic: str, *keys: str | None, **named: Any) -> list[str]:
+        """Commits one message for each key, whose values are their order; returns their ids."""
+        with Session(self.engine) as session, session.begin():
+            return [
+                self.outbox.add(session, topic=topic, key=key, value=str(number), **named)
+                for number, key in enumerate(keys)
+            ]
+
+    def make_claims(self, **changes: Any) -> Claims:
+        """Another sender's claims."""
+        given: dict[str, Any] = {
+            "lease": timedelta(seconds=60),
+            "most": 500,
+            "most_of_key": 100,
+            "first_interval": timedelta(seconds=1),
+            "longest_interval": timedelta(minutes=5),
+        }
+        return Claims(self.database, **{**given, **changes})
+
+    def make_sender(
+        self, settings: Settings = FAST, kafka: Mapping[str, Any] | None = None
+    ) -> OutboxSender:
+        return OutboxSender(self.url, {**properties_of(self.bootstrap), **(kafka or {})}, settings)
+
+    @contextmanager
+    def sending(self, *arguments: Any, **named: Any) -> Iterator[OutboxSender]:
+        """A sender at work."""
+        sender = self.make_sender(*arguments, **named)
+        sender.start()
+        try:
+            yield sender
+        finally:
+            sender.close()
+
+    def list_rows(self, *columns: str) -> list[Any]:
+        """The table, in the order of ids."""
+        chosen = [messages.c[name] for name in columns or ("id", "state")]
+        with self.engine.connect() as connection:
+            return [
+                tuple(row) for row in connection.execute(select(*chosen).order_by(messages.c.id))
+            ]
+
+    def count(self, state: str) -> int:
+        return sum(row[0] == state for row in self.list_rows("state"))
+
+    def await_sent(self, number: int) -> None:
+        wait_until(lambda: self.count("sent") == number, what=f"{number} are sent")
+
+    def read(self, topic: str, partitions: int = 1) -> list[Message]:
+        return read_all(properties_of(self.bootstrap), topic, range(partitions))
+
+    def read_ids(self, topic: str, partitions: int = 1) -> list[str | None]:
+        return [read_id(message) for message in self.read(topic, partitions)]
+
+    def close(self) -> None:
+        self.outbox.close()
+        self.database.close()
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_id(message: Message) -> str | None:
+    """The id by which a consumer drops a repeat."""
+    return find_header(message.headers(), EVENT_ID)  # type: ignore[arg-type]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Payment(Base):
+    __tablename__ = "payments"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    order: Mapped[str] = mapped_column(sa.String(40))
+    amount: Mapped[int] = mapped_column(sa.CheckConstraint("amount > 0"))
+
+
+class WorkFailed(Exception):
+    pass
+
+
+def make_message(*headers: tuple[str, bytes | None]) -> Message:
+    return Message(topic="orders", partition=2, offset=17, value=b"v", headers=list(headers))
+
+
+def pay(marks: Marks, session: Session, message: Any, amount: int = 1) -> bool:
+    with marks.handle_once(session, message) as attempt:
+        if attempt.is_first:
+            session.add(Payment(order=attempt.message_id, amount=amount))
+            return True
+    return False
+
+
+def list_orders(engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        return sorted(connection.execute(sa.select(Payment.order)).scalars())
+
+
+def list_marks(engine: sa.Engine, marks: Marks) -> list[str]:
+    with engine.connect() as connection:
+        return sorted(connection.execute(sa.select(marks.table.c.message_id)).scalars())
+
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 NEVER = timedelta(days=365)
@@ -180,7 +320,7 @@ def ask(service: ServiceSettings, *biz_ids: str) -> Answer:
 class Teller:
     """Feeds records into the tables as the intake does, without Kafka."""
 
-    database: Database
+    database: LookBackDatabase
     settings: LookBackSettings
     offset: int = 0
 
@@ -247,7 +387,10 @@ class Teller:
 
 @contextmanager
 def run_instance(
-    database: Database, settings: LookBackSettings, bootstrap: str, said: list[Any] | None = None
+    database: LookBackDatabase,
+    settings: LookBackSettings,
+    bootstrap: str,
+    said: list[Any] | None = None,
 ) -> Iterator[Service]:
     """One instance in a thread; its failure is the test's."""
     told: list[Any] = [] if said is None else said
@@ -287,7 +430,9 @@ def read_ids(bootstrap: str, topic: str, partitions: int = 2) -> dict[str, list[
     return found
 
 
-def add_old(database: Database, count: int, state: State, day: date = date(2020, 2, 29)) -> None:
+def add_old(
+    database: LookBackDatabase, count: int, state: State, day: date = date(2020, 2, 29)
+) -> None:
     """Messages in that state since a day long ago, with its partition."""
     at = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
     with database.write() as connection:
@@ -315,3 +460,53 @@ def add_old(database: Database, count: int, state: State, day: date = date(2020,
             for number in range(count)
         ]
         connection.execute(MESSAGES.insert(), rows)
+
+
+def make_bare(bootstrap: str, **settings: Any) -> Producer:
+    """The application's producer. Its topics were made a moment ago."""
+    dotted = {name.replace("_", "."): value for name, value in settings.items()}
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "log_level": 0,
+            "linger.ms": 5,
+            "reconnect.backoff.max.ms": 200,
+            **dotted,
+        }
+    )
+
+
+def read_by_partition(bootstrap: str, topic: str, partitions: int) -> dict[int, list[Message]]:
+    found: dict[int, list[Message]] = defaultdict(list)
+    for message in read_all({"bootstrap.servers": bootstrap}, topic, range(partitions)):
+        partition = message.partition()
+        assert partition is not None
+        found[partition].append(message)
+    return found
+
+
+def read_stamps(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, list[Stamp]]:
+    """The stamps of every partition, in the order of its log."""
+    found: dict[int, list[Stamp]] = {}
+    for partition, read in read_by_partition(bootstrap, topic, partitions).items():
+        found[partition] = []
+        for message in read:
+            stamp = read_stamp(message.headers())  # type: ignore[arg-type]
+            assert stamp is not None
+            found[partition].append(stamp)
+    return found
+
+
+def check_all(bootstrap: str, topic: str, partitions: int = 1) -> SequenceChecker:
+    """A consumer that read all of it."""
+    checker = SequenceChecker(reads_from_start=True)
+    for read in read_by_partition(bootstrap, topic, partitions).values():
+        for message in read:
+            assert checker.check(message) in (Verdict.NEW, Verdict.END_MARK)
+    return checker
+
+
+def make_topic_on(kafka: EmbeddedKafka, name: str) -> str:
+    admin = Admin({"bootstrap.servers": kafka.bootstrap})
+    create_topic(admin, name, partitions=1, replication=1, config={}, deadline=Deadline(60))
+    return name

@@ -1,6 +1,4 @@
 """Marks in Redis: one attempt at a time; what a crash or a lost Redis costs is told, and no more."""
-# The order of the blocks is what is tested.
-# ruff: noqa: PT012, SIM117
 
 from __future__ import annotations
 
@@ -26,6 +24,10 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import MESSAGE_ID
 from tests.kafka_tools import wait_until
 from tests.redis_server import EmbeddedRedis
+
+# The order of the blocks is what is tested.
+# ruff: noqa: PT012, SIM117
+
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=50)
 NO_WAIT = timedelta(0)

@@ -6,33 +6,41 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from backlog.clock import Deadline
-from backlog.errors import Refused
+from backlog.errors import Refused, UsageError
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
-from backlogctl_delivery.outbox import Outbox, Settings, claims
+from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, OutboxSender, Settings, claims
 from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.claims import Acknowledged
+from backlogctl_delivery.outbox.claims import Acknowledged, Claims
 from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
+from backlogctl_delivery.outbox.messages import Message
+from replay.cli import main
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.delivery.outbox.shop import FAST, Shop, read_id
+from tests.delivery.kit import FAST, Shop, read_id
 from tests.kafka_tools import properties_of, wait_until
 from tests.own_logs import list_own
+from tests.replay.calling import call_main
+from tests.secured import start_secured
 from tests.spark_backfill.world import place_key
 
 
@@ -383,3 +391,224 @@ def _speed_up(patch: pytest.MonkeyPatch, factor: int) -> Callable[[], float]:
     fast: Any = SimpleNamespace(monotonic=hurry)
     patch.setattr(outages, "time", fast)
     return hurry
+
+
+# What a sender does where something stands still: a lock, its database, its own thread, a table
+
+
+def test_of_a_table_of_an_older_version_nothing_is_sent(
+    shop: Shop, topic: MakeTopic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows could be claimed, and never be marked: they would be sent again at each lease's end."""
+    name = topic(1)
+    shop.add(name, "a")
+    with shop.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE backlog_outbox DROP COLUMN sent_offset"))
+    with shop.sending() as sender:
+        wait_until(lambda: sender.database_outage.is_on, what="it is told")
+    assert main(["outbox", "run", "--bootstrap", shop.bootstrap, "--url", shop.url]) == 1
+    assert "of an older version, without sent_offset" in capsys.readouterr().err
+    assert shop.read_ids(name) == []
+
+
+def test_what_could_not_be_marked_is_marked_before_more_is_claimed(
+    shop: Shop, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the end: a short error of the database has nothing sent twice."""
+    name, marking, calls = topic(1), Claims.mark_sent, [0]
+
+    def mark(claims: Claims, delivered: Any) -> int:
+        calls[0] += 1
+        if calls[0] < 3:
+            raise OutboxDatabaseError("away", subject="outbox", retryable=True)
+        # Until then nothing else was claimed.
+        assert shop.count("pending") == later
+        return marking(claims, delivered)
+
+    monkeypatch.setattr(Claims, "mark_sent", mark)
+    later = 0
+    shop.add(name, "a", "b")
+    sender = shop.make_sender(replace(FAST, lease=timedelta(seconds=60)))
+    sender.start()
+    wait_until(lambda: calls[0] > 0, what="it could not be marked")
+    sender.close()
+    assert shop.count("sent") == 2
+    assert len(shop.read_ids(name)) == 2
+
+
+# SQLite has no locks of rows.
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+def test_a_row_that_somebody_holds_open_holds_up_its_own_key_only(
+    shop: Shop, topic: MakeTopic
+) -> None:
+    name = topic(1)
+    shop.add(name, "a", "a", "a", "b", "b")
+    ids = [row[0] for row in shop.list_rows("id")]
+    with shop.engine.begin() as other:
+        other.execute(select(messages.c.id).where(messages.c.id == ids[1]).with_for_update())
+        with shop.sending():
+            shop.await_sent(3)
+            other.rollback()
+            shop.await_sent(5)
+    values = [message.value() for message in shop.read(name) if message.key() == b"a"]
+    assert values == [b"0", b"1", b"2"]
+
+
+def test_a_row_claimed_again_before_its_first_report_leaves_nothing_behind() -> None:
+    """A thread that stood still for longer than its lease."""
+    reports: list[Any] = []
+    client = SimpleNamespace(
+        produce=lambda *_, on_delivery, **__: reports.append(on_delivery), poll=lambda _: None
+    )
+    in_flight = InFlight(client, lambda: client, clock=lambda: 0.0)  # type: ignore[arg-type,return-value]
+    first = Message(1, "old", "i-1", "t", 7, 0, 10, 0, b"k", b"v", [])
+    run = [first, replace(first, id=2, message_id="i-2")]
+    in_flight.start(run, lease_end=1.0)
+    in_flight.start([replace(message, token="new") for message in run], lease_end=1.0)
+    told = SimpleNamespace(partition=lambda: 0, offset=lambda: len(reports))
+    while reports:
+        reports.pop(0)(None, told)
+    assert len(in_flight) == 0
+    results = in_flight.take_results()
+    assert [(one.message.id, one.message.token) for one in results.delivered] == [
+        *((1, "old"), (1, "new"), (2, "old"), (2, "new"))
+    ]
+
+
+def test_ended_before_all_is_sent_is_no_success(pg_shop: Shop) -> None:
+    """By a deadline of the job that runs it, while Kafka is away."""
+    pg_shop.add("t", "a")
+    words = ("outbox", "run", "--until-sent", "--bootstrap", "127.0.0.1:1")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "replay.cli", *words],
+        env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert running.stderr is not None
+    while "no broker answers" not in running.stderr.readline():
+        assert running.poll() is None
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=90)
+    assert running.returncode == 1, err
+    assert "1 not sent" in err
+
+
+def test_a_time_limit_that_kafka_takes_for_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="too short"):
+        Settings(lease=timedelta(milliseconds=2), delivery_timeout=timedelta(microseconds=900))
+
+
+# What somebody sees who set something up wrong: what it is, that it is true, and the way out.
+
+
+def run(tmp_path: Path, *words: str) -> str:
+    """What the command says."""
+    _, out, err = call_main(("outbox", *words), tmp_path, {})
+    return out + err
+
+
+def test_a_broker_that_is_not_there_is_told_at_once_and_nothing_is_claimed(
+    pg_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    pg_shop.add("orders", "a")
+    with pg_shop.sending(kafka={"bootstrap.servers": "127.0.0.1:1"}) as sender:
+        wait_until(lambda: sender.kafka_outage.is_on, 10, "it is told")
+        assert pg_shop.list_rows("state", "attempts") == [("pending", 0)]
+    (warned,) = [record.getMessage() for record in list_own(caplog)]
+    assert warned.startswith("Kafka: no broker answers: ")
+    assert "Connection refused" in warned
+    assert "bootstrap.servers 127.0.0.1:1" in warned
+
+
+def test_a_refused_login_is_told_as_that(
+    pg_shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_secured(tmp_path) as secured:
+        kafka = secured.login("admin", "not-the-password")
+        with pg_shop.sending(kafka=kafka) as sender:
+            wait_until(lambda: sender.kafka_outage.is_on, 20, "it is told")
+    warned = list_own(caplog)[0].getMessage()
+    assert "refused the login" in warned
+    assert "sasl.password" in warned
+    assert "not-the-password" not in caplog.text
+
+
+def test_a_topic_that_is_not_there(
+    pg_shop: Shop, topic: MakeTopic, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"nowhere-{unique}"
+    pg_shop.add(name, "a")
+    with caplog.at_level(logging.WARNING), pg_shop.sending():
+        wait_until(lambda: list_own(caplog), what="the second refusal is told")
+    assert "is tried again: UNKNOWN_TOPIC_OR_PART" in caplog.text
+    assert f"to topic {name}" in caplog.text
+    assert "there is no such topic: create it; see `backlogctl outbox list`" in caplog.text
+
+
+def test_a_refusal_just_before_the_end_is_told(
+    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"nowhere-{unique}"
+    with (
+        Outbox(pg_shop.engine, kafka={"bootstrap.servers": pg_shop.bootstrap}) as outbox,
+        pg_shop.engine.begin() as connection,
+    ):
+        outbox.add(connection, topic=name, value="v")
+    assert "there is no such topic: create it" in caplog.text
+
+
+def test_status_says_that_some_were_tried(pg_shop: Shop, unique: str, tmp_path: Path) -> None:
+    pg_shop.add(f"nowhere-{unique}", "a")
+    with pg_shop.sending():
+        wait_until(lambda: pg_shop.list_rows("last_error") != [(None,)], what="it is refused")
+    said = run(tmp_path, "status", "--url", pg_shop.url)
+    assert "tried before, and waiting: 1; `backlogctl outbox list` says why" in said
+    pg_shop.add("orders", "b")
+    assert '"failed": 1' in run(tmp_path, "status", "--url", pg_shop.url, "--json")
+
+
+def test_a_message_that_is_too_large_for_the_client(
+    pg_shop: Shop, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(1)
+    with pg_shop.engine.begin() as connection:
+        pg_shop.outbox.add(connection, topic=name, value="x" * 2_000_000)
+    with pg_shop.sending():
+        wait_until(lambda: pg_shop.list_rows("last_error") != [(None,)], what="it is refused")
+    said = " ".join(run(tmp_path, "show", "1", "--url", pg_shop.url).split())
+    assert "MSG_SIZE_TOO_LARGE" in said
+    assert "raise message.max.bytes of the sender and max.message.bytes of the topic" in said
+
+
+def test_a_user_of_the_database_without_rights(
+    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = f"reader_{unique}"
+    url = make_url(pg_shop.url).set(username=reader, password="only-looks")
+    with pg_shop.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {reader} LOGIN PASSWORD 'only-looks'")
+        connection.exec_driver_sql(f"GRANT SELECT ON backlog_outbox TO {reader}")
+    try:
+        pg_shop.add("orders", "a")
+        shown = url.render_as_string(hide_password=False)
+        sender = OutboxSender(shown, {"bootstrap.servers": pg_shop.bootstrap})
+        sender.start()
+        wait_until(lambda: sender.database_outage.is_on, what="it is told")
+        sender.close()
+        assert "permission denied for table backlog_outbox" in caplog.text
+        assert "give this right to the user" in caplog.text
+    finally:
+        with pg_shop.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {reader}")
+            connection.exec_driver_sql(f"DROP ROLE {reader}")
+
+
+def test_a_wrong_path_makes_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    told = run(tmp_path, "status", "--url", f"sqlite:///{file}")
+    assert "there is no such file" in told
+    assert not file.exists()
+    assert "the table is there" in run(tmp_path, "create", "--url", f"sqlite:///{file}")
+    assert "0 not sent" in run(tmp_path, "status", "--url", f"sqlite:///{file}")

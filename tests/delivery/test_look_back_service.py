@@ -1,4 +1,4 @@
-"""What tears the two halves of a transaction apart, on a real broker."""
+"""The whole service: from `prepare` to the business topic, on a real broker."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from pydantic import SecretStr, ValidationError
 
 from backlog.clock import Deadline
+from backlog.config import LookBack
 from backlog.kafka.clients import make_admin
 from backlog.kafka.configs import alter_topic_config
-from backlogctl_delivery.lookback import service
+from backlogctl_delivery.lookback import service as service_module
 from backlogctl_delivery.lookback.admin import (
     count_messages,
     list_incidents,
@@ -28,29 +32,113 @@ from backlogctl_delivery.lookback.asker import claim_questions, record_answer
 from backlogctl_delivery.lookback.checkers import Answer
 from backlogctl_delivery.lookback.messages import Decision, Outcome, State, make_id
 from backlogctl_delivery.lookback.producer import LookBackProducer
-from backlogctl_delivery.lookback.tables import Database
-from backlogctl_delivery.outbox.sender import Settings
+from backlogctl_delivery.lookback.service import make_sender
+from backlogctl_delivery.lookback.tables import LookBackDatabase
+from backlogctl_delivery.outbox import claims
+from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.delivery.logs import make_topic_on
-from tests.delivery.lookback.world import (
+from tests.delivery.kit import (
     Answerer,
     Teller,
     make_service,
     make_settings,
+    make_topic_on,
     read_ids,
     run_instance,
 )
-from tests.kafka_tools import wait_until
+from tests.kafka_tools import read_all, wait_until
 from tests.own_logs import list_own
 
 
-def reveal(database: Database) -> str:
+def _count_open(database: LookBackDatabase) -> int:
+    return sum(one.messages for one in count_messages(database))
+
+
+def test_fault_52_a_service_that_hangs_holds_up_no_other_and_two_instances_share_the_work(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    group: str,
+    pg_database: LookBackDatabase,
+    answerer: Answerer,
+) -> None:
+    own, out = topic(4), topic(2)
+    settings = make_settings(
+        topic=own,
+        group=group,
+        first_check=timedelta(milliseconds=1),
+        services={
+            "hangs": make_service(f"{answerer.url}/hang", timeout=timedelta(minutes=5), at_once=2),
+            "floods": make_service(f"{answerer.url}/huge", at_once=1),
+            "payments": make_service(f"{answerer.url}/ok"),
+        },
+    )
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    good = [f"good-{number}" for number in range(10)]
+    answerer.statuses |= dict.fromkeys(good, "committed")
+    for service, ids in (
+        ("hangs", [f"bad-{number}" for number in range(10)]),
+        ("floods", ["flood"]),
+        ("payments", good),
+    ):
+        sender = LookBackProducer(producer, service, topic=own)
+        for biz_id in ids:
+            sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+    one = run_instance(pg_database, settings, kafka.bootstrap)
+    two = run_instance(pg_database, settings, kafka.bootstrap)
+    with one as first, two as second:
+        wait_until(lambda: len(read_ids(kafka.bootstrap, out)) == len(good))
+        wait_until(lambda: _count_open(pg_database) == 11)
+    # Each was asked about by one instance, and sent by one.
+    assert all(answerer.asked[biz_id] == 1 for biz_id in good)
+    assert all(len(ids) == 1 for ids in read_ids(kafka.bootstrap, out).values())
+    asked = [
+        service.metrics.checks.labels("payments", "committed")._value.get()
+        for service in (first, second)
+    ]
+    assert sum(asked) == len(good)
+
+
+def test_what_commits_is_forwarded_and_who_falls_silent_is_asked(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    group: str,
+    database: LookBackDatabase,
+    answerer: Answerer,
+) -> None:
+    own, out = topic(3), topic(2)
+    settings = make_settings(
+        topic=own,
+        group=group,
+        first_check=timedelta(milliseconds=50),
+        services={"payments": make_service(f"{answerer.url}/ok")},
+    )
+    answerer.statuses |= {"silent": "committed", "silent-gone": "rolled_back"}
+    sender = LookBackProducer(
+        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
+    )
+    ids = ("told", "told-gone", "silent", "silent-gone")
+    for biz_id in ids:
+        sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
+    sender.commit("payment", "told")
+    sender.roll_back("payment", "told-gone")
+    with run_instance(database, settings, kafka.bootstrap):
+        wait_until(lambda: len(read_ids(kafka.bootstrap, out)) == 2)
+        wait_until(lambda: _count_open(database) == 0)
+    assert read_ids(kafka.bootstrap, out) == {
+        one: [make_id(own, "payment", one)] for one in ("told", "silent")
+    }
+
+
+# What tears the two halves of a transaction apart, on a real broker.
+
+
+def reveal(database: LookBackDatabase) -> str:
     return database.url.render_as_string(hide_password=False)
 
 
 def test_commit_before_prepare_is_forwarded_when_the_prepare_comes(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: Database
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: LookBackDatabase
 ) -> None:
     """The application's commit was faster, or its first prepare was lost and is sent again."""
     own, out = topic(1), topic(2)
@@ -71,7 +159,11 @@ def test_commit_before_prepare_is_forwarded_when_the_prepare_comes(
 
 
 def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_for_it(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: Database, answerer: Answerer
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    group: str,
+    database: LookBackDatabase,
+    answerer: Answerer,
 ) -> None:
     """Nobody answers: neither a commit nor a rollback. It is seen, and asked again when resumed."""
     own, out = topic(1), topic(2)
@@ -106,7 +198,7 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
 
 
 def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
-    own_kafka: EmbeddedKafka, pg_database: Database
+    own_kafka: EmbeddedKafka, pg_database: LookBackDatabase
 ) -> None:
     """The broker took it and its answer was lost; later attempts are refused: the row says parked."""
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
@@ -144,7 +236,7 @@ def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
 
 def test_fault_49_look_back_without_brokers_says_so_once(
     own_kafka: EmbeddedKafka,
-    pg_database: Database,
+    pg_database: LookBackDatabase,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -179,7 +271,7 @@ def test_fault_49_look_back_without_brokers_says_so_once(
 @pytest.mark.parametrize("answered", [Outcome.COMMITTED, Outcome.ROLLED_BACK])
 @pytest.mark.parametrize("commits", [True, False])
 def test_fault_50_an_answer_and_the_application_at_the_same_moment_make_one_decision(
-    pg_database: Database, answered: Outcome, commits: bool
+    pg_database: LookBackDatabase, answered: Outcome, commits: bool
 ) -> None:
     """Whoever is first: its word stands; another word is an incident, and never a second end."""
     settings = make_settings(first_check=timedelta(microseconds=1))
@@ -217,10 +309,12 @@ def test_what_commits_is_forwarded_before_the_sender_scans(
     kafka: EmbeddedKafka,
     topic: MakeTopic,
     group: str,
-    pg_database: Database,
+    pg_database: LookBackDatabase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "Settings", partial(Settings, scan_every=timedelta(hours=1)))
+    monkeypatch.setattr(
+        service_module, "Settings", partial(Settings, scan_every=timedelta(hours=1))
+    )
     own, out = topic(1), topic(2)
     settings = make_settings(topic=own, group=group)
     sender = LookBackProducer(
@@ -236,3 +330,102 @@ def test_what_commits_is_forwarded_before_the_sender_scans(
             sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
             sender.commit("payment", biz_id)
             wait_until(partial(is_forwarded, biz_id), what=f"{biz_id} is forwarded")
+
+
+# What commits is a row of the outbox in the same transaction; the outbox's sender sends it.
+
+
+class _Crash(BaseException):
+    pass
+
+
+@contextmanager
+def running(teller: Teller, bootstrap: str) -> Iterator[OutboxSender]:
+    """The service's sender in a thread."""
+    sender = make_sender(teller.database, teller.settings, {"bootstrap.servers": bootstrap})
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            sender.run()
+        except _Crash as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield sender
+    sender.close(10)
+    thread.join(120)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def teller(database: LookBackDatabase) -> Teller:
+    return Teller(database, make_settings(max_forwards=2))
+
+
+def test_fault_45_sent_and_not_marked_is_sent_again_with_the_same_id(
+    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = topic(2)
+    teller.prepare("1", topic=out, headers=(("type", b"Paid"), ("backlog-event-id", b"false")))
+    teller.commit("1")
+
+    def crash(point: str) -> None:
+        if point == "p8.4.mark.before":
+            raise _Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(claims, "reach", crash)
+        with running(teller, kafka.bootstrap):
+            wait_until(lambda: read_ids(kafka.bootstrap, out))
+    row = teller.find("1")
+    assert (row["state"], teller.find_sending("1").state) == (State.FORWARDING, "in_progress")
+    teller.change_sending("1", due_at=0)  # its lease has ended
+    with running(teller, kafka.bootstrap):
+        wait_until(lambda: teller.state("1") == State.FORWARDED)
+    assert read_ids(kafka.bootstrap, out) == {"1": [row["id"], row["id"]]}
+    (first, _) = read_all({"bootstrap.servers": kafka.bootstrap}, out, range(2))
+    assert first.headers() == [("type", b"Paid"), ("backlog-event-id", row["id"].encode())]
+
+
+def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
+    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, unique: str
+) -> None:
+    out, small = topic(2), topic(1, {"max.message.bytes": "100"})
+    teller.prepare("lost", topic=f"nowhere-{unique}")
+    teller.prepare("large", topic=small, value=b"x" * 1000)
+    teller.prepare("good", topic=out)
+    for biz_id in ("lost", "large", "good"):
+        teller.commit(biz_id)
+    assert len(list_messages(teller.database, [State.FORWARDING], 10)) == 3
+    with running(teller, kafka.bootstrap):
+        wait_until(lambda: teller.state("good") == State.FORWARDED)
+        for biz_id in ("large", "lost"):
+            wait_until(lambda name=biz_id: teller.state(name) == State.PARKED)  # type: ignore[misc]
+    row = teller.find("large")
+    assert row["parked_because"] == "the brokers refused it 2 times"
+    assert "MSG_SIZE_TOO_LARGE" in row["last_outcome"]
+    (parked,) = (one for one in count_messages(teller.database) if one.messages)
+    assert (parked.state, parked.messages) == (State.PARKED, 2)
+    listed = list_messages(teller.database, [State.PARKED, State.PREPARED], 10, "payments")
+    assert {one["biz_id"] for one in listed} == {"lost", "large"}
+    assert [one["biz_id"] for one in list_messages(teller.database, [State.FORWARDED], 10)] == [
+        "good"
+    ]
+    # It is committed, whatever came of sending it: a resume sends it, and asks nobody.
+    assert resume_messages(teller.database, teller.settings, [row["id"]], 1) == [row["id"]]
+    assert teller.state("large") == State.FORWARDING
+    assert teller.find_sending("large").attempts == 0
+
+
+def test_the_sender_has_the_times_of_the_configuration(database: LookBackDatabase) -> None:
+    """Half of a lease is the brokers': what was given up is over before another one sends it."""
+    lease, pause = timedelta(seconds=2), timedelta(minutes=3)
+    settings = make_settings(lease=lease, pause=pause, longest_pause=2 * pause)
+    sender = make_sender(database, settings, {"bootstrap.servers": "unused:1"})
+    assert sender._settings == Settings(
+        lease=lease, delivery_timeout=lease / 2, first_interval=pause, longest_interval=2 * pause
+    )
+    with pytest.raises(ValidationError, match="`lease` must be 2 s or more"):
+        LookBack(database=SecretStr("sqlite:///a.db"), cluster="main", lease=lease / 2)

@@ -1,6 +1,4 @@
 """What MariaDB does otherwise: it folds texts, cuts them, and ends whole transactions."""
-# The order of the blocks is what is tested.
-# ruff: noqa: PT012, SIM117
 
 from __future__ import annotations
 
@@ -16,6 +14,10 @@ from sqlalchemy.orm import Session
 from backlog.errors import UsageError
 from backlogctl_delivery.idempotent.sql import Marks
 from tests.kafka_tools import wait_until
+
+# The order of the blocks is what is tested.
+# ruff: noqa: PT012, SIM117
+
 
 # InnoDB: one of two transactions was ended; it waited too long; its snapshot is too old.
 DEADLOCK, LOCK_TIMEOUT, CHANGED_SINCE = 1213, 1205, 1020

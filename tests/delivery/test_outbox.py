@@ -1,0 +1,463 @@
+"""What is committed is sent at once, and what is rolled back never."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import create_engine, event, make_url, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from backlog.errors import ConfigurationError, UsageError
+from backlogctl_delivery import stamps
+from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
+from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
+from backlogctl_delivery.outbox.database import OutboxDatabase, clock_ms, messages
+from backlogctl_delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
+from backlogctl_delivery.outbox.sender import OutboxSender
+from tests.conftest import MakeTopic
+from tests.delivery.kit import FAST, Shop, read_id
+from tests.kafka_tools import properties_of, wait_until
+from tests.monitoring.metric_lines import scrape_registry
+from tests.own_logs import list_own
+
+
+@pytest.fixture
+def direct(shop: Shop) -> Iterator[Outbox]:
+    """An outbox that sends within the application; no scanner helps within the test's time."""
+    kafka = properties_of(shop.bootstrap)
+    with Outbox(shop.engine, kafka, settings=FAST) as made:
+        yield made
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, backlogctl_delivery.outbox, backlogctl_delivery.outbox.metrics;"
+        "print(sorted({'pyspark', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_is_committed_is_sent_at_once(shop: Shop, direct: Outbox, topic: MakeTopic) -> None:
+    name = topic(1)
+    with Session(shop.engine) as session, session.begin():
+        given = direct.add(
+            session, topic=name, key="k", value=b"\x00v", headers={"type": "paid", "none": None}
+        )
+    shop.await_sent(1)
+    (message,) = shop.read(name)
+    assert (message.key(), message.value(), read_id(message)) == (b"k", b"\x00v", given)
+    assert dict(message.headers() or ())["type"] == b"paid"
+    assert dict(message.headers() or ())["none"] is None
+    assert shop.list_rows("attempts", "ordering_key", "due_at", "last_error") == [
+        (1, None, None, None)
+    ]
+
+
+def test_what_is_rolled_back_is_never_sent(shop: Shop, direct: Outbox, topic: MakeTopic) -> None:
+    name = topic(1)
+    with Session(shop.engine) as session:
+        direct.add(session, topic=name, key="k", value="undone")
+        session.flush()
+        session.rollback()
+        with session.begin():
+            outer = direct.add(session, topic=name, key="k", value="outer")
+            with session.begin_nested() as savepoint:
+                direct.add(session, topic=name, key="k", value="undone too")
+                session.flush()
+                savepoint.rollback()
+            with session.begin_nested():
+                inner = direct.add(session, topic=name, key="k", value="inner")
+    shop.await_sent(2)
+    assert shop.read_ids(name) == [outer, inner]
+    assert len(shop.list_rows()) == 2
+
+
+def test_a_connection_and_a_scoped_session_take_messages_too(
+    shop: Shop, direct: Outbox, topic: MakeTopic
+) -> None:
+    name = topic(1)
+    with shop.engine.connect() as connection:
+        direct.add(connection, topic=name, value="undone")
+        connection.rollback()
+        first = direct.add(connection, topic=name, key="k", value="v")
+        connection.commit()
+    shop.await_sent(1)
+    scoped = scoped_session(sessionmaker(shop.engine))
+    second = direct.add(scoped, topic=name, key="k", value=None)
+    scoped.commit()
+    scoped.remove()
+    shop.await_sent(2)
+    assert shop.read_ids(name) == [first, second]
+
+
+def test_stamps_of_a_recovery_stay_with_the_message_that_was_put_back(
+    pg_shop: Shop, topic: MakeTopic
+) -> None:
+    """A consumer that copies the headers of what it handles would call its own message put back."""
+    name = topic(1)
+    headers = [(stamp, b"r-20261121-0001") for stamp in stamps.ALL]
+    (given,) = pg_shop.add(name, "k", headers=[("a", b"1"), *headers, ("a", None)])
+    with pg_shop.sending():
+        pg_shop.await_sent(1)
+    (message,) = pg_shop.read(name)
+    assert message.headers() == [("a", b"1"), ("a", None), (stamps.EVENT_ID, given.encode())]
+
+
+# No asynchronous driver of MariaDB is among the dependencies.
+@pytest.mark.parametrize("url", ["postgres", "sqlite"], indirect=True)
+def test_an_asynchronous_session(shop: Shop, topic: MakeTopic) -> None:
+    name = topic(1)
+    address = shop.url.replace("sqlite://", "sqlite+aiosqlite://")
+
+    async def work() -> str:
+        engine = create_async_engine(address)
+        outbox = Outbox(engine, properties_of(shop.bootstrap), settings=FAST)
+        async with AsyncSession(engine) as session:
+            outbox.add(session, topic=name, key="k", value="undone")
+            await session.rollback()
+            async with session.begin():
+                given = outbox.add(session, topic=name, key="k", value="v")
+        await asyncio.to_thread(shop.await_sent, 1)
+        await asyncio.to_thread(outbox.close)
+        await engine.dispose()
+        return given
+
+    given = asyncio.run(work())
+    assert shop.read_ids(name) == [given]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"topic": "no topic"}, "no name of a topic"),
+        ({"value": {"order": 1}}, "value is of type dict"),
+        ({"headers": {"backlog-event-id": "1"}}, "may not be named"),
+        ({"headers": {"a\0b": "1"}}, "may not be named"),
+        ({"headers": {"\ud800": "1"}}, "may not be named"),
+        ({"message_id": "7"}, "32 hexadecimal digits"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_it_is_written(
+    given: dict[str, Any], said: str
+) -> None:
+    outbox = Outbox("sqlite:///never.db")
+    with pytest.raises(UsageError, match=said) as refused:
+        outbox.add(Session(), **{"topic": "t", "value": b"secret payload", **given})
+    assert "secret payload" not in str(refused.value)
+
+
+def test_a_wrong_place_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Outbox("oracle://user:geheim@host/db")
+    assert "geheim" not in str(refused.value)
+    with pytest.raises(UsageError, match="no transaction"):
+        Outbox(create_engine("sqlite://")).add(cast("Any", object()), topic="t", value="v")
+
+
+# What a database's settings must not change: its clock, its isolation, how it compares texts.
+
+_ZONES = {
+    "postgresql": "SET TIME ZONE '{}'",
+    "mariadb": "SET time_zone = '{}'",
+    "sqlite": "SELECT '{}'",
+}
+
+
+@pytest.mark.parametrize("zone", ["+05:30", "-11:00"])
+def test_its_clock_is_utc_whatever_the_time_zone(url: str, zone: str) -> None:
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "connect")
+    def set_zone(connection: Any, _: Any) -> None:
+        connection.cursor().execute(_ZONES[engine.dialect.name].format(zone))
+
+    with engine.connect() as connection:
+        now = connection.execute(select(clock_ms())).scalar_one()
+    engine.dispose()
+    assert abs(now / 1_000 - time.time()) < 30
+
+
+def test_topics_and_ids_that_differ_in_case_are_two(shop: Shop) -> None:
+    """A rebuild from the outbox asks for one topic's rows; so does a list."""
+    (upper,) = shop.add("Orders", "k")
+    (lower,) = shop.add("orders", "k")
+    desk = OutboxAdmin(shop.database)
+    for topic, id_ in (("Orders", upper), ("orders", lower)):
+        assert [entry.message_id for entry in desk.list_entries([], topic, 10)] == [id_]
+        with shop.engine.connect() as connection:
+            chosen = select(messages.c.message_id).where(messages.c.topic == topic)
+            assert connection.execute(chosen).scalars().all() == [id_]
+    # And each has an order of its own.
+    assert len(shop.make_claims(most_of_key=1).claim_due()) == 2
+
+
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_claims_see_what_is_there_now_whatever_the_engine_prefers(shop: Shop, level: Any) -> None:
+    strict = create_engine(shop.url, isolation_level=level)
+    with Session(strict) as session, session.begin():
+        shop.outbox.add(session, topic="t", key="k", value="v")
+    with OutboxDatabase(strict).begin() as connection:
+        count = select(messages.c.id)
+        assert len(connection.execute(count).all()) == 1
+        shop.add("t", "k", "l")
+        assert len(connection.execute(count).all()) == 3
+    strict.dispose()
+
+
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+def test_fault_46_busy_senders_and_writers_never_end_each_other(
+    shop: Shop, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No deadlock: the database would end one of them, and its work would wait."""
+    name = topic(3)
+    settings = Settings(scan_every=timedelta(seconds=0.01), most=40, most_of_key=5)
+
+    def write(number: int) -> None:
+        for at in range(12):
+            shop.add(name, *[f"k{(number + at + place) % 17}" for place in range(20)], None)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    with (
+        caplog.at_level(logging.WARNING, "backlog.outbox"),
+        shop.sending(settings),
+        shop.sending(settings),
+        shop.sending(settings),
+    ):
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(120)
+        shop.await_sent(3 * 12 * 21)
+    assert list_own(caplog) == []
+    assert len(shop.read_ids(name, 3)) == 3 * 12 * 21
+
+
+def test_a_claim_holds_what_was_asked_for_and_leaves_the_rest_to_others(shop: Shop) -> None:
+    shop.add("t", *[f"k{number % 30}" for number in range(150)])
+    first = shop.make_claims(most=10, most_of_key=100).claim_due()
+    assert len({message.ordering_key for message in first}) == len(first) == 10
+    # Few keys: some of each, about as many in all.
+    shop.add("few", *[f"k{number % 2}" for number in range(100)])
+    with shop.engine.begin() as connection:
+        connection.execute(messages.delete().where(messages.c.topic == "t"))
+    second = shop.make_claims(most=9, most_of_key=100).claim_due()
+    assert len(second) == 10
+    assert [message.id for message in second] == sorted(message.id for message in second)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_look_reads_of_the_index_only_what_is_due(shop: Shop) -> None:
+    """However much is parked or waits for its next attempt."""
+    found: list[str] = []
+
+    @event.listens_for(shop.database._engine, "before_cursor_execute")
+    def explain(connection: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        if "SKIP LOCKED" in statement:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute(f"EXPLAIN {statement}", given)
+            found.extend(line for (line,) in cursor.fetchall())
+
+    shop.make_claims().claim_due()
+    assert any("Index Cond: (due_at <= " in line for line in found), found
+
+
+# What a user reads when the database of an outbox does not do its part.
+
+SECRET = "hunter2secret"
+_NOT_SQLITE = ["postgres", "mariadb"]
+
+
+def fail(url: str) -> OutboxDatabaseError:
+    with closing(OutboxDatabase(url)) as database, pytest.raises(OutboxDatabaseError) as caught:
+        OutboxAdmin(database).read_status()
+    assert not caught.value.message.startswith("(")
+    assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.to_json()}"
+    return caught.value
+
+
+def test_a_table_that_is_missing_is_said_with_how_it_is_made(url: str) -> None:
+    database = make_url(url)
+    if database.get_backend_name() == "sqlite":
+        Path(str(database.database)).touch()
+    error = fail(url)
+    assert "its tables are missing" in error.message
+    assert "backlogctl outbox create" in error.hint
+    assert not error.retryable
+
+
+@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
+def test_a_login_that_is_refused_is_said_and_not_tried_again(url: str) -> None:
+    made = make_url(url).set(username="nobody", password=SECRET)
+    error = fail(made.render_as_string(hide_password=False))
+    assert "nobody" in error.message
+    assert "user" in error.hint
+    assert not error.retryable
+
+
+@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
+def test_a_database_that_is_not_there_is_said(url: str) -> None:
+    error = fail(make_url(url).set(database="nowhere").render_as_string(hide_password=False))
+    assert "nowhere" in error.message
+    assert not error.retryable
+
+
+@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
+def test_fault_59_a_server_that_is_away_may_come_back(url: str) -> None:
+    made = make_url(url).set(port=1, password=SECRET)
+    error = fail(made.render_as_string(hide_password=False))
+    assert "cannot be reached" in error.message
+    assert error.retryable
+
+
+def test_a_right_that_is_missing_in_postgresql_is_said(pg_url: str, unique: str) -> None:
+    user, engine = f"reader_{unique}", create_engine(pg_url)
+    with engine.begin() as connection:
+        create_tables(connection)
+        connection.exec_driver_sql(f"CREATE ROLE {user} LOGIN PASSWORD '{SECRET}'")
+        connection.exec_driver_sql(f"GRANT SELECT ON backlog_outbox TO {user}")
+    made = make_url(pg_url).set(username=user, password=SECRET)
+    try:
+        with (
+            closing(OutboxDatabase(made)) as database,
+            pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
+        ):
+            OutboxAdmin(database).retry([], all_parked=True)
+        assert "give this right to the user" in caught.value.hint
+        assert not caught.value.retryable
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {user}")
+            connection.exec_driver_sql(f"DROP ROLE {user}")
+        engine.dispose()
+
+
+def test_a_right_that_is_missing_in_mariadb_is_said(mariadb_url: str) -> None:
+    def grant(database: OutboxDatabase) -> None:
+        with database.begin() as connection:
+            create_tables(connection)
+            # Its user may do everything here but this.
+            connection.exec_driver_sql("GRANT SELECT ON backlog_outbox TO nobody")
+
+    with (
+        closing(OutboxDatabase(mariadb_url)) as database,
+        pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
+    ):
+        grant(database)
+    assert "give this right to the user" in caught.value.hint
+
+
+# Outboxes as Prometheus sees them: what is not known is absent, and no scrape waits for long.
+
+
+@pytest.fixture
+def registry(pg_shop: Shop) -> Iterator[CollectorRegistry]:
+    """Of a sender that is not started."""
+    made, database = CollectorRegistry(), OutboxDatabase(pg_shop.url)
+    sender = OutboxSender(pg_shop.engine, {"bootstrap.servers": pg_shop.bootstrap})
+    made.register(OutboxCollector(OutboxAdmin(database), lambda: sender, "shop"))
+    yield made
+    database.close()
+
+
+def test_each_outbox_has_its_figures_and_what_is_unknown_is_absent() -> None:
+    registry = CollectorRegistry()
+    statuses = {
+        "shop": OutboxStatus(3, 2, 1, oldest_seconds=700.0, oldest_waiting_seconds=9.5),
+        "held": OutboxStatus(0, 0, 1, oldest_seconds=700.0, oldest_waiting_seconds=None),
+        "away\n": None,
+    }
+
+    class Source:
+        def collect(self) -> object:
+            return collect_outboxes(statuses)
+
+    registry.register(Source())  # type: ignore[arg-type]
+    got = scrape_registry(registry)
+    assert got.value("backlog_outbox_messages", outbox="shop", state="parked") == 1
+    assert got.value("backlog_outbox_messages", outbox="held", state="pending") == 0
+    assert got.labels_of("backlog_outbox_messages", "outbox") == {"shop", "held"}
+    assert got.value("backlog_outbox_oldest_seconds") == 9.5, "what is parked waits for nobody"
+    assert got.value("backlog_outbox_away", outbox="shop", what="database") == 0
+    assert got.value("backlog_outbox_away", outbox="away\\n", what="database") == 1
+
+
+def test_an_application_exports_what_its_own_thread_does(pg_shop: Shop, topic: MakeTopic) -> None:
+    name, registry = topic(), CollectorRegistry()
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap)) as outbox:
+        outbox.export_metrics(registry, "own")
+        attempts = "backlog_outbox_attempts_total"
+        before = scrape_registry(registry)
+        assert before.value(attempts, outbox="own", outcome="delivered") == 0
+        assert not before.labels_of("backlog_outbox_away", "what") - {"database"}, "not begun yet"
+        with Session(pg_shop.engine) as session, session.begin():
+            outbox.add(session, topic=name, key="k", value="v")
+        wait_until(
+            lambda: (
+                scrape_registry(registry).value(attempts, outbox="own", outcome="delivered") == 1
+            ),
+            what="it is counted",
+        )
+        assert scrape_registry(registry).value("backlog_outbox_away", what="kafka") == 0
+
+
+def test_a_sender_serves_all_of_the_catalogue(pg_shop: Shop, registry: CollectorRegistry) -> None:
+    pg_shop.add("orders", "k")
+    got = scrape_registry(registry)
+    for metric in CATALOGUE:
+        found = got.find(metric.exported_name)
+        assert found
+        assert {tuple(name for name, _ in labels) for labels in found} == {
+            tuple(sorted(metric.labels))
+        }
+    assert got.labels_of("backlog_outbox_away", "what") == {"database", "kafka"}
+
+
+def test_a_database_that_hangs_holds_up_no_scrape(
+    pg_shop: Shop, registry: CollectorRegistry
+) -> None:
+    with pg_shop.engine.begin() as holder:
+        holder.execute(text(f"LOCK TABLE {messages.name} IN ACCESS EXCLUSIVE MODE"))
+        for _ in range(2):
+            began = time.monotonic()
+            got = scrape_registry(registry)
+            assert time.monotonic() - began < 10
+            assert got.value("backlog_outbox_away", what="database") == 1
+            assert not got.find("backlog_outbox_messages")
+            assert got.value("backlog_outbox_parked_total") == 0
+
+    def is_seen() -> bool:
+        return bool(scrape_registry(registry).find("backlog_outbox_messages"))
+
+    wait_until(is_seen, what="the table is seen again")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://user:secret@db.example:5433/shop?password=other", "db.example/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "shop"),
+        ("mariadb://user:secret@db/shop", "db/shop"),
+        ("sqlite:////var/lib/{place}/shop.db", "shop.db"),
+    ],
+)
+def test_an_outbox_without_a_name_is_called_by_its_place(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    assert OutboxAdmin(OutboxDatabase(url.format(place=tmp_path))).name == name
