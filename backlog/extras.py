@@ -11,7 +11,6 @@ from backlog.errors import UsageError
 _BRINGS = {
     "airflow": ("airflow",),
     "delivery": ("aiosqlite", "greenlet", "grpc", "grpc_health", "httpx", "pymysql", "redis"),
-    "plots": ("matplotlib",),
     "spark": ("pandas", "py4j", "pyspark"),
 }
 _EXTRAS = {library: extra for extra, libraries in _BRINGS.items() for library in libraries}
