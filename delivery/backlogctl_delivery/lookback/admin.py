@@ -50,6 +50,9 @@ def count_messages(database: LookBackDatabase) -> list[Count]:
     with database.read() as connection:
         now = database.now(connection)
         for state in OPEN:
+            if state is State.FORWARDING:
+                counts[state] = Count(state, 0, None)
+                continue
             # One by one: each has a small index of its own.
             wanted = select(func.count(), func.min(MESSAGES.c.created_at))
             number, oldest = connection.execute(wanted.where(MESSAGES.c.state == state.value)).one()
@@ -73,7 +76,9 @@ def list_messages(
     """Messages in these states, oldest first, without what they hold."""
     names = [state.value for state in states]
     # What the outbox has not sent is few; what it has sent is not looked through.
-    unsent = select_unsent(_SENDING.in_(names)).order_by(OUTBOX.c.created_at).limit(limit)
+    unsent = select_unsent(_SENDING.in_(names)).order_by(OUTBOX.c.created_at)
+    if service is None:
+        unsent = unsent.limit(limit)
     with database.read() as connection:
         ids = list(connection.execute(unsent).scalars())
         by_id: dict[str, dict[str, Any]] = {}
