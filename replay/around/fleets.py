@@ -8,7 +8,8 @@ from typing import Any
 from backlog.config import Config, Stream
 from backlog.errors import UsageError
 from backlog.progress import Say
-from fanout.launchers import Fleet, Launcher, Role, make_launcher
+from fanout.launchers import make_launcher
+from fanout.launchers.interface import Fleet, Launcher, Role
 from replay.recovery.masking import mask_values
 from replay.recovery.workspace import Workspace
 

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
+# Rules are added where they are imported.
+import monitoring.doctor.membership  # noqa: F401
+import monitoring.doctor.producers  # noqa: F401
+import monitoring.doctor.replication  # noqa: F401
+import monitoring.doctor.retention  # noqa: F401
+import monitoring.doctor.writing  # noqa: F401
 from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.kafka.calls import connect
 from backlog.kafka.clients import Admin, Properties
 from backlog.kafka.group_types import read_group_type, say_why_not
 from backlog.kafka.groups import describe_group_state
-
-# Rules are added where they are imported.
-from monitoring.doctor import membership, producers, replication, retention, writing  # noqa: F401
 from monitoring.doctor.facts import read_brokers, read_newest, read_topic
 from monitoring.doctor.finding import (
     Finding,
