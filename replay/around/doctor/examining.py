@@ -7,11 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 # Rules are added where they are imported.
-import monitoring.doctor.membership
-import monitoring.doctor.producers
-import monitoring.doctor.replication
-import monitoring.doctor.retention
-import monitoring.doctor.writing
 from backlog.clock import Deadline, utc_now
 from backlog.config import Stream
 from backlog.kafka.calls import connect
