@@ -34,10 +34,8 @@ from monitoring.watcher import watch_streams
 from replay.console.exporting import open_exporter
 from replay.opening import open_workspace
 
-PICTURE = Path(__file__).parents[1] / "docs" / "img" / "watch-memory.svg"
 MIB = 1024 * 1024
 STEP = 20  # rounds between two samples
-INK, GRID, LINE = "#3d4650", "#d9dee3", "#0d7f6f"
 BOUND = 0.03  # of the memory at the half
 GROUPS, TOPICS, PARTITIONS = 60, 6, 10
 # What is remembered by design is full after a minute: the window, and samples of the horizon.
@@ -182,30 +180,9 @@ def draw(document: Figures) -> Iterable[Table]:
     yield tabulate("memory of backlogctl watch", {"": ""}, rows)
 
 
-def draw_picture(samples: list[Figures], path: Path) -> None:
-    """Resident memory by round, from zero."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "backlogctl", "font.size": 10.0}):
-        figure = Figure(figsize=(7.2, 2.8), layout="constrained")
-        axes = figure.add_subplot()
-        sizes = [one["rss"] / MIB for one in samples]
-        axes.plot([one["rounds"] for one in samples], sizes, color=LINE, linewidth=1.6)
-        axes.set_ylim(0, max(sizes) * 1.25)
-        axes.set_xlim(0, samples[-1]["rounds"])
-        axes.set_xlabel("rounds over the streams", color=INK)
-        axes.set_ylabel("resident memory, MiB", color=INK)
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, metadata={"Date": None}, facecolor="white")
-
-
 def measure(options: Namespace, _: Say) -> Figures:
     samples = sample(options.rounds)
     found = summarize(samples)
-    if not options.smoke:
-        draw_picture(samples, PICTURE)
     return {"watch": WATCH, "groups": GROUPS + 3, "figures": found, "samples": samples}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from backlog.numbers import format_count, format_duration, format_moment
@@ -26,21 +26,15 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def format_detail(
-    detail: Mapping[str, Any], format_time: Callable[[str], str] = format_moment
-) -> str:
-    """The detail in words.
-
-    Args:
-        tell_time: how an ISO time is written.
-    """
+def format_detail(detail: Mapping[str, Any]) -> str:
+    """The detail in words."""
     parts: list[str] = []
     for name, words in _WORDS.items():
         value = detail.get(name)
         if value in (None, "") or isinstance(value, Mapping | list):
             continue
         if name.endswith("_at"):
-            value = format_time(str(value))
+            value = format_moment(str(value))
         elif isinstance(value, int):
             value = format_count(value)
         parts.append(f"{words}{value}")

@@ -17,7 +17,8 @@ from replay.recovery.context import RunContext
 from replay.recovery.kind import Kind, OptionsT
 from replay.recovery.plan import PlannedWindow
 from replay.recovery.workspace import Workspace
-from replay.telling.standing import PutBack, Readers, Reads, Standing, make_standing
+from replay.telling.standing import make_standing
+from replay.telling.standings import PutBack, Readers, Reads, Standing
 
 if TYPE_CHECKING:
     from backlog.kafka.rights import Right

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from replay.recovery.context import RunContext
     from replay.recovery.workspace import Workspace
     from replay.telling.account import Account, RecoveryRecord
-    from replay.telling.standing import Standing
+    from replay.telling.standings import Standing
     from replay.telling.value import Fact, Telling
 
 PlanT = TypeVar("PlanT", bound=Plan)

@@ -14,7 +14,7 @@ from backlog.numbers import format_duration, format_plural
 from backlog.values import Cause, Event, Gap, GapState
 from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 from replay.telling.account import RecoveryRecord
-from replay.telling.events import find_finished_starts, name_line, name_step, read_step
+from replay.telling.events import find_finished_starts, name_line, name_step
 from replay.telling.figures import measure_lag
 
 # A group that works has some lag all the time: it falls behind from where it had this share of
@@ -150,7 +150,7 @@ def _list_events(record: RecoveryRecord) -> Iterator[Line]:
     started: dict[str, datetime] = {}
     finished = find_finished_starts([(event.action, event.detail) for event in record.events])
     for number, event in enumerate(record.events):
-        action, detail = read_step(event.action, event.detail)
+        action, detail = event.action, event.detail
         name = str(detail.get("step", ""))
         if number in finished:
             started[name] = event.at

@@ -9,15 +9,6 @@ from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 
 Line = tuple[str, Mapping[str, Any]]
 _STEP_WORDS = {STEP_STARTED: "started", STEP_COMPLETED: "completed"}
-_OLD_WORDS = {word: action for action, word in _STEP_WORDS.items()}
-
-
-def read_step(action: str, detail: Mapping[str, Any]) -> Line:
-    """The line with its step in the detail: records before revision 0003 say `NAME started`."""
-    name, _, word = action.rpartition(" ")
-    if word in _OLD_WORDS and name and "step" not in detail and " " not in name:
-        return _OLD_WORDS[word], {"step": name, **detail}
-    return action, detail
 
 
 def find_finished_starts(lines: Sequence[Line]) -> frozenset[int]:
@@ -27,20 +18,18 @@ def find_finished_starts(lines: Sequence[Line]) -> frozenset[int]:
         lines: action and detail of each, oldest first.
     """
     completed: set[Any] = set()
-    found = set()
-    for number, line in reversed(list(enumerate(lines))):
-        action, detail = read_step(*line)
+    starts = set()
+    for number, (action, detail) in reversed(list(enumerate(lines))):
         step = detail.get("step")
         if action == STEP_COMPLETED:
             completed.add(step)
         elif action == STEP_STARTED and step in completed:
-            found.add(number)
-    return frozenset(found)
+            starts.add(number)
+    return frozenset(starts)
 
 
 def name_line(action: str, detail: Mapping[str, Any]) -> Line:
     """`inject completed` of a step, with the rest of its detail; any other line as it is."""
-    action, detail = read_step(action, detail)
     if action not in _STEP_WORDS or "step" not in detail:
         return action, detail
     rest = {name: value for name, value in detail.items() if name != "step"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 
-from backlog.errors import Refused
 from backlog.values import Recovery
+from replay.telling.document import RecoveryDocument
 from replay.telling.documents import UNKNOWN
 from replay.telling.layout import Facts, Framed, Table, Text, tell
 from replay.telling.terminal import (
@@ -34,14 +34,17 @@ def draw_plan(recovery: Recovery, told: Telling) -> RenderableType:
     return Framed(draw_head(recovery, told.verdict), parts, _WIDTH)
 
 
-def draw_unread(recovery: Recovery, refused: Refused) -> RenderableType:
-    """What is known of a recovery whose plan this program cannot read, and why it cannot."""
+def draw_document_plan(document: RecoveryDocument) -> RenderableType:
+    """The plan of a recovery; what is known of it where this program cannot read the plan."""
+    recovery = document.recovery
+    if document.plan is not None:
+        return draw_plan(recovery, document.plan)
     grid = Facts()
     grid.add("topic", f"{recovery.topic}, read by group {recovery.group}")
     _add_approver(grid, recovery)
     parts: list[RenderableType] = [
-        tell(refused.message, "bold red"),
-        tell(refused.hint),
+        tell(document.problem, "bold red"),
+        tell(document.hint),
         Text(),
         grid,
     ]

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from backlog.numbers import format_count, format_duration, format_moment, format_plural
-from monitoring.details import format_detail
-from replay.telling.events import find_finished_starts, name_line
+from backlog.values import Event
+from replay.telling.document import list_event_lines
 from replay.telling.layout import Facts, Table, Text, make_line, print_line, tell
 from replay.telling.standing import list_lines
 
@@ -270,15 +270,11 @@ def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
     return [tell(f"! {warning}", "yellow", hang=2) for warning in warnings]
 
 
-def draw_events(events: Sequence[Document]) -> RenderableType:
+def draw_events(events: Sequence[Event]) -> RenderableType:
     """A recovery's record: when, who, what; `--json` has every line and every detail."""
-    finished = find_finished_starts([(event["action"], event["detail"]) for event in events])
     table = Table("=when", "who", "what", "")
-    for number, event in enumerate(events):
-        if number not in finished:
-            action, detail = name_line(event["action"], event["detail"])
-            at = format_moment(event["at"])[5:]
-            table.add(at, event["actor"], action, format_detail(detail))
+    for line in list_event_lines(events):
+        table.add(format_moment(line.at)[5:], line.actor, line.action, line.detail)
     return table
 
 

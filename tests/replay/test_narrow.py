@@ -14,7 +14,7 @@ import typer
 
 from backlog.clock import format_time
 from backlog.numbers import format_count, format_duration
-from backlog.values import Cause, Certainty, Gap, GapState, Recovery
+from backlog.values import Cause, Certainty, Event, Gap, GapState, Recovery
 from replay.cli import app
 from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
@@ -202,7 +202,7 @@ def test_lists(width: int) -> None:
 
     message = f"could not read {LONG}: no broker answered"
     detail = {"message": message, "at": 12}
-    event = {"at": format_time(NOON), "actor": "os:ada@ops-1", "action": "failed", "detail": detail}
+    event = Event("r-20261121-0001", 0, NOON, "os:ada@ops-1", "failed", detail, "", "")
     told = ["11-21 12:00:00Z", "os:ada@ops-1", "failed", message]
     check_whole(draw(draw_events([event]), width), told, width)
 

@@ -15,13 +15,12 @@ from rich.console import Console
 
 from backlog.clock import utc_now
 from backlog.numbers import format_plural
-from backlog.values import Cause, Certainty, Chunk, Gap, GapState, Recovery, RecoveryState
+from backlog.values import Cause, Certainty, Chunk, Event, Gap, GapState, Recovery, RecoveryState
 from monitoring.status import PartitionStatus
 from monitoring.summaries import summarize_group
 from replay.cli import main
 from replay.console.page.recoveries import read_recovery
 from replay.console.page.rendering import Renderer
-from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
 from replay.recovery.workspace import Workspace
 from replay.report.document import make_report
 from replay.report.page import render_page
@@ -29,13 +28,11 @@ from replay.runbooks.describing import describe_body
 from replay.telling.bars import Bar, spin
 from replay.telling.burndown import draw_progress
 from replay.telling.documents import (
-    describe_event,
     describe_gap,
     describe_recovery,
     describe_run,
     tell_plan,
 )
-from replay.telling.events import find_finished_starts, name_line
 from replay.telling.plans import draw_plan
 from replay.telling.progress import describe_progress
 from replay.telling.terminal import (
@@ -97,7 +94,7 @@ def test_foreign_text_is_not_markup(desk: Workspace) -> None:
     recovery = replace(planned, approved_by=ODD, approved_identity=ODD)
     desk.ledger.events.append(recovery.id, ODD, ODD, {"message": ODD})
     document = describe_recovery(desk, recovery)
-    events = [describe_event(event) for event in desk.ledger.events.list(recovery.id)]
+    events = desk.ledger.events.list(recovery.id)
     unseen = {"stream": ODD, "group": ODD, "verdict": "unknown", "error": {"message": ODD}}
     gaps = [{**describe_gap(make_gap()), "cause": ODD, "stream": name} for name in (ODD, "x")]
     row = {**document, "stream": ODD, "kind": ODD}
@@ -313,7 +310,7 @@ def test_a_run_of_a_rebuild_shows_its_steps_and_what_is_put_back(desk: Workspace
 
 
 def test_the_record_names_steps_and_leaves_out_starts_that_came_to_an_end() -> None:
-    lines = [
+    lines: list[tuple[str, dict[str, Any]]] = [
         ("step started", {"step": "check_target"}),
         ("step completed", {"step": "check_target", "seconds": 2.0}),
         ("step started", {"step": "inject"}),
@@ -321,8 +318,8 @@ def test_the_record_names_steps_and_leaves_out_starts_that_came_to_an_end() -> N
         ("step started", {"step": "check_target"}),
     ]
     events = [
-        {"at": "2026-11-21T12:00:00Z", "actor": "ada", "action": action, "detail": detail}
-        for action, detail in lines
+        Event("r-20261121-0001", number, NOON, "ada", action, detail, "", "")
+        for number, (action, detail) in enumerate(lines)
     ]
     text = draw(draw_events(events))
     assert text.count("check target completed  2 s") == 1
@@ -341,7 +338,7 @@ def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
     page = Renderer(desk.config, utc_now).render(
         "recovery.html",
         "../",
-        view=read_recovery(desk, recovery, (), utc_now()),
+        view=read_recovery(desk, recovery, utc_now()),
         linked=True,
         reports=False,
         approval="",
@@ -352,13 +349,3 @@ def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
         assert "100 % of 4 survivors" in text
         assert "ada@example.org" not in text
         assert "4111" not in text
-
-
-def test_lines_of_before_the_ledgers_third_revision_are_read_as_steps() -> None:
-    old = [("running", {}), ("drain started", {}), ("drain completed", {"rows": 1})]
-    new = [("running", {}), (STEP_STARTED, {"step": "drain"}), (STEP_COMPLETED, {"step": "drain"})]
-    for lines in (old, new):
-        assert find_finished_starts(lines) == {1}
-        assert name_line(*lines[2])[0] == "drain completed"
-    assert name_line("superseded by r-1", {}) == ("superseded by r-1", {})
-    assert find_finished_starts([("drain started", {})]) == frozenset()

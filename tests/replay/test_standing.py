@@ -27,7 +27,9 @@ S = RecoveryState
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.setattr("replay.kinds.expand.standing._SECONDS", 1.0)
-    monkeypatch.setattr("backlog.kafka.groups.DEFAULT_SECONDS", 1.0)
+    for module in ("groups", "topics", "readers", "configs"):
+        monkeypatch.setattr(f"backlog.kafka.{module}.DEFAULT_SECONDS", 1.0)
+    monkeypatch.setattr("replay.around.observation.LOOK_SECONDS", 1.0)
     return open_desk(tmp_path)
 
 

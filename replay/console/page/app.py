@@ -105,7 +105,7 @@ def make_page(
                 f"There is no recovery {recovery_id}",
                 "The ledger has none of that id. `backlogctl recoveries` lists them.",
             ) from None
-        found = read_recovery(workspace, recovery, next_commands(recovery), clock())
+        found = read_recovery(workspace, recovery, clock())
         linked = recovery.stream in config.streams
         return answer(
             "recovery.html",

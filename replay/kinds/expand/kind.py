@@ -23,7 +23,7 @@ from replay.recovery.kind import Kind, Say, Traits, say_nothing
 from replay.recovery.plan import Origin
 from replay.recovery.workspace import Workspace
 from replay.telling.account import Account, RecoveryRecord
-from replay.telling.standing import Standing
+from replay.telling.standings import Standing
 from replay.telling.value import Telling
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from fanout.relay.guard import find_others
 from fanout.unread import find_unread
 from replay.kinds.expand.plan import ExpandPlan
 from replay.recovery.workspace import Workspace
-from replay.telling.standing import OnlyThere, Readers, Reading, Reads, Standing, make_standing
+from replay.telling.standing import make_standing
+from replay.telling.standings import OnlyThere, Readers, Reading, Reads, Standing
 
 # A person waits for the answer, and a broker may be away.
 _SECONDS = 6.0

@@ -10,7 +10,8 @@ from backlog.values import Recovery
 from fanout.relay.guard import find_others
 from replay.kinds.offload.plan import OffloadPlan
 from replay.recovery.workspace import Workspace
-from replay.telling.standing import InArchive, Readers, Reads, Standing, make_standing
+from replay.telling.standing import make_standing
+from replay.telling.standings import InArchive, Readers, Reads, Standing
 
 _SECONDS = 6.0
 

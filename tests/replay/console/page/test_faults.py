@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from backlog.config import Config
-from backlog.numbers import format_moment
 from backlog.values import Recovery, RecoveryState
 from monitoring.details import format_detail
 from replay.console.page.app import HEADERS
 from replay.console.page.guards import make_headers
-from replay.console.page.recoveries import _format_time
 from replay.kinds import KINDS
 from replay.recovery.workspace import Workspace
 from replay.telling.documents import describe_recovery, tell_plan
@@ -105,8 +103,7 @@ def test_the_same_plans_are_told_as_they_are(kind: str) -> None:
 
 
 def test_a_time_that_cannot_be_read_is_told_as_it_is() -> None:
-    for tell_time in (format_moment, _format_time):
-        assert format_detail({"expires_at": "in a while"}, tell_time) == "expires in a while"
+    assert format_detail({"expires_at": "in a while"}) == "expires in a while"
 
 
 def test_the_text_of_an_error_of_the_program_is_not_shown(quiet: Night) -> None:
@@ -128,7 +125,8 @@ def test_a_fault_of_the_program_has_a_page_and_its_headers(
     def fail(_: Workspace, __: Recovery) -> list[str]:
         raise RuntimeError(PAYLOAD)
 
-    monkeypatch.setattr("replay.console.page.app.list_next_commands", fail)
+    for module in ("replay.console.page.app", "replay.telling.document"):
+        monkeypatch.setattr(f"{module}.list_next_commands", fail)
     recovery = quiet.plan(make_rebuild_plan())
     client = serve(quiet)
     for path in ("/", "/streams/orders", f"/recoveries/{recovery.id}"):

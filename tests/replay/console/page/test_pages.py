@@ -128,7 +128,7 @@ def test_a_finished_rebuild_tells_its_plan_its_proof_and_its_record(night: Night
     page = read(night, f"/recoveries/{find_recovery(night, 'invoices')}")
     words = strip(page)
     assert "100 % put back: 7,266 of 7,266" in words
-    assert "matched, each once, byte for byte 7,266" in words
+    assert "read back once, as staged, in their partition 7,266" in words
     assert "Grace (os:grace@ops-2)" in words
     assert "100 % of 2,330 survivors rebuilt as they are" in words
     assert "check target done" in words

@@ -9,7 +9,7 @@ from backlog.ledger import BurndownSample
 from backlog.values import Recovery, RecoveryState
 from replay.kinds import KINDS
 from replay.recovery.failing import STANDING
-from replay.telling.standing import Readers, Reads
+from replay.telling.standings import Readers, Reads
 from tests.replay.console.page.night import ACTOR, NOW, Night
 from tests.replay.console.page.visits import read, strip
 from tests.replay.expand_makers import make_expand_plan
