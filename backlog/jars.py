@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backlog.errors import EmbeddedError
-from backlog.progress import Say, print_line
+from backlog.formats import Say, print_line
 
 SUPPORTED_JAVA = (17, 21)
 _STALLED_SECONDS = 60.0

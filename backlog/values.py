@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 
 class Cause(StrEnum):
@@ -264,3 +264,27 @@ class Event:
     detail: Mapping[str, Any]
     previous_hash: str
     hash: str
+
+
+# A part of a recovery that can be started again after a crash, and completed.
+
+ContextT_contra = TypeVar("ContextT_contra", contravariant=True)
+
+
+class Step(Generic[ContextT_contra]):
+    """One step: three verbs side by side, each safe to call again after a crash.
+
+    A verb that a step does not define does nothing. What takes back what the steps did is the
+    kind's own `close`, which `cancel` drives.
+    """
+
+    name: str
+
+    def validate(self, context: ContextT_contra) -> None:
+        """Looks, changes nothing; raises where the step must not start."""
+
+    def start(self, context: ContextT_contra) -> None:
+        """Does the work; goes on where an earlier start was killed."""
+
+    def complete(self, context: ContextT_contra) -> None:
+        """Closes the step: checks its result and records it."""

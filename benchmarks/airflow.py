@@ -22,7 +22,7 @@ from urllib.parse import quote
 import httpx
 from rich.table import Table
 
-from backlog.progress import Say
+from backlog.formats import Say
 from backlogctl_airflow.local import demo
 from backlogctl_airflow.local.standalone import AirflowStandalone
 from benchmarks.harness import Benchmark, Figures, tabulate

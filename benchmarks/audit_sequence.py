@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.table import Table
 
+from backlog.formats import Say
 from backlog.kafka.admin import list_offsets
 from backlog.kafka.clients import make_producer
-from backlog.progress import Say
 from backlog.values import OffsetRange
 from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from benchmarks.harness import (
@@ -34,7 +34,7 @@ from benchmarks.harness import (
     take_turns,
 )
 from spark_backfill.audits.sequence import audit_sequence
-from spark_backfill.originals.reading import read_log
+from spark_backfill.existing.messages import read_log
 
 PARTITIONS = 4
 LEFT_OUT = 20

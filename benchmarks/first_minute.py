@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backlog.clock import utc_now
-from backlog.progress import Say
+from backlog.formats import Say
 from benchmarks.harness import Benchmark, Figures, run_apart, tabulate
 from examples.lost_orders import make_topic, render_configuration
 from examples.rebuild import lose_orders
@@ -108,7 +108,7 @@ def plan(directory: Path, environment: dict[str, str]) -> dict[str, Figures]:
     os.chdir(directory)
     phases = Phases()
     from backlog.config import load_config
-    from replay.kinds.rebuild.options import RebuildOptions
+    from replay.kinds.rebuild.plan import RebuildOptions
     from replay.kinds.rebuild.planning import plan_rebuild
     from replay.opening import open_workspace
 

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from backlog.config import SparkSection
+from backlog.formats import Say
 from backlog.kafka.admin import create_topic
-from backlog.progress import Say
 from sandbox.embedded import EmbeddedKafka
 
 if TYPE_CHECKING:

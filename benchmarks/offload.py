@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from backlog.config import load_config
+from backlog.formats import Say
 from backlog.kafka.admin import list_offsets, read_topic_id
 from backlog.kafka.clients import make_admin
-from backlog.progress import Say
 from backlog.values import OffsetRange
 from benchmarks.harness import (
     Benchmark,
@@ -42,11 +42,11 @@ from benchmarks.harness import (
     take_turns,
 )
 from benchmarks.relay import PARTITIONS, publish_orders
+from replay.engine.approval import approve_plan
+from replay.engine.runner import Run
 from replay.kinds import REDRIVE
-from replay.kinds.redrive.options import RedriveOptions
+from replay.kinds.redrive.plan import RedriveOptions
 from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.runner import Run
 from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
 from spark_backfill.archive.reading import read_archive
 from spark_backfill.archive.writing import write_archive
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from backlog.archive import ArchiveManifest
+    from backlog.manifests import ArchiveManifest
 
 TITLES = {"archive": "archive", "spark": "Spark's own to Parquet", "kcat": "kcat > file"}
 ROWS = (

@@ -18,10 +18,10 @@ import numpy as np
 from confluent_kafka import TopicPartition
 from rich.table import Table
 
+from backlog.formats import Say
 from backlog.jars import find_java
 from backlog.kafka.admin import list_offsets, set_group_offsets
 from backlog.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
-from backlog.progress import Say
 from benchmarks.harness import (
     NUMBER,
     Benchmark,

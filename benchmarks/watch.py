@@ -20,18 +20,17 @@ from collections.abc import Callable, Iterable
 import psutil
 from rich.table import Table
 
+from backlog.formats import Say
 from backlog.ledger import open_ledger
-from backlog.progress import Say
 from benchmarks.harness import Benchmark, open_world, run_apart, tabulate
 from benchmarks.harness import Figures as Measured
 from benchmarks.watch_world import Figures, make_groups, read_no_tails
-from monitoring.board import Board
-from monitoring.groups.bulk import BulkReader
-from monitoring.groups.reading import ClusterReader
+from monitoring.groups.dating import Tails, make_tail_reader
+from monitoring.groups.reader import BulkReader, ClusterReader
 from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
 from monitoring.metrics.catalogue import Family
 from monitoring.metrics.scrape import Exported, Scrape
+from monitoring.watch.board import Board
 
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
 MIB = 1024 * 1024

@@ -14,7 +14,7 @@ from rich.console import Console
 from backlog.errors import BacklogError
 from examples import expand, offload, rebuild
 from examples.delivery import story as delivery
-from replay.report.files import check_writable
+from replay.present.report_page import check_writable
 
 STORIES = {
     "rebuild": "lose 1,000 of 10,000 orders for real, and put exactly those back",

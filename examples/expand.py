@@ -45,7 +45,7 @@ from examples.stage import (
     tell_progress,
     write_report,
 )
-from replay.telling.layout import Text
+from replay.present.layout import Text
 from sandbox.embedded import EmbeddedKafka
 
 _NS = 1_000_000_000

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from backlog.clock import Deadline, utc_now
 from backlog.errors import KafkaFailure
+from backlog.formats import format_bytes
 from backlog.kafka.admin import create_topic
 from backlog.kafka.log_dirs import BrokerLogDirs, read_log_dirs
 from backlog.ledger import open_ledger
-from backlog.numbers import format_bytes
 from examples.shop import (
     CONFIG,
     GROUP,

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from backlog.clock import utc_now
 from backlog.config import load_config
+from backlog.formats import format_duration
 from backlog.kafka.clients import Properties, make_admin
 from backlog.kafka.rights import make_bindings
-from backlog.numbers import format_duration
 from examples.lost_orders import (
     RETENTION,
     TOPIC,
@@ -39,8 +39,8 @@ from examples.stage import (
     tell_progress,
     write_report,
 )
-from replay.around.rights import list_rights
 from replay.kinds import KINDS
+from replay.observe.rights import list_rights
 from sandbox.embedded import EmbeddedKafka
 from sandbox.secured import add_rules, add_user
 

@@ -24,12 +24,11 @@ from rich.table import Table
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure
+from backlog.formats import Say, format_duration
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Properties, make_admin
 from backlog.ledger import open_ledger
-from backlog.numbers import format_duration
-from backlog.progress import Say
-from replay.telling.layout import Text
+from replay.present.layout import Text
 
 # How a demo's customers order; Kafka's own partitioner, so that a key keeps its partition.
 PRODUCER: dict[str, str | int | bool] = {

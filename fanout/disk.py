@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from backlog.formats import format_bytes
 from backlog.kafka.log_dirs import LogDirs
-from backlog.numbers import format_bytes
 from backlog.values import Sample
 
 SAFETY = 1.2

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backlog.config import Config
+from replay.engine.kind import Workspace
 from replay.kinds import KINDS
-from replay.recovery.workspace import Workspace
 
 
 def open_workspace(config: Config, *, passing: bool = False) -> Workspace:

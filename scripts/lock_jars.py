@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyspark
 
 from backlog.jars import find_java
-from sandbox.jars import KAFKA_VERSION
+from sandbox.embedded import KAFKA_VERSION
 
 
 class Wanted(NamedTuple):

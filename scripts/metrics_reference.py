@@ -10,7 +10,7 @@ from backlogctl_delivery.lookback import metrics as look_back
 from backlogctl_delivery.metrics import Metric
 from backlogctl_delivery.outbox import metrics as outbox
 from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS
-from monitoring.verdicts import Verdict
+from monitoring.verdict.status import Verdict
 
 _INTRO = """\
 # Metrics

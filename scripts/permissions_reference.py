@@ -7,8 +7,8 @@ from pathlib import Path
 
 from backlog.config import Config
 from backlog.kafka.rights import Resource, Right
-from replay.around.rights import AIRFLOW, list_jobs, list_rights
 from replay.kinds import KINDS
+from replay.observe.rights import AIRFLOW, list_jobs, list_rights
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/permissions.md"
 _BEGIN, _END = "<!-- made by `python -m scripts.permissions_reference` -->", "<!-- end -->"

@@ -98,9 +98,9 @@ def serve_night() -> Iterator[tuple[str, dict[str, str]]]:
     """The page on a free port, and the newest recovery of each stream."""
     import uvicorn
 
-    from replay.console.page.app import make_page
-    from tests.replay.console.page.night import NOW
-    from tests.replay.console.page.story import tell_night
+    from replay.web.page.app import make_page
+    from tests.replay.web.page.night import NOW
+    from tests.replay.web.page.story import tell_night
 
     with tempfile.TemporaryDirectory() as directory:
         night = tell_night(Path(directory))

@@ -62,8 +62,8 @@ esac
 # Java's libraries come beside Python's; the modules that fetch them need nothing installed. What could
 # not be fetched is asked for again, and its absence explained, by what needs it.
 PYTHONPATH=.:delivery "$python" -c '
-from sandbox.jars import ensure_kafka_jars
-from spark_backfill.spark.jars import ensure_spark_jars
+from sandbox.embedded import ensure_kafka_jars
+from spark_backfill.spark.session import ensure_spark_jars
 ensure_spark_jars(), ensure_kafka_jars()' &
 jars=$!
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"

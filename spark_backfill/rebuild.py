@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.errors import PutBackAlready, Refused, UsageError
-from backlog.manifest import Manifest, write_manifest
-from backlog.numbers import format_plural
-from backlog.progress import Say
+from backlog.formats import Say, format_plural
+from backlog.manifests import Manifest, write_manifest
 from backlog.values import Chunk, OffsetRange
 from spark_backfill.evidence import (
     CONSUMED,
@@ -26,12 +25,16 @@ from spark_backfill.evidence import (
     ConsumedEvidence,
 )
 from spark_backfill.evidence.archives import OpenArchive, open_archives
-from spark_backfill.evidence.zones import explaining
-from spark_backfill.finding import MORE_OFTEN, Found, Reading, find_lost
-from spark_backfill.full_disk import planning_into
-from spark_backfill.guards import (
+from spark_backfill.evidence.consumed import open_consumed, open_source
+from spark_backfill.existing.messages import place_originals
+from spark_backfill.failures import planning_into
+from spark_backfill.lost_rows import (
+    MORE_OFTEN,
+    Found,
+    Reading,
     check_policy,
     find_basis,
+    find_lost,
     require_messages,
     warn_about_rows,
     warn_about_rules,
@@ -39,25 +42,20 @@ from spark_backfill.guards import (
 from spark_backfill.messages.candidates import SourceAccess
 from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
 from spark_backfill.messages.staging import ChunkLimits, stage_lost
-from spark_backfill.opening import open_consumed, open_source
-from spark_backfill.originals.placing import place_originals
-from spark_backfill.phases import PlanLog
-from spark_backfill.placing.attribution import EXCLUDE, INCLUDE, fill_needs
-from spark_backfill.placing.placement import describe_evidence
-from spark_backfill.request import (
-    Counts,
-    Quarantine,
-    RebuildOutcome,
-    RebuildRequest,
-    Uncertain,
-)
-from spark_backfill.tally import (
+from spark_backfill.placing.placement import EXCLUDE, INCLUDE, describe_evidence, fill_needs
+from spark_backfill.plan_log import PlanLog
+from spark_backfill.proof import explaining
+from spark_backfill.request import Counts, Quarantine, RebuildOutcome, RebuildRequest, Uncertain
+from spark_backfill.verdict import (
     LabelCounts,
+    RebuildVerdict,
+    count_expected,
     count_labels,
+    count_unsent,
+    judge_plan,
     write_quarantine,
     write_uncertain,
 )
-from spark_backfill.verdict import RebuildVerdict, count_expected, count_unsent, judge_plan
 
 
 def plan_rebuild(

@@ -16,7 +16,7 @@ from typing import Self
 import pymysql
 
 from sandbox import watchdog
-from sandbox.ports import HOST, free_port
+from sandbox.secured import HOST, free_port
 
 
 def find_program(name: str) -> str:

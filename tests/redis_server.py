@@ -17,7 +17,7 @@ from typing import Self
 import redis
 
 from sandbox import watchdog
-from sandbox.ports import HOST, free_port
+from sandbox.secured import HOST, free_port
 
 
 class EmbeddedRedis:

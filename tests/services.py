@@ -18,7 +18,7 @@ import psycopg
 
 from sandbox import watchdog
 from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import HOST, free_port
+from sandbox.secured import HOST, free_port
 
 
 def find_postgres() -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.ports import free_port
+from sandbox.secured import free_port
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)

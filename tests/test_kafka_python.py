@@ -14,9 +14,9 @@ kafka-python is {kafka.__version__}; its private parts were last looked at in {_
 you write the new version here, run tests/monitoring/test_groups*.py and look again at:
 - backlog/kafka/raw_client.py: `_manager` (call_soon, send, cluster.brokers), what `call_soon` gives
   back, `_closed` beside `__new__`, and close() of a client that could not connect
-- monitoring/groups/bulk.py: `_list_group_offsets_requests`
+- monitoring/groups/reader.py: `_list_group_offsets_requests`
 - backlog/kafka/schemas: `ApiMessage` with `load_json`; does it have these requests itself by now?
-- backlog/kafka/coordinators.py: `_manager` (broker_version_data, cluster.add_coordinator)
+- backlog/kafka/raw_client.py: `_manager` (broker_version_data, cluster.add_coordinator)
 """
 
 

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from sqlalchemy import create_engine, text
 
 from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import listens
+from sandbox.secured import listens
 from tests.borrowing import Lender, borrow
 from tests.kafka_tools import wait_until
 

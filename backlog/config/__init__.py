@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from backlog.config.consumers import Consumers, Expand, Ramp
+from backlog.config.delivery import LookBack, LookBackService, Outbox
 from backlog.config.hooks import Hook
-from backlog.config.look_back import LookBack, LookBackService
-from backlog.config.outboxes import Outbox
 from backlog.config.root import Config, load_config, mask_secrets
 from backlog.config.sections import (
     Cluster,

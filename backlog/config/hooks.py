@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from backlog.config.base import Duration, Section, Text, describe_unknown, fail_at
 
-# Verdicts, best first (`monitoring.verdicts`); `ok` is no trouble.
+# Verdicts, best first (`monitoring.verdict.status`); `ok` is no trouble.
 Severity = Literal[
     "lagging",
     "unknown",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -19,12 +20,11 @@ from pydantic import (
 )
 
 from backlog.config import base, documents, references
-from backlog.config.base import Label, Section
+from backlog.config.base import DEFAULT_LEDGER, DatabaseUrl, Label, Section, check_label
+from backlog.config.delivery import LookBack, Outbox
+from backlog.config.documents import DocumentError, read_document
 from backlog.config.hooks import Hook, check_hook_streams
-from backlog.config.look_back import LookBack
-from backlog.config.outboxes import Outbox
-from backlog.config.paths import DEFAULT_LEDGER, DatabaseUrl
-from backlog.config.references import Problem, Resolved
+from backlog.config.references import Problem, Resolved, resolve_references
 from backlog.config.sections import (
     DATABASES,
     Cluster,
@@ -37,7 +37,7 @@ from backlog.config.sections import (
     check_database_url,
     find_unsupported,
 )
-from backlog.config.streams import Stream
+from backlog.config.streams import OffPeak, Stream
 from backlog.errors import ConfigurationError, Refused, UsageError
 
 DEFAULT_FILE = "backlog.yaml"
@@ -363,3 +363,62 @@ def _describe(
     else:
         message = texts[0]
     return ConfigurationError(message, subject=file, hint=_HINT)
+
+
+# The part of backlog.yaml that a scheduler shows before anything runs; no secret is resolved.
+#
+# A missing or wrong file becomes the outline's `problem`; the first task reports it again.
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutline:
+    """One stream; `off_peak` is None where it may be repaired at any time."""
+
+    name: str
+    rebuilds: bool
+    off_peak: OffPeak | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Streams in the file's order; `problem` is why there may be none, or not all."""
+
+    file: Path
+    streams: tuple[StreamOutline, ...] = ()
+    problem: str = ""
+
+
+def read_outline(path: Path | None = None, env: Mapping[str, str] | None = None) -> Outline:
+    """Names and windows of the streams of the file that `load_config` would read."""
+    env = os.environ if env is None else env
+    file = path or Path(env.get("BACKLOG_CONFIG") or DEFAULT_FILE)
+    try:
+        data = read_document(file.read_text(encoding="utf-8")).data
+    except FileNotFoundError:
+        return Outline(file, problem=f"there is no file {file}")
+    except (OSError, UnicodeDecodeError) as error:
+        return Outline(file, problem=f"{file} cannot be read: {type(error).__name__}")
+    except DocumentError as error:
+        return Outline(file, problem=f"{file}: {error.problem}")
+    streams = data.get("streams")
+    if not isinstance(streams, Mapping) or not streams:
+        return Outline(file, problem=f"{file} has no streams")
+    found = [_read_stream(name, entry, env, file) for name, entry in streams.items()]
+    good = tuple(stream for stream in found if stream is not None)
+    return Outline(file, good, "" if len(good) == len(found) else f"{file}: a stream is not right")
+
+
+def _read_stream(name: str, entry: Any, env: Mapping[str, str], file: Path) -> StreamOutline | None:
+    try:
+        check_label(name)
+        if not isinstance(entry, Mapping):
+            return None
+        window = entry.get("off_peak")
+        if window is not None:
+            # A zone or an hour may come from the environment; neither is a secret.
+            found = resolve_references({"off_peak": window}, env, file.absolute().parent)
+            window = found.data["off_peak"]
+        off_peak = None if window is None else OffPeak.model_validate(window)
+    except (ValueError, ValidationError):
+        return None
+    return StreamOutline(name, entry.get("source") is not None, off_peak)

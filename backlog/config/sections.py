@@ -20,12 +20,16 @@ from pydantic import (
 
 from backlog.config.base import (
     LATER,
+    DatabaseUrl,
     Duration,
     Label,
+    LocalPath,
+    PlaceText,
     Section,
     Text,
     TopicName,
     Zone,
+    anchor_path,
     describe_unknown,
     fail_at,
 )
@@ -36,7 +40,6 @@ from backlog.config.kafka_properties import (
     SECRET_PROPERTIES,
     check_property,
 )
-from backlog.config.paths import DatabaseUrl, LocalPath, PlaceText, anchor_path
 
 Positive = Annotated[int, Field(gt=0)]
 

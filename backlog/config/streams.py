@@ -21,12 +21,107 @@ from backlog.config.base import (
     Text,
     TopicName,
     Zone,
+    fail_at,
 )
 from backlog.config.consumers import Consumers, Expand
-from backlog.config.outbox_source import expand_outbox
-from backlog.config.redrive import Redrive
 from backlog.config.sections import Positive
 from backlogctl_delivery import stamps
+from backlogctl_delivery.stamps import EVENT_ID
+
+# How messages that exist are put back: dead letters, how often, and rehearsals.
+
+
+class DeadLetterHeaders(Section):
+    """Headers that say where a dead letter came from, and why, for a framework of your own.
+
+    Those of Spring Kafka (`kafka_dlt-original-*`) and Kafka Connect (`__connect.errors.*`) are
+    known.
+    """
+
+    topic: Text | None = Field(default=None, description="Holds the original topic, as text.")
+    partition: Text | None = Field(
+        default=None, description="Holds the original partition, as text or a big-endian integer."
+    )
+    offset: Text | None = Field(
+        default=None, description="Holds the original offset, as text or a big-endian integer."
+    )
+    error: Text | None = Field(default=None, description="Holds the error, as text.")
+    strip: tuple[Text, ...] = Field(
+        default=(),
+        description="Glob patterns of headers that a retry adds and that are not sent again.",
+    )
+
+
+class Redrive(Section):
+    """How messages that exist are put back."""
+
+    dead_letters: DeadLetterHeaders = Field(
+        default_factory=DeadLetterHeaders,
+        description="Headers of dead letters of a framework of your own.",
+    )
+    max_replays: Annotated[int, Field(gt=0)] = Field(
+        default=3,
+        description="A message that was put back so often is not put back again, unless "
+        "`--allow replays` says so.",
+    )
+    rehearsal_keep: Duration = Field(
+        default=timedelta(hours=24),
+        description="How long a rehearsal's topic keeps its messages; the next plan or run of the "
+        "stream deletes the topic after that.",
+    )
+
+
+# `source: {outbox: NAME}`: an outbox as the source of a rebuild, written out as any other source.
+#
+# Nothing else knows that it is one.
+
+OUTBOX = "outbox"
+# What the user may say beside it.
+_BESIDE = (OUTBOX, "consumed", "edge", "margin")
+
+
+def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, object]:
+    """The section that `given` stands for.
+
+    A row's time is `sent_at`: when Kafka acknowledged it, however late that was marked, and
+    indexed. `created_at` may lie days before the message, where it was parked or Kafka was away.
+    Rows that are not sent are not lost: their sender sends them.
+
+    Rows of a partition stand in the order of their offsets, which Kafka told the sender; of a row
+    without one nothing is known but its time.
+
+    Raises:
+        PydanticCustomError: `outbox` names nothing, or a key stands beside it that follows from it.
+    """
+    database = given[OUTBOX]
+    if not isinstance(database, str):
+        raise fail_at(("source", OUTBOX), "must be a name under `sources`")
+    for key in given:
+        if key not in _BESIDE:
+            raise fail_at(("source", key), f"follows from `{OUTBOX}`: leave one of the two out")
+    return {
+        "database": database,
+        "table": "backlog_outbox",
+        "primary_key": ["id"],
+        # A topic that is none is refused as that.
+        "where": {"topic": topic if isinstance(topic, str) else "", "state": "sent"},
+        "time_column": "sent_at",
+        "time_unit": "ms",
+        "sent_time": True,
+        "order_by": ["sent_offset", "id"],
+        "mutable": False,
+        "message": {
+            "key": "message_key",
+            "partition": "sent_partition",
+            "value": {"column": "value"},
+            "tombstones": True,
+            "header_list": "headers",
+            "headers": {EVENT_ID: "message_id"},
+        },
+        "identity": {"row": "message_id", "message": f"header:{EVENT_ID}"},
+        "stale": "events",
+        **given,
+    }
 
 
 class Expr(Section):

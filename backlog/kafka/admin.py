@@ -6,14 +6,7 @@ partition otherwise looks like a success (protocol P1).
 
 from __future__ import annotations
 
-from backlog.kafka.calls import Connection, connect
-from backlog.kafka.configs import (
-    TopicSetting,
-    alter_topic_config,
-    read_topic_overrides,
-    read_topic_settings,
-)
-from backlog.kafka.deletion import delete_topic
+from backlog.kafka.clients import Connection, connect
 from backlog.kafka.groups import (
     Commit,
     GroupState,
@@ -26,15 +19,20 @@ from backlog.kafka.groups import (
     set_group_offsets,
 )
 from backlog.kafka.readers import list_topic_readers
-from backlog.kafka.record_deletion import delete_records
 from backlog.kafka.topics import (
     Isolation,
     TopicInfo,
+    TopicSetting,
+    alter_topic_config,
     create_topic,
+    delete_records,
+    delete_topic,
     describe_topic,
     list_offsets,
     read_metadata,
     read_topic_id,
+    read_topic_overrides,
+    read_topic_settings,
 )
 
 __all__ = [

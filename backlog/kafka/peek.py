@@ -18,8 +18,7 @@ from confluent_kafka import (
 )
 
 from backlog.clock import Deadline
-from backlog.kafka.calls import Connection
-from backlog.kafka.clients import Admin, assign_partitions, make_consumer
+from backlog.kafka.clients import Admin, Connection, assign_partitions, make_consumer
 from backlog.kafka.errors import translate
 from backlogctl_delivery.kafka import unwrap
 from backlogctl_delivery.stamps import Headers

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure
-from backlog.kafka.calls import reach
-from backlog.kafka.clients import Properties, find_addresses, make_admin
+from backlog.kafka.clients import Properties, find_addresses, make_admin, reach
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 
 Result = TypeVar("Result")
@@ -248,3 +248,82 @@ def _silenced() -> Iterator[None]:
             _SILENCE.asking -= 1
             if not _SILENCE.asking:
                 logger.setLevel(_SILENCE.level)
+
+
+# Which broker leads which partition of a topic, by the Metadata request.
+
+
+def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, int]:
+    """Node ids by partition; a partition that has no leader now is left out.
+
+    Raises:
+        Exception: kafka-python's own; see `raw_client.translate_error`.
+    """
+    from kafka.errors import for_code
+    from kafka.protocol.metadata import MetadataRequest
+
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+        allow_auto_topic_creation=False,
+        min_version=4,
+        max_version=9,
+    )
+    (found,) = client.run(lambda: client.send(request), limit).topics
+    if found.error_code:
+        raise for_code(found.error_code)()
+    return {one.partition_index: one.leader_id for one in found.partitions if one.leader_id >= 0}
+
+
+# Which broker coordinates which group, remembered until the broker says that it no longer does.
+#
+# kafka-python 3.0 remembers that too, but never forgets it, and fails for all groups where one of
+# them may not be asked for.
+
+
+class Coordinators:
+    """The coordinators of one client's groups."""
+
+    def __init__(self, client: RawClient) -> None:
+        self._manager = client.admin._manager
+        self._send = client.send
+        self._nodes: dict[str, int] = {}
+
+    async def find(self, groups: Sequence[str]) -> tuple[Mapping[int, list[str]], int]:
+        """By broker its groups, and the last error code; groups with an error are left out."""
+        unknown, code = [name for name in groups if name not in self._nodes], 0
+        if unknown:
+            code = await self._ask(unknown)
+        found: defaultdict[int, list[str]] = defaultdict(list)
+        for name in groups:
+            if name in self._nodes:
+                found[self._nodes[name]].append(name)
+        return found, code
+
+    def forget(self, groups: Iterable[str]) -> None:
+        """They have moved."""
+        for name in groups:
+            self._nodes.pop(name, None)
+
+    async def _ask(self, groups: Sequence[str]) -> int:
+        from kafka.protocol.metadata.find_coordinator import CoordinatorType, FindCoordinatorRequest
+
+        kind = CoordinatorType.GROUP
+        if self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= 4:
+            request = FindCoordinatorRequest(
+                key_type=kind.value, coordinator_keys=list(groups), min_version=4
+            )
+            rows = [(row.key, row) for row in (await self._send(request)).coordinators]
+        else:
+            rows = []
+            for name in groups:
+                request = FindCoordinatorRequest(key=name, key_type=kind.value, max_version=3)
+                rows.append((name, await self._send(request)))
+        last = 0
+        for name, row in rows:
+            if row.error_code:
+                last = row.error_code
+                continue
+            # Its address too: the metadata may not name this broker yet.
+            self._manager.cluster.add_coordinator(row, kind, name, synthesize_node_id=False)
+            self._nodes[name] = row.node_id
+        return last

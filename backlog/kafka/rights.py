@@ -16,18 +16,17 @@ from enum import IntEnum, StrEnum
 from functools import partial
 from typing import Any
 
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
+from confluent_kafka.admin import (
+    AclBinding,  # type: ignore[attr-defined]
+    AclOperation,  # type: ignore[attr-defined]
+    AclPermissionType,  # type: ignore[attr-defined]
+    ResourcePatternType,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
 )
 
 from backlog.clock import Deadline
 from backlog.kafka.clients import Properties, find_addresses
-from backlog.kafka.coordinators import Coordinators
-from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlog.kafka.raw_client import Coordinators, RawClient, translate_error, translate_properties
 from backlogctl_delivery.visible import quote_word
 
 

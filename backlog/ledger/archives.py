@@ -8,10 +8,9 @@ from datetime import datetime
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from backlog.archive import ArchivedRange
 from backlog.errors import Refused, UsageError
-from backlog.ledger.database import Manager
-from backlog.ledger.models import gaps, read_value, table_of
+from backlog.ledger.schema import Manager, gaps, read_value, table_of
+from backlog.manifests import ArchivedRange
 
 
 @dataclass(frozen=True, slots=True)

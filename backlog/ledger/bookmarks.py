@@ -21,9 +21,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from backlog.ledger.database import Manager
-from backlog.ledger.models import gaps, table_of
-from backlog.ledger.thinning import begin_of_all, find_cell
+from backlog.ledger.samples import begin_of_all, find_cell
+from backlog.ledger.schema import Manager, gaps, table_of
 from backlog.values import Bookmark
 from backlogctl_delivery.database import UtcTime
 

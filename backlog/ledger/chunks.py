@@ -7,20 +7,17 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    Text,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Text, insert, select, update
 
 from backlog.errors import Refused, UsageError
-from backlog.ledger.database import Manager
-from backlog.ledger.models import choose_type, make_value, read_values, recoveries, table_of
+from backlog.ledger.schema import (
+    Manager,
+    choose_type,
+    make_value,
+    read_values,
+    recoveries,
+    table_of,
+)
 from backlog.values import Chunk, ChunkState
 from backlogctl_delivery.database import UtcTime
 

@@ -3,20 +3,151 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
+import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, insert, select, update
+from sqlalchemy.engine import RowMapping
 
 from backlog.clock import format_time
-from backlog.ledger.database import Manager
-from backlog.ledger.models import events, read_values, recoveries
-from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import get_recovery_row, refuse_lost_lease
-from backlog.values import Event
+from backlog.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, UsageError
+from backlog.ledger.schema import Manager, events, make_value, read_values, recoveries, runner
+from backlog.values import Event, Recovery, RecoveryState
 from backlogctl_delivery.database import encode_json
+
+# Who holds a lease: a process that can be told from a later one with the same pid.
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A holder of a lease.
+
+    `started` is `<boot id>/<pid namespace>/<start ticks>` from /proc, or `unknown` where there is
+    no /proc. `token` tells two holders in one process apart.
+    """
+
+    host: str
+    pid: int
+    started: str
+    token: str = ""
+
+    @classmethod
+    def current(cls) -> Owner:
+        """This process, as a new holder."""
+        pid = os.getpid()
+        place, ticks = _read_place(), _read_ticks(pid)
+        started = f"{place}/{ticks}" if place and ticks else UNKNOWN
+        return cls(socket.gethostname(), pid, started, uuid.uuid4().hex)
+
+    def is_dead(self) -> bool:
+        """Whether the process is certainly gone; False where this cannot be known from here.
+
+        Only asked of processes of this boot and pid namespace: two containers may have the same
+        host name, and a pid means nothing in another one.
+        """
+        place, _, ticks = self.started.rpartition("/")
+        if self.host != socket.gethostname() or not place or place != _read_place():
+            return False
+        return _read_ticks(self.pid) != ticks
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+def _read_place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _read_ticks(pid: int) -> str:
+    """The start time of a living process in clock ticks since boot; empty for a dead one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The second field is the command in brackets, and may itself hold brackets and blanks.
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+# Rows of recoveries: read, turned into values, and what is refused by what they hold.
+
+
+def get_recovery_row(
+    connection: Connection, recovery_id: str, *columns: ColumnElement[Any], lock: bool = False
+) -> RowMapping:
+    """The row of a recovery, or these columns of it: plans are large.
+
+    Raises:
+        UsageError: there is no such recovery.
+    """
+    query = select(*(columns or (recoveries, runner))).where(recoveries.c.id == recovery_id)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+    if row is None:
+        raise UsageError(
+            "there is no such recovery",
+            subject=f"recovery {recovery_id}",
+            hint="`backlogctl recoveries` lists them",
+        )
+    return row
+
+
+def get_recovery(connection: Connection, recovery_id: str) -> Recovery:
+    """A recovery.
+
+    Raises:
+        UsageError: there is no such recovery.
+    """
+    return make_value(get_recovery_row(connection, recovery_id), Recovery)
+
+
+def refuse_transition(row: RowMapping, to: RecoveryState) -> NoReturn:
+    """Raises InvalidTransition: this change of state is not allowed."""
+    by = f" (approved by {row['approved_by']})" if row["state"] == "approved" else ""
+    raise InvalidTransition(
+        f"it is {row['state']}{by} and cannot become {to}",
+        subject=f"recovery {row['id']}",
+        hint=f"`backlogctl show {row['id']}` shows what happened",
+    )
+
+
+def refuse_expired(row: RowMapping, now: datetime) -> None:
+    """Raises ApprovalNeeded where the approval expired before the first run."""
+    if row["approval_expires_at"] <= now:
+        raise ApprovalNeeded(
+            f"its approval by {row['approved_by']} expired at"
+            f" {format_time(row['approval_expires_at'])}",
+            subject=f"recovery {row['id']}",
+            hint=f"`backlogctl approve {row['id']} --by NAME`",
+        )
+
+
+def refuse_lost_lease(row: RowMapping, owner: Owner) -> None:
+    """Raises LeaseHeld where the lease is no longer the owner's; an expired one still is."""
+    held = (row["lease_host"], row["lease_pid"], row["lease_started"], row["lease_token"])
+    if held == (owner.host, owner.pid, owner.started, owner.token):
+        return
+    if row["lease_host"] is None:
+        message = "its lease was given up or lost, so its state is not changed from here"
+    else:
+        message = f"{row['lease_host']}:{row['lease_pid']} took it over; its state is theirs now"
+    raise LeaseHeld(
+        message,
+        subject=f"recovery {row['id']}",
+        hint=f"`backlogctl show {row['id']}` shows who works on it",
+    )
+
 
 GENESIS = "0" * 64
 _HEAD = (recoveries.c.events_length, recoveries.c.events_head)

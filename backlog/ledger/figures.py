@@ -8,9 +8,8 @@ from datetime import datetime
 
 from sqlalchemy import BigInteger, Text, and_, cast, exists, func, or_, select, type_coerce
 
-from backlog.ledger.database import Manager
-from backlog.ledger.models import events, gaps, recoveries, recovery_gaps
-from backlog.ledger.recovery_rows import get_recovery
+from backlog.ledger.events import get_recovery
+from backlog.ledger.schema import Manager, events, gaps, recoveries, recovery_gaps
 from backlog.values import FINAL, Cause, GapState, RecoveryState
 from backlogctl_delivery.database import UtcTime
 

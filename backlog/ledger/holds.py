@@ -15,9 +15,15 @@ from sqlalchemy import ColumnElement, Connection, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backlog.errors import Refused, UsageError
-from backlog.ledger.counters import take_id
-from backlog.ledger.database import Manager
-from backlog.ledger.models import make_unique, make_value, read_value, read_values, table_of
+from backlog.ledger.schema import (
+    Manager,
+    make_unique,
+    make_value,
+    read_value,
+    read_values,
+    table_of,
+    take_id,
+)
 
 OPERATOR = "operator"
 UNLIMITED = -1

@@ -13,11 +13,8 @@ from sqlalchemy import ColumnElement, Connection, Interval, and_, func, literal,
 
 from backlog.clock import format_time, utc_now
 from backlog.errors import BacklogError, LeaseHeld, LedgerError
-from backlog.ledger.database import Manager
-from backlog.ledger.events import append_event
-from backlog.ledger.models import recoveries
-from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import get_recovery_row
+from backlog.ledger.events import Owner, append_event, get_recovery_row
+from backlog.ledger.schema import Manager, recoveries
 from backlogctl_delivery.database import UtcTime
 
 TTL = timedelta(seconds=15)

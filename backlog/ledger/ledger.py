@@ -5,20 +5,23 @@ from __future__ import annotations
 from datetime import datetime
 
 from backlog.ledger.archives import Archives
-from backlog.ledger.audits import Audits
 from backlog.ledger.bookmarks import Bookmarks
-from backlog.ledger.burndown import Burndown
 from backlog.ledger.chunks import Chunks
-from backlog.ledger.database import LedgerDatabase
-from backlog.ledger.disks import Disks
 from backlog.ledger.events import Events
 from backlog.ledger.figures import Figures
 from backlog.ledger.gaps import Gaps
 from backlog.ledger.holds import Holds
 from backlog.ledger.leases import Leases
+from backlog.ledger.measurements import Audits, Burndown, Disks
 from backlog.ledger.recoveries import Recoveries
 from backlog.ledger.samples import Samples
-from backlog.ledger.schema import HEAD, check_revision, read_revision, upgrade_database
+from backlog.ledger.schema import (
+    HEAD,
+    LedgerDatabase,
+    check_revision,
+    read_revision,
+    upgrade_database,
+)
 from backlog.ledger.steps import Steps
 from backlog.ledger.temporary_topics import TemporaryTopics
 

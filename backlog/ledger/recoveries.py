@@ -10,26 +10,29 @@ from sqlalchemy import Connection, Text, insert, or_, select, text, type_coerce,
 
 from backlog.clock import format_time
 from backlog.errors import InvalidTransition, Refused, UsageError
-from backlog.ledger.counters import take_id
-from backlog.ledger.database import LedgerDatabase, Manager, UniqueConflict
-from backlog.ledger.events import GENESIS, append_event
-from backlog.ledger.gaps import move_gaps, release_gaps
-from backlog.ledger.models import (
-    ACTIVE_RECOVERY,
-    gaps,
-    make_value,
-    recoveries,
-    recovery_gaps,
-    runner,
-    transitions,
-)
-from backlog.ledger.owners import Owner
-from backlog.ledger.recovery_rows import (
+from backlog.ledger.events import (
+    GENESIS,
+    Owner,
+    append_event,
     get_recovery,
     get_recovery_row,
     refuse_expired,
     refuse_lost_lease,
     refuse_transition,
+)
+from backlog.ledger.gaps import move_gaps, release_gaps
+from backlog.ledger.schema import (
+    ACTIVE_RECOVERY,
+    LedgerDatabase,
+    Manager,
+    UniqueConflict,
+    gaps,
+    make_value,
+    recoveries,
+    recovery_gaps,
+    runner,
+    take_id,
+    transitions,
 )
 from backlog.values import FINAL, GapState, Recovery, RecoveryState
 from backlogctl_delivery.database import encode_json

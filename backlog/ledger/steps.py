@@ -10,8 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, insert, select, update
 
 from backlog.errors import UsageError
-from backlog.ledger.database import Manager
-from backlog.ledger.models import read_value, table_of
+from backlog.ledger.schema import Manager, read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, insert, select, update
 
 from backlog.errors import Refused, UsageError
-from backlog.ledger.database import Manager
-from backlog.ledger.models import read_value, table_of
+from backlog.ledger.schema import Manager, read_value, table_of
 
 
 @dataclass(frozen=True, slots=True)

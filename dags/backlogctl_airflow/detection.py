@@ -9,22 +9,71 @@ from typing import Any, cast
 from airflow.sdk import Asset, AssetAlias, Context, Variable, get_current_context
 
 from backlog.clock import utc_now
-from backlogctl_airflow.acting import opened
-from backlogctl_airflow.activity import (
+from backlog.errors import BacklogError, LeaseHeld
+from backlog.values import Recovery
+from backlogctl_airflow.policies import ALERTS, ASKING, NIGHTLY, RECOVER
+from backlogctl_airflow.task_context import (
     DELETED,
+    REASON,
     RUN_OVER,
+    RunbookError,
+    RunbookRefusal,
+    describe_error,
+    fail,
     find_run_state,
     is_paused,
+    is_served,
     list_states,
+    make_console,
+    opened,
 )
-from backlogctl_airflow.policies import ALERTS, ASKING, NIGHTLY, RECOVER
-from backlogctl_airflow.reasons import REASON, RunbookRefusal, fail
-from replay.runbooks.detecting import detect_backlog, should_plan
+from replay.engine.brakes import PausedBecause
+from replay.engine.kind import Workspace
+from replay.runbooks.detection import Came, Started, decide_start, detect_backlog, should_plan
 from replay.runbooks.requests import AUTO
-from replay.runbooks.retrying import Came, Started, decide_start
-from replay.runbooks.waiting import list_waiting_work
+from replay.runbooks.work import find_run, list_left_open, list_waiting_work, restore_layout
+
+# Recoveries that stopped consumers, that nobody works on, and no task of Airflow will end.
 
 LOG = logging.getLogger("backlogctl_airflow")
+
+
+def restore_left_open() -> list[str]:
+    """Gives the layout back where nobody works on its recovery, and no task will.
+
+    A teardown is none that will: it is not scheduled in a DAG that is paused, nor in a run that was
+    cut off.
+    """
+    context = get_current_context()
+    restored: list[str] = []
+    problems: list[str] = []
+    with opened(context) as workspace:
+        for recovery in list_left_open(workspace):
+            if _is_served(context, workspace, recovery):
+                continue
+            LOG.info("%s: no task works on it, or will", recovery.id)
+            try:
+                restore_layout(workspace, recovery.id, console=make_console(), say=LOG.info)
+            except LeaseHeld as held:
+                LOG.info("%s: somebody works on it: %s", recovery.id, held.message)
+            except PausedBecause:
+                raise  # this task is to end
+            except BacklogError as error:
+                # It does not keep the others waiting.
+                problems.append(f"{recovery.id}: {describe_error(error)}")
+            else:
+                restored.append(recovery.id)
+    if problems:
+        fail(context, RunbookError("\n".join(problems)))
+    return restored
+
+
+def _is_served(context: Context, workspace: Workspace, recovery: Recovery) -> bool:
+    found = find_run(workspace, recovery)
+    tasks = (f"{recovery.kind}.carry_out", f"{recovery.kind}.restore_layout")
+    return found is not None and is_served(context, *found, tasks)
+
+
 # Variables of Airflow, one a stream.
 TOLD, STARTED = "backlogctl_told__", "backlogctl_started__"
 _TOLD_OF = "The newest gap that an asset event reported. Without it, open ones are reported again."

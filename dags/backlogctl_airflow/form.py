@@ -7,9 +7,9 @@ from typing import Any
 
 from airflow.sdk import Param, get_parsing_context
 
-from backlog.config.outline import Outline
+from backlog.config.root import Outline
+from replay.engine.kind import Kind, Registry
 from replay.kinds import KINDS
-from replay.recovery.kind import Kind, Registry
 from replay.runbooks.requests import AUTO, BY_STREAM, list_actions, list_fields
 
 # Fields without a section come first, and are seen at once.

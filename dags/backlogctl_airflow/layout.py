@@ -2,15 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from airflow.sdk import DAG, TriggerRule, chain, task_group
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import DAG, Context, TriggerRule, chain, task_group
 
 from backlogctl_airflow import tasks
-from backlogctl_airflow.approval import ApprovePlan
 from backlogctl_airflow.links import add_links
-from backlogctl_airflow.policies import ASK, CHOSEN, find_pool
-from replay.recovery.kind import Kind, Registry
+from backlogctl_airflow.policies import (
+    APPROVE,
+    ASK,
+    CHOSEN,
+    RECOVER,
+    REJECT,
+    find_pool,
+    name_question,
+)
+from replay.engine.kind import Kind, Registry
+
+# Starts `recover_backlog` for a plan that a person must look at.
+
+
+class AskForApproval(TriggerDagRunOperator):
+    """One run for one plan: asked again, there is one already, unless its approval expired.
+
+    Args:
+        work: what `plan_night` returned.
+    """
+
+    template_fields = (*TriggerDagRunOperator.template_fields, "work")
+
+    def __init__(self, *, work: Any, **kwargs: Any) -> None:
+        super().__init__(trigger_dag_id=RECOVER, skip_when_already_exists=True, **kwargs)
+        self.work = work
+
+    def execute(self, context: Context) -> Any:
+        """Starts it where tonight's work is a plan that waits."""
+        from backlogctl_airflow.task_context import skipping
+        from replay.kinds import REBUILD
+        from replay.runbooks.nights import Tonight, read_action
+
+        work: Mapping[str, Any] = self.work
+        if read_action(work) is not Tonight.ASK:
+            raise skipping(context, f"{work['stream']}: {work['why']}")
+        again = f"__{work['expired']}" if work["expired"] else ""
+        self.trigger_run_id = f"{name_question(work['recovery'])}{again}"
+        self.conf = {"stream": work["stream"], "action": REBUILD.name, "recovery": work["recovery"]}
+        return super().execute(context)
+
+
+# The approval as a task: it shows the plan, waits without a worker, and records the answer.
+
+
+class ApprovePlan(HITLOperator):
+    """Asks a person about the plan of another task; no answer in time means no.
+
+    Args:
+        plan: what the planning task returned: `recovery`, `plan_hash`, `answer_within`.
+    """
+
+    template_fields = (*HITLOperator.template_fields, "plan")
+
+    def __init__(self, *, plan: Any, **kwargs: Any) -> None:
+        super().__init__(
+            subject="A plan waits for an approval",
+            options=[APPROVE, REJECT],
+            defaults=[REJECT],
+            **kwargs,
+        )
+        self.plan = plan
+
+    def execute(self, context: Context) -> Any:
+        """Parks until somebody answers, here or elsewhere; not where no answer is needed."""
+        from backlogctl_airflow.questions import Question
+
+        return Question(self, self.plan, context).ask()
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Records the answer, by whom, for the plan that was shown and no other."""
+        from backlogctl_airflow.questions import ELSEWHERE, Question
+
+        question = Question(self, self.plan, context)
+        if ELSEWHERE in event:
+            return question.take_over()
+        return question.record(super().execute_complete(context, event))
 
 
 def lay_out_tasks(dag: DAG, kinds: Registry) -> None:

@@ -6,21 +6,20 @@ import logging
 from datetime import datetime
 from typing import Any, cast
 
-from airflow.sdk import Context, get_current_context
+from airflow.sdk import Asset, AssetAlias, Context, get_current_context
 from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlog.clock import format_time, utc_now
 from backlog.config import Stream
-from backlog.numbers import format_moment
+from backlog.formats import format_moment
 from backlog.values import Recovery
-from backlogctl_airflow.acting import opened
-from backlogctl_airflow.activity import was_marked_failed
-from backlogctl_airflow.reasons import keep_reason, skipping
-from backlogctl_airflow.recovering import come_again, make_origin, work_on
-from replay.recovery.workspace import Workspace
-from replay.runbooks.carrying import is_at_end
+from backlogctl_airflow.policies import ALERTS
+from backlogctl_airflow.recoveries import come_again, make_origin, work_on
+from backlogctl_airflow.task_context import keep_reason, opened, skipping, was_marked_failed
+from replay.engine.kind import Workspace
+from replay.runbooks.descriptions import carry_out_audit, describe, is_alarming, list_night_audits
 from replay.runbooks.nights import Interval, Tonight, find_night_work, has_nights, read_action
-from replay.runbooks.working import find_task, hold_for_person
+from replay.runbooks.work import find_task, hold_for_person, is_at_end
 
 LOG = logging.getLogger("backlogctl_airflow")
 
@@ -116,3 +115,34 @@ def _come_at(context: Context, opens: datetime, what: str) -> None:
     LOG.info("%s opens at %s", what, format_time(opens))
     keep_reason(context, f"{what} opens at {format_moment(opens)}")
     raise AirflowRescheduleException(opens)
+
+
+# What the tasks of `nightly_audit` do.
+
+
+def list_audits() -> list[dict[str, str]]:
+    """The audits of the streams that the run's conf names, or of every one."""
+    context = get_current_context()
+    with opened(context) as workspace:
+        found = list_night_audits(workspace.config, context["params"].get("streams"))
+    return [one.to_json() for one in found]
+
+
+def audit(work: dict[str, str]) -> dict[str, Any]:
+    """Audits one stream in its window; what is missing is an event of its asset."""
+    context = get_current_context()
+    name = f"{work['audit']} of {work['stream']}"
+    cast("dict[str, Any]", context)["audited"] = name
+    with opened(context) as workspace:
+        stream = workspace.config.stream(work["stream"])
+        await_window(context, stream)
+        found = carry_out_audit(workspace, stream, work["audit"], LOG.info)
+    told = describe(found)
+    LOG.info("%s: %s: %s", name, told["verdict"], told["sentence"])
+    keep_reason(context, f"{told['verdict']}: {told['sentence']}")
+    if is_alarming(found):
+        asset = Asset(
+            name=f"backlog/{stream.name}", uri=f"backlogctl://{stream.cluster}/{stream.name}"
+        )
+        context["outlet_events"][AssetAlias(ALERTS)].add(asset, extra=told)
+    return told

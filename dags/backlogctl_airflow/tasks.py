@@ -18,41 +18,41 @@ BY_STREAM = "{{ stream }}"
 @task.branch(**LOOK)
 def choose(kinds: list[str]) -> list[str]:
     """Checks the form, and what `auto` means now; what was not chosen is skipped."""
-    from backlogctl_airflow import recovering
+    from backlogctl_airflow import recoveries
 
-    return recovering.choose(kinds)
+    return recoveries.choose(kinds)
 
 
 @task(**PLAN)
 def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
     """Makes the plan, where it was chosen; nothing is changed."""
-    from backlogctl_airflow import recovering
+    from backlogctl_airflow import recoveries
 
-    return recovering.plan(kind, chosen)
+    return recoveries.plan(kind, chosen)
 
 
 @task(**WORK)
 def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
     """Does what the plan says, until it is verified; waits without a worker."""
-    from backlogctl_airflow import recovering
+    from backlogctl_airflow import recoveries
 
-    return recovering.carry_out(approved)
+    return recoveries.carry_out(approved)
 
 
 @task(**WORK)
 def restore(approved: dict[str, Any]) -> None:
     """Gives the layout back, whatever became of the run."""
-    from backlogctl_airflow import recovering
+    from backlogctl_airflow import recoveries
 
-    recovering.restore(approved)
+    recoveries.restore(approved)
 
 
 @task(trigger_rule="all_done", **LOOK)
 def report() -> dict[str, Any]:
     """What came of the run. Fails where something did, since it runs in any case."""
-    from backlogctl_airflow import recovering
+    from backlogctl_airflow import recoveries
 
-    return recovering.report()
+    return recoveries.report()
 
 
 @task(**LOOK)
@@ -91,9 +91,9 @@ def tell_paused() -> None:
 @task(**PLAN)
 def restore_left_open() -> list[str]:
     """Gives the layout back where nobody works on its recovery, and no task will."""
-    from backlogctl_airflow import leftovers
+    from backlogctl_airflow import detection
 
-    return leftovers.restore_left_open()
+    return detection.restore_left_open()
 
 
 @task(**LOOK)
@@ -123,14 +123,14 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
 @task(**LOOK)
 def list_audits() -> list[dict[str, str]]:
     """What the configuration says of each stream: those that the run's conf names, or all."""
-    from backlogctl_airflow import auditing
+    from backlogctl_airflow import nights
 
-    return auditing.list_audits()
+    return nights.list_audits()
 
 
 @task(outlets=[AssetAlias(ALERTS)], map_index_template="{{ audited }}", **PLAN)
 def audit(work: dict[str, str]) -> dict[str, Any]:
     """One audit of one stream; what is missing is an event of its asset."""
-    from backlogctl_airflow import auditing
+    from backlogctl_airflow import nights
 
-    return auditing.audit(work)
+    return nights.audit(work)

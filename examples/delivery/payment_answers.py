@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from examples.delivery.facts import PAYMENTS, open_engine
-from sandbox.ports import HOST
+from sandbox.secured import HOST
 
 
 def find_out(engine: sa.Engine, payment_id: str) -> str:

@@ -65,7 +65,7 @@ from examples.stage import (
 )
 from sandbox import watchdog
 from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import free_port
+from sandbox.secured import free_port
 
 # Processes that are killed at random moments, and started again at once.
 

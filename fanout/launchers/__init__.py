@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backlog.config import Consumers
-from backlog.progress import Say
+from backlog.formats import Say
 from fanout.launchers.command import CommandLauncher
 from fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
-from fanout.launchers.left import LeftLauncher
-from fanout.launchers.manual import ManualLauncher
-from fanout.launchers.process import ConsumerState, ProcessLauncher
-from fanout.launchers.ramp import ramp_up
+from fanout.launchers.manual import LeftLauncher, ManualLauncher
+from fanout.launchers.process import ConsumerState, ProcessLauncher, ramp_up
 
 __all__ = [
     "CheckStop",

@@ -15,7 +15,7 @@ from typing import IO
 
 from backlog.clock import Deadline
 from backlog.config import Consumers, mask_secrets
-from backlog.config.arguments import fill_in
+from backlog.config.consumers import fill_in
 from backlog.errors import BacklogError
 from backlogctl_delivery.visible import join_lines, join_words
 from fanout.launchers.interface import CheckStop, Fleet, find_inherited

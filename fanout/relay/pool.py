@@ -16,8 +16,14 @@ from typing import Any
 
 from backlog.clock import Deadline
 from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
-from fanout.relay.interface import GuardLost, Position, PositionExpired, RelayTask, SourceRange
-from fanout.relay.patience import Patience
+from fanout.relay.interface import (
+    GuardLost,
+    Patience,
+    Position,
+    PositionExpired,
+    RelayTask,
+    SourceRange,
+)
 from fanout.relay.worker import read_error, read_position, write_task
 
 DEFAULT_ENGINE = "records"

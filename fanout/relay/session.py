@@ -12,12 +12,12 @@ from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
 from fanout.relay.guard import Guard
 from fanout.relay.interface import (
     GuardLost,
+    Patience,
     Position,
     PositionExpired,
     RelayTask,
     SourceRange,
 )
-from fanout.relay.patience import Patience
 from fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
 
 # A relay that is fenced twice within this time has a competing relay.

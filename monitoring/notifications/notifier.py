@@ -19,17 +19,16 @@ from backlog.clock import utc_now
 from backlog.config import Hook, mask_secrets
 from backlog.errors import BacklogError, NotificationFailed
 from monitoring.notifications.changes import Change, Damper, Look, Mailbox
-from monitoring.notifications.posting import (
+from monitoring.notifications.messages import (
     Answer,
     Message,
     MessageContext,
     Outcome,
     WebhookClient,
 )
-from monitoring.outages import OnOutage
-from monitoring.sampler import StreamLike
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
+from monitoring.offsets.sampler import StreamLike
+from monitoring.verdict.status import GroupStatus, Verdict
+from monitoring.watch.loop import OnOutage
 
 LOG = logging.getLogger("backlog.monitoring.notifications")
 

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 from backlog.clock import format_time
 from backlog.config import Consumed, Stream
 from backlog.errors import UsageError
-from backlog.numbers import format_duration, format_moment, format_plural
+from backlog.formats import format_duration, format_moment, format_plural
 from backlog.values import Cause, Gap, GapState, OffsetRange
-from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
-from replay.audits.folder import open_folder
-from replay.audits.group import Look, look_at_group
-from replay.audits.losing import make_unprocessed
-from replay.audits.spark import reading_topic, start_spark
-from replay.recovery.workspace import Workspace
+from replay.audits.audit import (
+    Audit,
+    AuditOptions,
+    Finding,
+    Level,
+    Outcome,
+    Say,
+    open_folder,
+    reading_topic,
+    start_spark,
+)
+from replay.audits.carrying import make_unprocessed
+from replay.audits.span import Look, look_at_group
+from replay.engine.kind import Workspace
 
 if TYPE_CHECKING:
     from spark_backfill.audits.consumed import ConsumedAudit, UnhandledRange
@@ -86,7 +94,7 @@ def _compare(
     say: Say,
 ) -> ConsumedAudit:
     from spark_backfill.audits.consumed import ConsumedScope, audit_consumed, read_consumed
-    from spark_backfill.originals.reading import read_log
+    from spark_backfill.existing.messages import read_log
 
     config, properties = workspace.config, workspace.properties(stream)
     assert stream.source is not None

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from backlog.clock import Deadline, format_time, utc_now
 from backlog.config import Stream
-from backlog.numbers import format_duration, format_moment, format_plural
-from monitoring.observing import observe_stream
-from replay.around.observation import LOOK_SECONDS
-from replay.audits.archived import list_archives
-from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
-from replay.audits.spark import start_spark
-from replay.audits.tiers import Counted, Counting, count_again, require_source
-from replay.recovery.workspace import Workspace
+from backlog.formats import format_duration, format_moment, format_plural
+from monitoring.offsets.observation import observe_stream
+from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say, start_spark
+from replay.audits.tiers import Counted, Counting, count_again, list_archives, require_source
+from replay.engine.kind import Workspace
+from replay.observe.stream import LOOK_SECONDS
 
 if TYPE_CHECKING:
     from spark_backfill.audits.counts import CountsAudit

@@ -9,7 +9,7 @@ from typing import Any
 from backlog.clock import format_time
 from backlog.config import Stream
 from backlog.kafka.rights import Resource, Right
-from monitoring.forensics.findings import (
+from monitoring.producers.findings import (
     ADVICE,
     BLIND_SPOTS,
     Suspicion,
@@ -17,10 +17,10 @@ from monitoring.forensics.findings import (
     find_suspicions,
     tell_limits,
 )
-from monitoring.forensics.profile import LogProfile, ProducerProfile
-from monitoring.forensics.reading import profile_topic
+from monitoring.producers.profile import LogProfile, ProducerProfile
+from monitoring.producers.reader import profile_topic
 from replay.audits.audit import Audit, Finding, Level, Outcome, Say, SpanOptions
-from replay.recovery.workspace import Workspace
+from replay.engine.kind import Workspace
 
 # The others only cost time.
 _LEVELS: Mapping[SuspicionCode, Level] = {

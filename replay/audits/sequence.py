@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from backlog.clock import utc_now
 from backlog.config import Stream
-from backlog.numbers import format_duration, format_moment, format_plural
+from backlog.formats import format_duration, format_moment, format_plural
 from backlog.values import Gap, GapState, SequenceRange
 from backlogctl_delivery.sequenced.sequence import RangeSet
-from replay.around.observation import note_stream
-from replay.audits.archived import find_archived, list_archives, read_parts
-from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
-from replay.audits.losing import make_producer_gap
+from replay.audits.audit import (
+    Audit,
+    AuditOptions,
+    Finding,
+    Level,
+    Outcome,
+    Say,
+    reading_topic,
+    start_spark,
+)
+from replay.audits.carrying import make_producer_gap
 from replay.audits.span import Span, find_settled, read_span
-from replay.audits.spark import reading_topic, start_spark
-from replay.recovery.workspace import Workspace
+from replay.audits.tiers import find_archived, list_archives, read_parts
+from replay.engine.kind import Workspace
+from replay.observe.stream import note_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,7 +103,7 @@ def _open(
 ) -> tuple[DataFrame, list[int]]:
     """What the topic has, and what archives have right before that; and which partitions are read
     from their first message on."""
-    from spark_backfill.originals.reading import read_log
+    from spark_backfill.existing.messages import read_log
 
     records = list_archives(workspace, span.topic.topic_id) if since is None else ()
     spark = start_spark(workspace, stream, SequenceAuditing.name, records)

@@ -17,30 +17,28 @@ from typer.core import TyperGroup
 
 from backlogctl_delivery.visible import VisibleFormatter
 from replay.cli import shared
-from replay.cli.acl import print_rights
-from replay.cli.approve import approve_recovery
 from replay.cli.archive import archive
-from replay.cli.audit import audit
 from replay.cli.broker import broker
-from replay.cli.cancel import cancel_recovery
 from replay.cli.consumers import consumers
-from replay.cli.db import db
-from replay.cli.doctor import examine
-from replay.cli.gaps import list_gaps
+from replay.cli.doctor import examine, print_rights
+from replay.cli.gaps import audit, list_gaps, waive_gap
 from replay.cli.hold import hold_retention
-from replay.cli.init import write_configuration
+from replay.cli.init import db, write_configuration
 from replay.cli.lookback import lookback
 from replay.cli.outbox import outbox
-from replay.cli.pause import pause_recovery
 from replay.cli.plan import plan
-from replay.cli.recoveries import list_recoveries
-from replay.cli.reject import reject_recovery
-from replay.cli.report import report_recovery
-from replay.cli.resume import resume_recovery
-from replay.cli.run import run_recovery
-from replay.cli.show import show_recovery
+from replay.cli.recoveries import (
+    approve_recovery,
+    cancel_recovery,
+    list_recoveries,
+    pause_recovery,
+    reject_recovery,
+    report_recovery,
+    resume_recovery,
+    run_recovery,
+    show_recovery,
+)
 from replay.cli.status import show_status
-from replay.cli.waive import waive_gap
 from replay.cli.watch import watch_streams
 
 _EPILOG = (

@@ -26,7 +26,7 @@ def _consumers() -> None:
 @verb
 def start(session: Session, stream: StreamName) -> None:
     """Make its `replicas` run, as the configuration says."""
-    from replay.around.consumers import start_consumers
+    from replay.consumers.members import start_consumers
 
     workspace = session.open_workspace()
     document = start_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -37,8 +37,8 @@ def start(session: Session, stream: StreamName) -> None:
 @verb
 def stop(session: Session, stream: StreamName) -> None:
     """End them, and name who is still in the group."""
-    from backlog.numbers import format_plural
-    from replay.around.consumers import stop_consumers
+    from backlog.formats import format_plural
+    from replay.consumers.members import stop_consumers
 
     workspace = session.open_workspace()
     document = stop_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -56,7 +56,7 @@ def stop(session: Session, stream: StreamName) -> None:
 @verb
 def status(session: Session, stream: StreamName) -> None:
     """Say how many run, and who is in the group."""
-    from replay.around.consumers import describe_consumers
+    from replay.consumers.members import describe_consumers
 
     workspace = session.open_workspace()
     _emit(session, describe_consumers(workspace, workspace.config.stream(stream), session.say))
@@ -64,7 +64,7 @@ def status(session: Session, stream: StreamName) -> None:
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
     from backlog.config import mask_secrets
-    from replay.telling.terminal import draw_standing, print_next
+    from replay.present.terminal import draw_standing, print_next
 
     document["problem"] = mask_secrets(document["problem"])
     document["standings"] = [mask_document(standing) for standing in document["standings"]]
@@ -83,8 +83,8 @@ def _emit(session: Session, document: dict[str, Any]) -> None:
 def _draw(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
-    from backlog.numbers import format_count
-    from replay.telling.layout import Table
+    from backlog.formats import format_count
+    from replay.present.layout import Table
 
     summary = Table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
     known = document["group_state"] is not None

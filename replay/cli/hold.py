@@ -32,7 +32,7 @@ def hold_retention(
 ) -> None:
     """Hold a topic's retention for a while, give it back, or show what is held."""
     from backlog.errors import UsageError
-    from replay.around.holds import ALLOW_DISK, hold_stream, release_due, release_stream
+    from replay.observe.retention import ALLOW_DISK, hold_stream, release_due, release_stream
 
     for word in allow or []:
         if word != ALLOW_DISK:
@@ -86,7 +86,7 @@ def _emit(
     nothing: str,
     disk: Mapping[str, Any] | None = None,
 ) -> None:
-    from replay.around.holds import describe_hold
+    from replay.observe.retention import describe_hold
 
     document: dict[str, Any] = {
         "holds": [describe_hold(hold) for hold in holds],
@@ -112,7 +112,7 @@ def _emit(
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
-    from replay.telling.layout import Table
+    from replay.present.layout import Table
 
     table = Table("stream", "=by", "=setting", "#was", "#is", "=until")
     for hold in holds:
@@ -141,7 +141,7 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def _format_value(name: str, value: str | None) -> str:
-    from backlog.numbers import format_duration
+    from backlog.formats import format_duration
 
     if value is None:
         return "unset"

@@ -12,9 +12,8 @@ import typer
 from replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
-    from backlog.config.client_file import ClientProperties
-    from backlog.config.found import DiscoveredStream
-    from replay.around.discovery import Candidate, Discovery
+    from backlog.config.template import ClientProperties, DiscoveredStream
+    from replay.observe.discovery import Candidate, Discovery
 
 _CLUSTER = "From a cluster"
 
@@ -75,7 +74,7 @@ def write_configuration(
 
 
 def _read_client(bootstrap: str | None, file: Path | None) -> ClientProperties:
-    from backlog.config.client_file import ClientProperties, read_client_properties
+    from backlog.config.template import ClientProperties, read_client_properties
     from backlog.errors import UsageError
 
     if bootstrap is not None and not bootstrap.strip():
@@ -94,10 +93,10 @@ def _write_found(
     every: bool,
 ) -> None:
     from backlog.config import Config, load_config
-    from backlog.config.found import render_discovered
-    from replay.around import discovery
-    from replay.telling.bars import spin
-    from replay.telling.groups import draw_groups
+    from backlog.config.template import render_discovered
+    from replay.observe import discovery
+    from replay.present.layout import spin
+    from replay.present.tables import draw_groups
 
     # What the variables will hold; those that are set already may hold something else.
     environment = {**os.environ, **client.values}
@@ -135,7 +134,7 @@ def _write_found(
 
 def _ask(found: Discovery) -> list[Candidate]:
     from backlog.errors import BacklogError, UsageError
-    from replay.around.discovery import read_choice
+    from replay.observe.discovery import read_choice
 
     def read(answer: str) -> list[Candidate]:
         try:
@@ -158,10 +157,10 @@ def _say_written(
 ) -> None:
     from rich.console import Console
 
-    from backlog.numbers import format_plural
+    from backlog.formats import format_plural
     from backlogctl_delivery.visible import quote_word
     from replay.cli.shared import print_text
-    from replay.telling.terminal import print_next
+    from replay.present.terminal import print_next
 
     if client.left_out:
         session.say(f"left out, since backlogctl sets them itself: {', '.join(client.left_out)}")
@@ -208,3 +207,24 @@ def _exists(output: Path) -> Exception:
     return UsageError(
         "the file exists already", subject=str(output), hint="name another, or say --force"
     )
+
+
+# `backlogctl db upgrade`: the ledger's tables.
+
+db = typer.Typer(help="The ledger's database.", no_args_is_help=True)
+
+
+@db.callback()
+def _db() -> None:
+    """The ledger's database."""
+
+
+@db.command("upgrade")
+@verb
+def upgrade_database(session: Session) -> None:
+    """Make or upgrade the ledger's tables (a SQLite ledger does so itself)."""
+    from backlog.ledger import upgrade
+
+    config = session.load_config()
+    upgrade(config.ledger_url())
+    session.emit({"ledger": "up to date"}, "the ledger is up to date")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backlog.errors import BacklogError, ConfigurationError, Refused, UsageError
-from replay.cli.serving import serve_metrics
 from replay.cli.shared import Session, print_text, read_states, verb
+from replay.cli.watch import serve_metrics
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -209,7 +209,7 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, LookBackDatabase
 def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
     from rich.table import Table
 
-    from replay.telling.layout import Text
+    from replay.present.layout import Text
 
     table = Table(box=None, pad_edge=False, show_header=any(name.strip() for name in columns))
     for name in columns:

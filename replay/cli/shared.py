@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from backlog.config import Config
-    from replay.recovery.workspace import Workspace
+    from replay.engine.kind import Workspace
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=StrEnum)
@@ -147,7 +147,7 @@ class Session:
 
 def make_console(*, stderr: bool) -> Console:
     """A console that cuts nothing, and does not break lines of a pipe at 80 columns."""
-    from replay.telling.layout import WholeConsole
+    from replay.present.layout import WholeConsole
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 100
@@ -157,7 +157,7 @@ def make_console(*, stderr: bool) -> Console:
 def print_text(console: Console, text: str, style: str = "") -> None:
     """Prints a text as it is, by `print_line`: nothing in it is markup."""
     """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
-    from replay.telling.layout import Text, print_line
+    from replay.present.layout import Text, print_line
 
     print_line(console, Text(text, style=style))
 
@@ -259,14 +259,14 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
 
 
 def _print_standing(standing: Mapping[str, Any]) -> None:
-    from replay.telling.terminal import draw_standing, print_next
+    from replay.present.terminal import draw_standing, print_next
 
     SESSION.err.print(draw_standing(standing))
     print_next(SESSION.err, *standing["next_commands"])
 
 
 def _print_error(document: Mapping[str, Any]) -> None:
-    from replay.telling.layout import Text, print_line
+    from replay.present.layout import Text, print_line
 
     text = Text("error: ", style="bold red")
     if document["subject"]:

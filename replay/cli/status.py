@@ -13,7 +13,7 @@ from replay.cli.shared import Session, mask_document, verb
 if TYPE_CHECKING:
     from backlog.config import Stream
     from backlog.errors import BacklogError
-    from replay.recovery.workspace import Workspace
+    from replay.engine.kind import Workspace
 
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap", help="Without a file: brokers, HOST:PORT.")
@@ -51,10 +51,10 @@ def show_status(
     from rich.live import Live
 
     from backlog.errors import UsageError
-    from replay.around.holds import release_due
-    from replay.around.observation import choose_streams
-    from replay.telling.layout import Folded
-    from replay.telling.terminal import draw_status
+    from replay.observe.retention import release_due
+    from replay.observe.stream import choose_streams
+    from replay.present.layout import Folded
+    from replay.present.terminal import draw_status
 
     if watch and session.json:
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
@@ -90,9 +90,9 @@ def collect_status(
         adopting: of `suggest_adoption`, for groups that no stream is about.
     """
     from backlog.errors import BacklogError
-    from replay.around.members import describe_trouble
-    from replay.around.observation import look_at_stream
-    from replay.telling.standing import list_open_standings
+    from replay.consumers.members import describe_trouble
+    from replay.observe.stream import look_at_stream
+    from replay.present.status import list_open_standings
 
     entries: list[dict[str, Any]] = []
     for stream in streams:
@@ -122,7 +122,7 @@ def open_for_looking(
     """The configuration's workspace, or one in memory for a group that no stream is about."""
     from backlog.config import Config
     from backlog.errors import UsageError
-    from replay.around.observation import list_group_topics
+    from replay.observe.stream import list_group_topics
     from replay.opening import open_workspace
 
     if bootstrap is None and cluster is None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from backlog.errors import BacklogError, InvalidTransition, UsageError
-from backlog.manifest import read_manifest
+from backlog.manifests import read_manifest
 from backlog.values import Gap, Recovery, RecoveryState
+from replay.engine.guards import store_plan
+from replay.engine.kind import Workspace
+from replay.engine.plan import find_identity
+from replay.injection.context import warn_about_room
 from replay.injection.plan import InjectionPlan
-from replay.injection.room import warn_about_room
-from replay.recovery.guards import store_plan
-from replay.recovery.identity import find_identity
-from replay.recovery.workspace import Workspace
 
 
 def stage_and_store(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from replay.engine.kind import Registry
 from replay.kinds.expand.kind import KIND as EXPAND
 from replay.kinds.offload.kind import KIND as OFFLOAD
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.kinds.redrive.kind import KIND as REDRIVE
-from replay.recovery.kind import Registry
 
 # In the order in which `auto` takes them: offload what can still be saved, then put back.
 KINDS = Registry((EXPAND, REBUILD, OFFLOAD, REDRIVE))

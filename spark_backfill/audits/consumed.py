@@ -12,9 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.values import OffsetRange
 from backlogctl_delivery import stamps
-from spark_backfill.opening import open_consumed
-from spark_backfill.originals.frame import last_header
-from spark_backfill.originals.identity import hash_original_id, identify
+from spark_backfill.evidence.consumed import open_consumed
+from spark_backfill.existing.messages import hash_original_id, identify, last_header
 from spark_backfill.spark.frames import make_rows, mark_within
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.archive import ArchiveManifest
+from backlog.manifests import ArchiveManifest
 from backlogctl_delivery import stamps
-from spark_backfill.archive.filesystem import normalize_location
+from spark_backfill.archive.place import normalize_location
 from spark_backfill.archive.reading import read_archive
 from spark_backfill.archive.verification import read_manifest, verify_archive
 from spark_backfill.request import ArchiveSource, Stretch

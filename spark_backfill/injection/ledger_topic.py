@@ -24,11 +24,12 @@ from backlog.kafka.admin import (
     read_metadata,
     read_topic_id,
 )
-from backlog.kafka.calls import Connection, connect
 from backlog.kafka.clients import (
     Admin,
+    Connection,
     Properties,
     assign_partitions,
+    connect,
     find_addresses,
     make_admin,
     make_consumer,

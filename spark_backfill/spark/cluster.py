@@ -16,7 +16,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import pyspark
@@ -29,6 +29,7 @@ from spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_t
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 Found = TypeVar("Found")
 
@@ -220,3 +221,37 @@ def _explain(error: BaseException) -> tuple[str, str]:
         if line := next((line for line in lines if sign in line), None):
             return line[line.index(sign) :].strip(), advice
     return cause, ""
+
+
+# Object stores that speak S3: what a location on one needs of Spark.
+
+_CLASS = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+
+def needs_s3(location: str) -> bool:
+    """Whether Spark reaches this location only with the jars of hadoop-aws."""
+    return location.startswith("s3a:")
+
+
+def has_s3(spark: SparkSession) -> bool:
+    """Whether this Spark was started with them."""
+    jvm: Any = spark._jvm
+    try:
+        jvm.org.apache.spark.util.Utils.classForName(_CLASS, False, False)
+    except Py4JError:
+        return False
+    return True
+
+
+def require_s3(spark: SparkSession, location: str) -> None:
+    """The jars must be there before Spark's JVM starts.
+
+    Raises:
+        SparkFailure: this process has a Spark without them.
+    """
+    if not has_s3(spark):
+        raise SparkFailure(
+            "this process runs Spark without what reaches an object store (hadoop-aws)",
+            subject=location,
+            hint="start it in a process of its own",
+        )

@@ -17,9 +17,9 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from backlog.config.sections import SparkSection
-from backlog.jars import find_java
+from backlog.formats import Say
+from backlog.jars import ensure_jars, find_jars, find_java
 from spark_backfill.failures import translating
-from spark_backfill.spark.class_archive import DRIVER_OPTIONS, make_options
 from spark_backfill.spark.cluster import (
     STANDALONE_DEFAULTS,
     START_SECONDS,
@@ -29,10 +29,58 @@ from spark_backfill.spark.cluster import (
     explain_start,
     is_local,
     require_master,
+    require_s3,
     ship_packages,
 )
-from spark_backfill.spark.jars import ensure_s3_jars, ensure_spark_jars
-from spark_backfill.spark.object_store import require_s3
+
+# The jars that Spark needs beside its own.
+
+SPARK_JARS = Path(__file__).with_name("spark.jars")
+_S3_JARS = Path(__file__).with_name("s3.jars")
+
+
+def find_spark_jars() -> Path:
+    """Their directory; it is there once they were fetched."""
+    return find_jars(SPARK_JARS)
+
+
+def ensure_spark_jars(progress: Say | None = None) -> tuple[Path, ...]:
+    """The jars for `spark.jars`: the Kafka connector and the JDBC drivers."""
+    return ensure_jars(SPARK_JARS, progress)
+
+
+def ensure_s3_jars(progress: Say | None = None) -> tuple[Path, ...]:
+    """What Spark needs to reach `s3a:` locations."""
+    return ensure_jars(_S3_JARS, progress)
+
+
+# Spark's classes, read and verified once for all: with them the driver starts in half the time.
+#
+# `python -m spark_backfill.spark.class_archive_maker` makes the archive, once in an environment:
+# a
+# minute, and 150 MB. It is Java's dynamic class data sharing (JEP 350). Java itself checks at
+# each
+# start that the archive is of this Java and of these jars, and else does without it.
+
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+# A user who says one of these has an archive, or wants none.
+_OWN = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
+
+
+def find_archive() -> Path:
+    """Where this environment's archive is, if it was made."""
+    return Path(sys.prefix, "share", "backlogctl", "spark.jsa")
+
+
+def make_options(own: str) -> str:
+    """Java options of a driver that uses the archive; "" where there is none, or the user's `own`
+    say otherwise."""
+    archive = find_archive()
+    if any(word in own for word in _OWN) or not archive.is_file():
+        return ""
+    # A path with a space would be two options.
+    return "" if " " in str(archive) else f"-XX:SharedArchiveFile={archive}"
+
 
 # What a user may change: sizes and speed.
 _DEFAULTS: Mapping[str, str] = {

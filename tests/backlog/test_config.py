@@ -15,6 +15,7 @@ from backlog.config.base import LATER, find_nearest, known_keys
 from backlog.config.kafka_properties import ALLOWED_PROPERTIES, CODE_PROPERTIES, SECRET_PROPERTIES
 from backlog.config.streams import Stream
 from backlog.errors import ConfigurationError, Refused, UsageError
+from scripts.config_reference import render_reference
 from tests.backlog.config_texts import (
     BASE,
     ENV,
@@ -24,6 +25,23 @@ from tests.backlog.config_texts import (
     with_section,
     with_stream,
 )
+
+# docs/configuration.md is what the code says.
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == render_reference(), (
+        "run: python -m scripts.config_reference > docs/configuration.md"
+    )
+
+
+def test_every_key_has_a_meaning() -> None:
+    rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 50
+    for row in rows:
+        assert not row.endswith("|  |"), row
 
 
 def test_the_template_loads_with_the_variable_it_names() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from pydantic import SecretStr
 
 from backlog.config import Config, Consumers, mask_secrets
-from backlog.config.arguments import fill_in
+from backlog.config.consumers import fill_in
 from tests.backlog.config_texts import BASE, ENV, SECRETS, load, refuse, with_stream
 
 

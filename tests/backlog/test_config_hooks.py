@@ -9,7 +9,7 @@ import pytest
 
 from backlog.config import Config, mask_secrets
 from backlog.config.hooks import Severity
-from monitoring.verdicts import Verdict
+from monitoring.verdict.status import Verdict
 from tests.backlog.config_texts import ENV, load, refuse, with_section
 
 SLACK = "slack://T000/B000/hunter2hunter2"

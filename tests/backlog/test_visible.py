@@ -21,7 +21,7 @@ from backlogctl_delivery.visible import (
     quote_word,
     show_value,
 )
-from replay.telling.layout import Text
+from replay.present.layout import Text
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
 TRICKY = st.text(st.sampled_from("\\xu1b0\x1b\nn'$"), max_size=8)

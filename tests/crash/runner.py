@@ -17,9 +17,8 @@ from backlog.values import Chunk
 from backlogctl_delivery.crashpoints import reach
 from spark_backfill.injection.ledger_topic import make_record
 from spark_backfill.injection.producing import AttemptError, SlotProducer
-from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
+from spark_backfill.injection.transactional import ChunkResult, TransactionalWriter, WriterSettings
 from spark_backfill.injection.waves import inject_with
-from spark_backfill.injection.writer import ChunkResult
 from tests.crash.forking import start_process
 from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import load_job

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from backlog.kafka.admin import create_topic, list_offsets
 from backlog.kafka.clients import make_admin, make_consumer
-from backlog.manifest import (
+from backlog.manifests import (
     CHUNK_SCHEMA,
     Manifest,
     read_chunk,
@@ -24,13 +24,9 @@ from backlog.manifest import (
     write_manifest,
 )
 from backlogctl_delivery.stamps import make_message_id, stamp
-from spark_backfill.injection.job import InjectionJob
-from spark_backfill.injection.ledger_topic import (
-    ensure_ledger_topic,
-    snapshot_ledger,
-)
+from spark_backfill.injection.job import InjectionJob, record_target_ends
+from spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
 from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.injection.targets import record_target_ends
 
 Headers = tuple[tuple[str, bytes | None], ...]
 # A reader connects again by itself.

@@ -12,8 +12,8 @@ import pytest
 
 from backlog.values import Recovery
 from fanout.launchers import Role
-from replay.kinds.expand.steps import canary
-from replay.recovery.brakes import CancelRequested
+from replay.engine.brakes import CancelRequested
+from replay.kinds.expand import canary
 from tests.crash.points import RUNNER_POINTS
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import judge, read_log

@@ -13,8 +13,8 @@ import pytest
 
 from backlog.errors import LeaseHeld
 from backlog.values import Recovery
+from replay.engine.brakes import CancelRequested
 from replay.kinds.offload.context import FORWARD
-from replay.recovery.brakes import CancelRequested
 from sandbox.embedded import EmbeddedKafka
 from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
 from tests.crash.offload.schedule import OffloadSchedule, make_crash_world, run_offload

@@ -13,12 +13,12 @@ import pytest
 from backlog.errors import BacklogError
 from backlog.kafka.admin import delete_records
 from backlog.values import Recovery
+from replay.engine.approval import approve_plan
 from replay.injection import ledger as injection_ledger
+from replay.kinds.offload import steps
 from replay.kinds.offload.context import OffloadContext
-from replay.kinds.offload.steps import archive
-from replay.kinds.redrive.options import RedriveOptions
+from replay.kinds.redrive.plan import RedriveOptions
 from replay.kinds.redrive.planning import plan_redrive
-from replay.recovery.approval import approve_plan
 from sandbox.embedded import EmbeddedKafka
 from tests.crash.offload.content import Content, Place
 from tests.crash.offload.oracle import Found, judge_end, judge_offloaded, judge_put_back
@@ -46,7 +46,7 @@ def test_a_deletion_above_the_fence_is_seen(world: CrashWorld) -> None:
             admin, topic, {number: at + 10 for number, at in offsets.items()}, *others
         )
 
-    step = "replay.kinds.offload.steps.delete_records"
+    step = "replay.kinds.offload.steps"
     world.patch.setattr(f"{step}.delete_records", delete_more)
     world.at("p5.6.before", lambda: world.traffic.publish(100))
     with suppress(BacklogError):  # where its own check stumbles over it
@@ -75,7 +75,7 @@ def drop_file(world: CrashWorld, recovery: Recovery) -> None:
 
 def test_a_group_that_is_moved_without_an_archive_is_seen(world: CrashWorld) -> None:
     recovery = world.plan_approved()
-    world.patch.setattr(archive.Archive, "start", lambda *_: None)
+    world.patch.setattr(steps.Archive, "start", lambda *_: None)
     world.patch.setattr(OffloadContext, "require_archive", lambda _: None)
     world.run(recovery)
     problems = judge_offloaded(world, recovery)

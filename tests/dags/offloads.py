@@ -9,7 +9,7 @@ import pytest
 
 from backlog.values import Recovery
 from fanout.launchers import Role
-from replay.kinds.offload.options import ALLOW_DISK
+from replay.kinds.offload.plan import ALLOW_DISK
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots, SlotWorld
 from tests.kafka_tools import wait_until

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 
 from backlog.config import load_config
 from fanout.launchers import Fleet, Role
+from replay.engine.kind import Workspace
 from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
 from tests.replay.expand.world import CONSUMER, FACTOR, REPLICAS, World
 from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
 from tests.replay.shop import PARTITIONS, Shop

@@ -17,18 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from backlog.config.outline import Outline, StreamOutline
+from backlog.config.root import Outline, StreamOutline
 from backlog.errors import UsageError
 from backlogctl_airflow.form import make_fields, make_form
 from fanout.layout import MAX_FACTOR
 from replay import kinds as registered
-from replay.cli.modelled import make_group
+from replay.cli.plan import make_group
+from replay.engine.kind import Registry, Workspace
+from replay.engine.options import read_options
 from replay.kinds import EXPAND, KINDS, REBUILD
 from replay.kinds.expand.kind import Expand
-from replay.kinds.expand.options import ExpandOptions
-from replay.recovery.kind import Registry
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
+from replay.kinds.expand.plan import ExpandOptions
 from replay.runbooks.requests import (
     AUTO,
     RecoveryRequest,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fanout.launchers import Role
-from replay.around.observation import look_at_stream
+from replay.observe.stream import look_at_stream
 from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import RESTORE, relaying, start

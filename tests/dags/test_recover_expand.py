@@ -11,13 +11,7 @@ from fanout.launchers import Role
 from replay.kinds import EXPAND
 from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeWorld
-from tests.dags.expansion import (
-    APPROVE,
-    WORK,
-    Expansion,
-    relaying,
-    start,
-)
+from tests.dags.expansion import APPROVE, WORK, Expansion, relaying, start
 from tests.dags.slots import SlotWorld
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import judge

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from backlog.values import ChunkState, RecoveryState
+from replay.engine.kind import Workspace
+from replay.engine.plan import name_origin
 from replay.kinds import REBUILD
-from replay.recovery.origins import name_origin
-from replay.recovery.workspace import Workspace
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import SlotShop

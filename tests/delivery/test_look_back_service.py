@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 from backlog.clock import Deadline
 from backlog.config import LookBack
 from backlog.kafka.clients import make_admin
-from backlog.kafka.configs import alter_topic_config
+from backlog.kafka.topics import alter_topic_config
 from backlogctl_delivery.lookback import service as service_module
 from backlogctl_delivery.lookback.admin import (
     count_messages,

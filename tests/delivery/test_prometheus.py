@@ -21,7 +21,7 @@ from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
-from sandbox.ports import HOST
+from sandbox.secured import HOST
 from tests.delivery.kit import Shop, Teller
 from tests.kafka_tools import wait_until
 from tests.monitoring.prometheus import EmbeddedPrometheus

@@ -21,7 +21,7 @@ from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import free_port
+from sandbox.secured import free_port
 from tests.docker.compose import DOCKER, ROOT, read_compose
 from tests.kafka_tools import properties_of, read_all, wait_until
 from tests.services import EmbeddedPostgres

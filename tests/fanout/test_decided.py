@@ -10,7 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 from backlog.errors import HangingTransaction
 from backlog.kafka.admin import list_offsets
 from backlog.kafka.clients import make_admin, make_producer
-from fanout.decided import await_decided, find_undecided
+from fanout.quiet import await_decided, find_undecided
 from fanout.unread import count_records
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from backlog.clock import Deadline
 from backlog.kafka.peek import Peeked
-from fanout.skew import PLACES, Skew, measure_skew, sample_keys
+from fanout.layout import PLACES, Skew, measure_skew, sample_keys
 
 
 def test_a_key_counts_by_its_partitions_part_of_the_lag() -> None:

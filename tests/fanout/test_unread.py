@@ -10,7 +10,7 @@ from backlog.errors import ClusterUnreachable
 from backlog.kafka.admin import list_offsets
 from backlog.kafka.clients import Admin, make_admin
 from fanout import unread
-from fanout.decided import await_decided
+from fanout.quiet import await_decided
 from fanout.unread import count_records, find_unread
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic

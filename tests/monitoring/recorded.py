@@ -7,9 +7,7 @@ from datetime import timedelta
 
 from backlog.clock import utc_now
 from backlog.ledger import Ledger, Owner
-from backlog.ledger.audits import AuditRecord
-from backlog.ledger.burndown import BurndownSample
-from backlog.ledger.disks import DiskReading
+from backlog.ledger.measurements import AuditRecord, BurndownSample, DiskReading
 from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
 
 

@@ -18,14 +18,13 @@ from backlog.config import Config
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause, Certainty, Gap
-from monitoring import looking
-from monitoring.board import Board
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
-from monitoring.watcher import watch_streams
-from replay.console.page.app import make_page
+from monitoring.verdict.status import GroupStatus, Verdict
+from monitoring.watch import look
+from monitoring.watch.board import Board
+from monitoring.watch.loop import watch_streams
+from replay.engine.kind import Workspace
 from replay.kinds import KINDS
-from replay.recovery.workspace import Workspace
+from replay.web.page.app import make_page
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, set_config, wait_until
 from tests.monitoring.slow_shop import CHECK_SECONDS, SEGMENT_SECONDS, SlowShop, make_settings
@@ -120,7 +119,7 @@ def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
 ) -> None:
     # The loop has the timeline: weeks of samples are not read again at each look.
     with monkeypatch.context() as patch, ExitStack() as last:
-        patch.delattr(looking, "read_timeline")
+        patch.delattr(look, "read_timeline")
         for number in range(TRIES):
             name = topic(partitions=1, config=make_settings(RETENTION))
             directory, of = tmp_path / str(number), f"{group}-{number}"

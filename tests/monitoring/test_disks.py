@@ -13,8 +13,8 @@ from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_producer
 from backlog.kafka.log_dirs import read_log_dirs
 from backlog.ledger import Ledger
-from backlog.ledger.disks import DiskReading
-from monitoring.disks import WINDOW, forecast_full, make_readings
+from backlog.ledger.measurements import DiskReading
+from monitoring.watch.disks import WINDOW, forecast_full, make_readings
 from sandbox.embedded import EmbeddedKafka
 from sandbox.small_disk import can_limit
 

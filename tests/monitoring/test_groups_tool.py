@@ -12,10 +12,10 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 
 from backlog.kafka.admin import create_topic, describe_group_state
 from backlog.kafka.clients import make_admin, make_consumer
-from monitoring.groups.bulk import BulkReader
+from monitoring.groups.dating import Tails, make_tail_reader
+from monitoring.groups.reader import BulkReader
 from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
-from monitoring.status import GroupStatus
+from monitoring.verdict.status import GroupStatus
 from sandbox.embedded import EmbeddedKafka
 from tests.java_tools import run_line, write_script
 from tests.kafka_tools import (

@@ -17,9 +17,9 @@ from backlog.errors import BacklogError
 from backlog.kafka import admin as verbs
 from backlog.kafka.clients import make_admin, make_producer
 from backlog.values import Gap
-from monitoring.gaps import Finding, Suspicion, find_gaps
-from monitoring.marks import Marks, advance_marks
-from monitoring.sampler import take_sample
+from monitoring.offsets.gaps import Finding, Suspicion, find_gaps
+from monitoring.offsets.history import Marks, advance_marks
+from monitoring.offsets.sampler import take_sample
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, join, properties_of, wait_until
 

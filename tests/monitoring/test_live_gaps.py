@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backlog.values import Cause, Certainty, Gap, PartitionSample, Sample
-from monitoring.gaps import Suspicion, find_gaps
-from monitoring.marks import Marks, advance_marks
+from monitoring.offsets.gaps import Suspicion, find_gaps
+from monitoring.offsets.history import Marks, advance_marks
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 RATE = 20  # offsets a second

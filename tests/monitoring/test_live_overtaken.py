@@ -14,9 +14,8 @@ import pytest
 from backlog.kafka.clients import make_admin
 from backlog.ledger import open_ledger
 from backlog.values import Certainty
-from monitoring.assessing import WINDOW
-from monitoring.looking import look_at_stream
-from monitoring.observing import observe_stream
+from monitoring.offsets.observation import observe_stream
+from monitoring.watch.look import WINDOW, look_at_stream
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, join, move_log_start, properties_of, publish
 

@@ -19,12 +19,12 @@ from backlog.kafka.clients import make_producer
 from backlog.kafka.errors import TopicMissing
 from backlog.ledger import Ledger, open_ledger
 from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
-from monitoring.assessing import StreamContext, assess_stream
-from monitoring.gaps import Suspicion
-from monitoring.lag import count_lag, read_tails
-from monitoring.observing import Observation, observe_stream
-from monitoring.sampler import take_sample
-from monitoring.watcher import watch_streams
+from monitoring.offsets.gaps import Suspicion
+from monitoring.offsets.lag import count_lag, read_tails
+from monitoring.offsets.observation import Observation, observe_stream
+from monitoring.offsets.sampler import take_sample
+from monitoring.watch.look import StreamContext, assess_stream
+from monitoring.watch.loop import watch_streams
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import (
     StreamStub,

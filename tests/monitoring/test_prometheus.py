@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from monitoring.verdicts import Verdict
+from monitoring.verdict.status import Verdict
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import expire_unread, properties_of, wait_until
 from tests.monitoring.prometheus import ROOT, EmbeddedPrometheus

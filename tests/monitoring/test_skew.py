@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from backlog.clock import utc_now
 from backlog.ledger import open_ledger
-from monitoring import observing, sampler
-from monitoring.assessing import assess_stream
-from monitoring.observing import CLOCK_NOISE, measure_skew, observe_stream
+from monitoring.offsets import observation, sampler
+from monitoring.offsets.observation import CLOCK_NOISE, measure_skew, observe_stream
+from monitoring.watch.look import assess_stream
 from sandbox.embedded import EmbeddedKafka
 from tests.backlog.ledger.makers import NOON
 from tests.kafka_tools import StreamStub, commit, properties_of, publish
@@ -40,7 +40,7 @@ class World:
 
     def measure(self) -> timedelta:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(observing, "utc_now", lambda: self.clock)
+            patch.setattr(observation, "utc_now", lambda: self.clock)
             return measure_skew(self)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
         publish(properties, name, {0: 10})
         commit(properties, group, name, {0: 10 * round_ + 5})
         slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
-        for module in (observing, sampler):
+        for module in (observation, sampler):
             monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
         observe_stream(ledger, stream, properties)
     history = ledger.samples.history("orders")

@@ -17,12 +17,12 @@ from backlog.errors import BacklogError
 from backlog.kafka.admin import create_topic
 from backlog.kafka.rights import Operation, Resource, Right
 from backlog.ledger import Ledger, open_ledger
-from monitoring.board import Board
-from monitoring.looking import look_at_stream
-from monitoring.metrics.families import write_groups
-from monitoring.status import GroupStatus
-from monitoring.watcher import watch_streams
-from replay.console.server.health import HealthCheck
+from monitoring.metrics.groups import write_groups
+from monitoring.verdict.status import GroupStatus
+from monitoring.watch.board import Board
+from monitoring.watch.look import look_at_stream
+from monitoring.watch.loop import watch_streams
+from replay.web.app import HealthCheck
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
 from tests.monitoring.test_bookmarking import RebuiltStub
 from tests.secured import SecuredKafka, start_secured

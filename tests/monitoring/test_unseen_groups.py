@@ -16,14 +16,14 @@ from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_admin
 from backlog.kafka.rights import Operation, Resource, Right, make_bindings
 from backlog.ledger import open_ledger
-from monitoring.board import Board, ClusterPass
-from monitoring.groups.bulk import BulkReader
-from monitoring.groups.sampling import GroupSampler
+from monitoring.groups.dating import Tails, make_tail_reader
+from monitoring.groups.reader import BulkReader
+from monitoring.groups.sampler import GroupSampler
 from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
-from monitoring.looking import look_at_stream
 from monitoring.metrics.scrape import Exported, Scrape
-from replay.console.server.health import HealthCheck
+from monitoring.watch.board import Board, ClusterPass
+from monitoring.watch.look import look_at_stream
+from replay.web.app import HealthCheck
 from sandbox.secured import add_rules
 from tests.kafka_tools import StreamStub, publish, set_offsets_raw, wait_until
 from tests.monitoring.group_world import Topic, make_world

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from backlog.ledger.burndown import BurndownSample
+from backlog.ledger.measurements import BurndownSample
 from backlog.ledger.steps import StepRecord
 from backlog.values import Recovery
+from replay.engine.kind import Workspace
 from replay.kinds.expand.plan import ExpandPlan
-from replay.recovery.workspace import Workspace
 from tests.backlog.ledger.makers import NOON
 from tests.replay.makers import keep_plan, merge
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from backlog.clock import Deadline
+from replay.engine.brakes import check_brakes
+from replay.engine.kind import RunContext
+from replay.injection import steps
 from replay.injection.context import InjectionContext
-from replay.injection.steps import inject
-from replay.recovery.brakes import check_brakes
-from replay.recovery.context import RunContext
 
 HELD_AT = "HELD_AT"
 WAVE, VERIFICATION = "wave", "verification"
@@ -46,7 +46,7 @@ def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
         record(context, action, **detail)
 
     if place == WAVE:
-        patch(inject, "check_brakes", wait_and_check)
+        patch(steps, "check_brakes", wait_and_check)
     else:
         patch(InjectionContext, "record", wait_and_record)
 

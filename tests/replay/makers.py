@@ -17,12 +17,12 @@ from backlog.config import load_config
 from backlog.errors import LeaseHeld
 from backlog.ledger import Owner
 from backlog.values import Recovery, RecoveryState
+from replay.engine.approval import approve_plan
+from replay.engine.guards import store_plan as store
+from replay.engine.kind import Workspace
+from replay.engine.plan import Plan
 from replay.kinds.rebuild.plan import RebuildPlan
 from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.guards import store_plan as store
-from replay.recovery.plan import Plan
-from replay.recovery.workspace import Workspace
 from spark_backfill.injection.snapshots import LedgerSnapshot
 from spark_backfill.request import Counts, PartitionOutcome, Proof
 

@@ -18,12 +18,12 @@ from backlog.ledger import upgrade
 from backlog.values import Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.stage import SHORT_LIVED_JVM
+from replay.engine.approval import approve_plan
+from replay.engine.kind import Workspace
 from replay.injection.ledger import find_ledger
-from replay.kinds.rebuild.options import RebuildOptions
+from replay.kinds.rebuild.plan import RebuildOptions
 from replay.kinds.rebuild.planning import plan_rebuild
 from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.workspace import Workspace
 from spark_backfill.injection.ledger_topic import CLOSED, read_visible
 from tests.kafka_tools import commit, move_log_start, read_all
 from tests.replay.calling import call_main

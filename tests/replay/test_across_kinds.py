@@ -22,14 +22,13 @@ from rich.console import Console
 from backlog.clock import utc_now
 from backlog.kafka.admin import committed_offsets
 from backlog.values import Recovery, RecoveryState
-from replay.around.fleets import fleet_of, launcher_of
 from replay.cli import main, shared
-from replay.recovery.approval import approve_plan
-from replay.recovery.origins import name_origin
-from replay.runbooks.carrying import carry_on
-from replay.runbooks.detecting import detect_backlog
-from replay.runbooks.planning import find_or_plan
-from replay.runbooks.requests import read_request
+from replay.consumers.fleet import fleet_of, launcher_of
+from replay.engine.approval import approve_plan
+from replay.engine.plan import name_origin
+from replay.runbooks.detection import detect_backlog
+from replay.runbooks.requests import find_or_plan, read_request
+from replay.runbooks.work import carry_on
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import CONSUMER

@@ -10,17 +10,11 @@ import pytest
 from backlog.clock import utc_now
 from backlog.errors import ApprovalNeeded, BacklogError, Refused
 from backlog.values import RecoveryState
-from replay.recovery.approval import approve_plan, check_approval
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.workspace import Workspace
-from replay.telling.documents import list_next_commands
-from tests.replay.makers import (
-    PAST,
-    change_ledger,
-    open_desk,
-    store_approved,
-    store_plan,
-)
+from replay.engine.approval import approve_plan, check_approval
+from replay.engine.cancelling import cancel_work
+from replay.engine.kind import Workspace
+from replay.present.status import list_next_commands
+from tests.replay.makers import PAST, change_ledger, open_desk, store_approved, store_plan
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_unreachable_cluster_is_named(
 ) -> None:
     """The addresses that were tried are in the error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("replay.around.observation.LOOK_SECONDS", 1.0)
+    monkeypatch.setattr("replay.observe.stream.LOOK_SECONDS", 1.0)
     words = ["--bootstrap", "127.0.0.1:1", "--group", "g", "--topic", "t"]
     assert main(["status", *words, "--json"]) == 1
     error = json.loads(capfd.readouterr().out)["error"]
@@ -161,7 +161,7 @@ def test_unknown_exception_is_one_line(
         raise ZeroDivisionError("an accident")
 
     monkeypatch.chdir(empty_shop.directory)
-    monkeypatch.setattr("replay.around.observation.choose_streams", fail)
+    monkeypatch.setattr("replay.observe.stream.choose_streams", fail)
     assert main(["status"]) == 1
     told = capfd.readouterr().err
     assert "ZeroDivisionError: an accident" in told
@@ -187,7 +187,7 @@ def test_help_is_quick_and_loads_no_spark() -> None:
     """Neither `--help` nor the verbs that look load what takes a second: not even numpy."""
     program = (
         "import sys; from replay.cli import main; main(['--help']);"
-        "import replay.around.observation, replay.recovery.workspace, replay.telling.terminal, replay.telling.documents;"
+        "import replay.observe.stream, replay.engine.kind, replay.present.terminal, replay.present.status;"
         "heavy = 'alembic fastapi matplotlib numpy pyarrow pyspark uvicorn'.split();"
         "print([m for m in heavy if m in sys.modules])"
     )

@@ -13,8 +13,8 @@ import pytest
 from backlog.errors import Refused, UsageError
 from backlog.values import RecoveryState
 from fanout.launchers import Role
-from replay.around.consumers import start_consumers
-from replay.around.fleets import fleet_of, launcher_of
+from replay.consumers.fleet import fleet_of, launcher_of
+from replay.consumers.members import start_consumers
 from tests.fanout.launchers.fleets import no_stop
 from tests.kafka_tools import join, wait_until
 from tests.replay.makers import open_desk

@@ -17,15 +17,14 @@ from backlog.kafka.admin import describe_topic
 from backlog.kafka.clients import make_admin, make_producer
 from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlog.values import Recovery, RecoveryState
-from replay.around.observation import look_at_stream
-from replay.kinds.expand import backlog as expand_ground
-from replay.kinds.expand.backlog import observe
+from replay.engine.approval import approve_plan, check_hash
+from replay.engine.kind import Workspace
+from replay.engine.options import read_options
+from replay.kinds.expand import plan as expand_ground
 from replay.kinds.expand.kind import KIND as EXPAND
-from replay.kinds.expand.options import ExpandOptions
+from replay.kinds.expand.plan import ExpandOptions, observe
 from replay.kinds.expand.planning import compute_plan, plan_expand
-from replay.recovery.approval import approve_plan, check_hash
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
+from replay.observe.stream import look_at_stream
 from tests.conftest import MakeTopic
 from tests.kafka_tools import commit, join, publish, set_config, set_offsets_raw
 from tests.replay.shop import Shop

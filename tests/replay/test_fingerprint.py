@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from backlog.config import Config, Stream
+from replay.engine.plan import find_changes
 from replay.kinds.expand.planning import fingerprint_expansion, fingerprint_for
 from replay.kinds.rebuild.planning import fingerprint_stream
-from replay.recovery.plan import find_changes
 
 Fingerprint = Callable[[Config, Stream], Mapping[str, Any]]
 KINDS: Mapping[str, Fingerprint] = {

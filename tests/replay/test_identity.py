@@ -11,9 +11,9 @@ import pytest
 
 from backlog.errors import Refused
 from backlog.values import RecoveryState
-from replay.recovery.approval import SamePerson, approve_plan, reject_plan
-from replay.recovery.identity import Identity, acting_as, find_identity
-from replay.recovery.workspace import Workspace
+from replay.engine.approval import SamePerson, approve_plan, reject_plan
+from replay.engine.kind import Workspace
+from replay.engine.plan import Identity, acting_as, find_identity
 from tests.replay.makers import open_desk, store_plan
 
 S = RecoveryState

@@ -17,8 +17,12 @@ import pytest
 from confluent_kafka import Consumer
 
 from backlog.config import load_config
-from backlog.config.client_file import read_client_properties
-from backlog.config.found import explain_unwritable, name_streams, render_discovered
+from backlog.config.template import (
+    explain_unwritable,
+    name_streams,
+    read_client_properties,
+    render_discovered,
+)
 from backlog.errors import ConfigurationError
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_consumer

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.recovery import interrupts as room
-from replay.recovery.interrupts import Interrupts
+from replay.engine import interrupts as room
+from replay.engine.interrupts import Interrupts
 from tests.replay.shop import ROOT
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]

@@ -13,14 +13,14 @@ from backlog.errors import ConfigurationError, PlanStale, Refused
 from backlog.kafka.admin import describe_topic
 from backlog.kafka.errors import TopicMissing
 from backlog.values import Chunk, Recovery, RecoveryState
+from replay.engine.approval import approve_plan
+from replay.engine.cancelling import cancel_work
+from replay.engine.kind import Workspace
 from replay.injection import ledger as injection
 from replay.injection.ledger import LEDGER_MADE, fence_recovery, freeze_ledger
 from replay.injection.plan import PlannedTarget, To
 from replay.kinds.rebuild.kind import KIND as REBUILD
 from replay.kinds.rebuild.plan import RebuildPlan
-from replay.recovery.approval import approve_plan
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.workspace import Workspace
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.injection.ledger_topic import CommittedChunk
 from spark_backfill.injection.snapshots import LedgerSnapshot

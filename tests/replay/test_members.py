@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from backlog.config import Config, load_config
-from replay.around.members import describe_members, suggest_ways
 from replay.cli import main
+from replay.consumers.members import describe_members, suggest_ways
 from replay.opening import open_workspace
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.archive import ArchivedRange
 from backlog.config import Config, Stream
+from backlog.manifests import ArchivedRange
 from backlog.values import Certainty, GapState, OffsetRange
-from replay.injection.prior import Lost, find_lost, intersect_ranges, subtract_ranges
+from replay.engine.kind import Workspace
+from replay.injection.ledger import Lost, find_lost, intersect_ranges, subtract_ranges
 from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
 from spark_backfill.request import PriorChunk
 from tests.backlog.ledger.makers import make_gap, make_sample
 from tests.replay.makers import keep_plan, make_rebuild_plan

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from backlog.ledger.chunks import ChunkRecord
 from backlog.values import Chunk, ChunkState, PartitionSample
+from replay.kinds.rebuild.losses import covers, is_there
 from replay.kinds.rebuild.plan import PlannedGap
-from replay.kinds.rebuild.put_back import covers, is_there
 from tests.backlog.ledger.makers import make_gap
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.makers import make_rebuild_plan

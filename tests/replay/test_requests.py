@@ -9,8 +9,8 @@ import pytest
 
 from backlog.errors import InvalidTransition, Refused
 from backlog.values import RecoveryState
-from replay.recovery.cancelling import request_pause, withdraw_pause
-from replay.recovery.workspace import Workspace
+from replay.engine.cancelling import request_pause, withdraw_pause
+from replay.engine.kind import Workspace
 from tests.replay.makers import open_desk, store_approved
 
 S = RecoveryState

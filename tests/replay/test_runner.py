@@ -12,13 +12,12 @@ from rich.console import Console
 
 from backlog.errors import LeaseHeld, Paused, ProducerFenced
 from backlog.values import Recovery, RecoveryState
+from replay.engine import cancelling as cancellation
+from replay.engine import runner
+from replay.engine.brakes import CancelRequested
+from replay.engine.kind import RunContext, Workspace
+from replay.engine.runner import Run
 from replay.kinds.rebuild.kind import Rebuild
-from replay.recovery import cancelling as cancellation
-from replay.recovery import runner
-from replay.recovery.brakes import CancelRequested
-from replay.recovery.context import RunContext
-from replay.recovery.runner import Run
-from replay.recovery.workspace import Workspace
 from tests.replay.makers import open_desk, read_actions, store_approved, take_over
 
 S = RecoveryState

@@ -12,7 +12,7 @@ from backlog.clock import utc_now
 from backlog.errors import Refused
 from backlog.values import Recovery, RecoveryState
 from replay.cli import main, shared
-from replay.recovery.workspace import Workspace
+from replay.engine.kind import Workspace
 from tests.replay.makers import open_desk, store_plan
 
 S = RecoveryState
@@ -103,7 +103,7 @@ def test_it_is_in_the_way_of_others_as_its_traits_say(
     desk: Workspace, state: RecoveryState
 ) -> None:
     """The ledger knows that it stops the consumers, and that a failed one holds."""
-    from replay.recovery.guards import refuse_active
+    from replay.engine.guards import refuse_active
 
     store_mystery(desk, state)
     with pytest.raises(Refused, match=f"is {state}"):

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from replay.console import notifying
+from replay.web import exporter
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import commit, properties_of, publish, wait_until
 from tests.monitoring.metric_lines import Scraped
@@ -187,7 +187,7 @@ def test_rounds_are_for_a_look_and_tell_no_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
-    monkeypatch.setattr(notifying, "open_notifier", lambda *given: opened.append(given))
+    monkeypatch.setattr(exporter, "open_notifier", lambda *given: opened.append(given))
     hooks = {"bus": {"webhook": "https://hooks.example/"}}
     write_config(tmp_path, streams={}, watch={"hooks": hooks})
     assert call_main(("watch", "--rounds", "1"), tmp_path, {})[0] == 0

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_backfill.spark import class_archive
-from spark_backfill.spark.class_archive import DRIVER_OPTIONS, find_archive, make_options
-from spark_backfill.spark.session import make_conf
+from spark_backfill.spark import session
+from spark_backfill.spark.session import DRIVER_OPTIONS, find_archive, make_conf, make_options
 
 _START = f"""
 from backlog.config import SparkSection
@@ -22,7 +21,7 @@ assert open_session(SparkSection(master="local[1]", conf=conf), "test").range(9)
 
 def test_options_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "spark.jsa"
-    monkeypatch.setattr(class_archive, "find_archive", lambda: archive)
+    monkeypatch.setattr(session, "find_archive", lambda: archive)
     assert make_options("") == ""
     archive.touch()
     option = f"-XX:SharedArchiveFile={archive}"
@@ -39,7 +38,7 @@ def test_a_path_that_would_be_two_options_is_left_out(
     archive = tmp_path / "two words" / "spark.jsa"
     archive.parent.mkdir()
     archive.touch()
-    monkeypatch.setattr(class_archive, "find_archive", lambda: archive)
+    monkeypatch.setattr(session, "find_archive", lambda: archive)
     assert make_options("") == ""
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from backlog.kafka.admin import list_offsets
 from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import HOST
+from sandbox.secured import HOST
 from tests.conftest import MakeTopic
 from tests.kafka_tools import wait_until
 from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL, Shop

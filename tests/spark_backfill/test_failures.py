@@ -6,7 +6,7 @@ import pytest
 
 from backlog.errors import KafkaFailure, SourceError
 from spark_backfill.failures import list_secrets, mask_text, translating
-from spark_backfill.injection.runners import LostWorker
+from spark_backfill.injection.waves import LostWorker
 
 PROPERTIES = {
     "bootstrap.servers": "story:9092",

@@ -21,9 +21,8 @@ from spark_backfill.messages.candidates import (
     find_newest,
     read_rows,
 )
-from spark_backfill.messages.filters import filter_times, join_conditions
 from spark_backfill.messages.rules import MessageRules
-from spark_backfill.messages.windows import Bounds
+from spark_backfill.messages.windows import Bounds, filter_times, join_conditions
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
 from tests.spark_backfill.test_outbox_source import make_stream as make_outbox_stream

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from backlog.manifest import CHUNK_SCHEMA
-from spark_backfill.injection.fingerprints import fingerprint_read, fingerprint_staged
+from backlog.manifests import CHUNK_SCHEMA
+from spark_backfill.injection.verification import fingerprint_read, fingerprint_staged
 from spark_backfill.spark.frames import last_header
 
 if TYPE_CHECKING:

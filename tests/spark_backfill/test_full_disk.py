@@ -13,10 +13,9 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from backlog.errors import KafkaFailure, SourceError, StagingError
-from backlog.manifest import MANIFEST_NAME
+from backlog.manifests import MANIFEST_NAME
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.failures import translating
-from spark_backfill.full_disk import planning_into
+from spark_backfill.failures import planning_into, translating
 from spark_backfill.rebuild import plan_rebuild
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world

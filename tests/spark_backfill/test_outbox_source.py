@@ -11,7 +11,7 @@ from confluent_kafka import Message
 from sqlalchemy.orm import Session
 
 from backlog.config import Stream
-from backlog.config.outbox_source import expand_outbox
+from backlog.config.streams import expand_outbox
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox.database import messages as outbox_table
 from sandbox.embedded import EmbeddedKafka

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlog.partitioners import PARTITIONERS
-from spark_backfill.messages.partitioners import PLACES
+from spark_backfill.messages.rules import PLACES
 from spark_backfill.spark.frames import make_empty
 
 if TYPE_CHECKING:

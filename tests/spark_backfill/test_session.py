@@ -15,7 +15,7 @@ from pyspark import SparkContext
 
 from backlog.config import SparkSection
 from backlog.errors import StagingError
-from sandbox.ports import HOST
+from sandbox.secured import HOST
 from spark_backfill.spark import cluster, session
 from spark_backfill.spark.cluster import SparkFailure, explain_start, require_master
 from spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token

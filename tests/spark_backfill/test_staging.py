@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.manifest import CHUNK_SCHEMA, read_chunk
+from backlog.manifests import CHUNK_SCHEMA, read_chunk
 from backlogctl_delivery import stamps
 from spark_backfill.messages.staging import ChunkLimits, StampValues, stamp_messages, write_chunks
 

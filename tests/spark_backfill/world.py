@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from backlog.clock import format_time
 from backlog.config import Source, Stream
 from backlog.kafka.admin import Isolation, list_offsets
-from backlog.manifest import read_chunk, read_manifest
+from backlog.manifests import read_chunk, read_manifest
 from backlog.partitioners import hash_murmur2
 from backlog.values import Cause, Certainty, Gap, GapState
 from spark_backfill.messages.staging import ChunkLimits

@@ -2,8 +2,7 @@
 
 from alembic import context
 
-from backlog.ledger.models import metadata
-from backlog.ledger.schema import VERSION_TABLE
+from backlog.ledger.schema import VERSION_TABLE, metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

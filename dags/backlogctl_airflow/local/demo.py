@@ -28,7 +28,7 @@ from rich.table import Table
 from backlog.clock import utc_now
 from backlog.config import Stream, load_config
 from backlog.errors import BacklogError, UsageError
-from backlog.numbers import format_duration
+from backlog.formats import format_duration
 from backlogctl_airflow.local.standalone import AirflowStandalone, User, check_port
 from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
 from examples.lost_orders import (
@@ -46,12 +46,12 @@ from examples.rebuild import UNREAD
 from examples.shop import NewOrders, Size, await_commits, make_backlog
 from examples.stage import SHORT_LIVED_JVM, ending_on_sigterm
 from fanout.launchers import Fleet, Role
-from monitoring.watcher import watch_streams
-from replay.around.fleets import fleet_of, launcher_of
+from monitoring.watch.loop import watch_streams
 from replay.cli.shared import make_console, show_error
+from replay.consumers.fleet import fleet_of, launcher_of
+from replay.engine.kind import Workspace
 from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
-from replay.telling.layout import Text
+from replay.present.layout import Text
 from sandbox.embedded import EmbeddedKafka
 
 POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}

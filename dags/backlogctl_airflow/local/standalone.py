@@ -20,9 +20,9 @@ from typing import Any, Self
 import httpx
 
 from backlog.errors import EmbeddedError
-from backlog.progress import Say
+from backlog.formats import Say
 from backlogctl_airflow.local import guard
-from sandbox.ports import HOST, free_port, listens
+from sandbox.secured import HOST, free_port, listens
 
 DAGS = ("detect_backlog", "emergency_offload", "recover_backlog")
 _RUNBOOKS = {

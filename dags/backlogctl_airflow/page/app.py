@@ -3,41 +3,138 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Iterable
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from airflow.api_fastapi.app import API_ROOT_PATH
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-import replay.console.page
+import replay.web.page
+from backlog.clock import utc_now
 from backlog.config import mask_secrets
 from backlog.errors import BacklogError, ConfigurationError, LedgerError, Refused, UsageError
+from backlog.values import Recovery
 from backlogctl_airflow.page.cache import PageCache
-from backlogctl_airflow.page.notices import make_login, make_notice
-from backlogctl_airflow.page.rights import (
-    require_page,
-    require_recovery,
-    require_run,
-    require_user,
-)
 from backlogctl_airflow.policies import RECOVER
-from replay.console.page.guards import Guard, find_root, make_headers
-from replay.recovery.origins import list_recoveries_of_run
-from replay.report.document import make_report
-from replay.report.page import render_page
+from replay.engine.plan import find_origin, list_recoveries_of_run
+from replay.present.report import make_report
+from replay.present.report_page import render_page
+from replay.web.page.app import Guard, find_root, make_headers
+from replay.web.page.rendering import make_environment
+from replay.web.page.words import say_ago
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+
+# Who may look: Airflow's user, with the right to read the DAG that recovers.
+#
+# Airflow does not ask for a login before what a plugin serves: each route asks here.
+
+require_user = get_user
+# All streams and recoveries: for those who may read the DAG of all recoveries.
+require_page = requires_access_dag("GET", param_dag_id=RECOVER)
+# What a run of the DAG in the path planned: for those who may read its runs.
+require_run = requires_access_dag("GET", DagAccessEntity.RUN)
+
+
+def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> None:
+    """The right to the page, or to the runs of the DAG that planned this one recovery.
+
+    Raises:
+        HTTPException: 403; it does not reveal whether the recovery exists.
+    """
+    try:
+        require_page(request, user)
+    except HTTPException:
+        dag_id = _find_dag(request, recovery_id)
+        if dag_id is None:
+            raise
+        requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=dag_id)(request, user)
+
+
+def _find_dag(request: Request, recovery_id: str) -> str | None:
+    try:
+        ledger = request.app.state.cache.open().workspace.ledger
+        origin = find_origin(ledger.recoveries.get(recovery_id))
+        return None if origin is None else origin.dag_id
+    except BacklogError:
+        return None
+
+
+# Pages of this application's own: no login, no right, a wrong configuration, which recovery.
+
+# Seconds between two looks, as long as no configuration says another.
+_LOOKS_AGAIN = 10
+
+
+def make_notice(
+    title: str,
+    told: str,
+    *,
+    up: str,
+    status: int = 200,
+    hint: str = "",
+    recoveries: Iterable[Recovery] = (),
+    kind: str = "recoveries",
+    home: bool = True,
+) -> HTMLResponse:
+    """A page that says one thing, in the style of the others; secrets in it are masked.
+
+    Args:
+        up: the way to the overview from it: "" or some `../`.
+        recoveries: to choose one of. kind: what of it is led to, `recoveries` or `reports`.
+        home: whether the overview is of any use to who reads it.
+    """
+    rows = [{"recovery": one, "command": ""} for one in recoveries]
+    return _render(
+        "notice.html",
+        status,
+        title=title,
+        told=told,
+        up=up or "./",
+        hint=hint,
+        rows=rows,
+        kind=kind,
+        home=home,
+    )
+
+
+def make_login(address: str) -> HTMLResponse:
+    """What is said without a login; it needs no other file, which would ask for one too."""
+    return _render("login.html", 401, login=address)
+
+
+def _render(template: str, status: int, **values: Any) -> HTMLResponse:
+    from fastapi.responses import HTMLResponse
+
+    now = utc_now()
+    text = (
+        _make_environment()
+        .get_template(template)
+        .render(now=now, ago=partial(say_ago, now=now), refresh=_LOOKS_AGAIN, **values)
+    )
+    return HTMLResponse(text, status)
+
+
+@cache
+def _make_environment() -> Environment:
+    return make_environment(mask_secrets, "backlogctl_airflow.page", "replay.web.page")
+
+
 LOG = logging.getLogger("backlog.airflow.page")
-_STATIC = Path(next(iter(replay.console.page.__path__))) / "static"
+_STATIC = Path(next(iter(replay.web.page.__path__))) / "static"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 

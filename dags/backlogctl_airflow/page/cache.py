@@ -16,13 +16,13 @@ from backlog.config import Config, mask_secrets
 from backlog.config.root import DEFAULT_FILE
 from backlog.errors import BacklogError
 from backlog.values import Recovery, RecoveryState
-from backlogctl_airflow.addresses import find_question
+from backlogctl_airflow.links import find_question
 from backlogctl_airflow.policies import ASKING, RECOVER, name_question
-from monitoring.observing import measure_skew
-from replay.console.page.app import make_page
+from monitoring.offsets.observation import measure_skew
+from replay.engine.kind import Workspace
+from replay.engine.plan import find_origin
 from replay.opening import open_workspace
-from replay.recovery.origins import find_origin
-from replay.recovery.workspace import Workspace
+from replay.web.page.app import make_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -6,10 +6,9 @@ from airflow.sdk import DAG
 
 from backlogctl_airflow.form import make_fields
 from backlogctl_airflow.layout import lay_out_tasks
-from backlogctl_airflow.outline import read_outline
-from backlogctl_airflow.policies import DAG_DEFAULTS, OFFLOAD, TAGS
+from backlogctl_airflow.policies import DAG_DEFAULTS, OFFLOAD, TAGS, read_outline
+from replay.engine.kind import Registry
 from replay.kinds import OFFLOAD as KIND
-from replay.recovery.kind import Registry
 
 DOC = """
 ### The brokers' disks are nearly full, and nobody reads fast enough

@@ -8,8 +8,15 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
 from backlogctl_airflow import tasks
-from backlogctl_airflow.outline import find_cron, find_zone, read_outline
-from backlogctl_airflow.policies import AUDIT, DAG_DEFAULTS, TAGS, find_pool
+from backlogctl_airflow.policies import (
+    AUDIT,
+    DAG_DEFAULTS,
+    TAGS,
+    find_cron,
+    find_pool,
+    find_zone,
+    read_outline,
+)
 
 DOC = """
 ### Audit every stream as its `audits` say, in its off-peak window

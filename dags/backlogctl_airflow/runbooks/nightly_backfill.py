@@ -9,10 +9,18 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import DAG, CronDataIntervalTimetable, task_group
 
 from backlogctl_airflow import tasks
+from backlogctl_airflow.layout import AskForApproval
 from backlogctl_airflow.links import add_links
-from backlogctl_airflow.outline import find_cron, find_zone, read_outline
-from backlogctl_airflow.policies import DAG_DEFAULTS, NIGHTLY, PLAN, TAGS, find_pool
-from backlogctl_airflow.starting import AskForApproval
+from backlogctl_airflow.policies import (
+    DAG_DEFAULTS,
+    NIGHTLY,
+    PLAN,
+    TAGS,
+    find_cron,
+    find_pool,
+    find_zone,
+    read_outline,
+)
 
 DOC = """
 ### Put back what every stream has lost, or has in an archive, in its off-peak window

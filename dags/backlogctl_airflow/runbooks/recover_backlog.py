@@ -6,8 +6,7 @@ from airflow.sdk import DAG
 
 from backlogctl_airflow.form import make_fields
 from backlogctl_airflow.layout import lay_out_tasks
-from backlogctl_airflow.outline import read_outline
-from backlogctl_airflow.policies import DAG_DEFAULTS, RECOVER, TAGS
+from backlogctl_airflow.policies import DAG_DEFAULTS, RECOVER, TAGS, read_outline
 from replay.kinds import KINDS, OFFLOAD
 
 DOC = """

@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from backlog.config import Config, Stream
-from backlog.numbers import format_bytes, format_plural
-from backlog.step import Step
-from backlog.values import Cause, Gap, Recovery
-from replay.around.ways import LEAVE_CONSUMERS
-from replay.kinds.offload.options import OffloadOptions
-from replay.kinds.offload.plan import NAME, OffloadPlan
-from replay.recovery.closing import open_closing
-from replay.recovery.context import RunContext
-from replay.recovery.kind import Kind, Say, Traits, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from replay.telling.account import Account, RecoveryRecord
-from replay.telling.standings import Standing
-from replay.telling.value import Telling
+from backlog.formats import format_bytes, format_plural
+from backlog.values import Cause, Gap, Recovery, Step
+from replay.consumers.fleet import LEAVE_CONSUMERS
+from replay.engine.cancelling import open_closing
+from replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
+from replay.engine.plan import Origin
+from replay.engine.values import Account, RecoveryRecord, Standing, Telling
+from replay.kinds.offload.plan import NAME, OffloadOptions, OffloadPlan
 
 if TYPE_CHECKING:
     from backlog.kafka.rights import Right
@@ -67,7 +61,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: OffloadPlan | None = None
     ) -> tuple[Right, ...]:
         """Records are deleted, and offsets of the group are committed."""
-        from replay.around.rights import select_rights
+        from replay.observe.rights import select_rights
 
         return select_rights("see offload", stream)
 
@@ -95,7 +89,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         console: Console,
     ) -> None:
         """Back, before the group was moved; from there on forward."""
-        from replay.kinds.offload.cancelling import close_offload
+        from replay.kinds.offload.closing import close_offload
         from replay.kinds.offload.context import OffloadContext
 
         with open_closing(
@@ -105,13 +99,13 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
 
     def tell(self, plan: OffloadPlan, recovery: Recovery) -> Telling:
         """What is unread, where it goes, and what is done to whom."""
-        from replay.kinds.offload.telling import tell_offload
+        from replay.kinds.offload.describe import tell_offload
 
         return tell_offload(plan, recovery)
 
     def account(self, plan: OffloadPlan, record: RecoveryRecord) -> Account:
         """What was archived, deleted and freed."""
-        from replay.kinds.offload.accounting import account_for_offload
+        from replay.kinds.offload.describe import account_for_offload
 
         return account_for_offload(plan, record)
 
@@ -144,7 +138,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
     ) -> Standing:
         """Who reads, who is stopped, and what is only in the archive."""
-        from replay.kinds.offload.standing import describe_offload
+        from replay.kinds.offload.describe import describe_offload
 
         return describe_offload(workspace, recovery, self.read_plan(recovery), ask=ask)
 

@@ -13,33 +13,34 @@ from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_to
 from backlog.kafka.readers import TopicReaders
 from backlog.ledger import ArchiveRecord
 from backlog.values import Cause, Gap, Recovery, Sample
-from replay.around.observation import look_at_stream, read_history
-from replay.around.rights import require_rights
-from replay.injection import ledger as injection
-from replay.injection.archived import list_archived, list_archives, suggest_redrive
-from replay.injection.checks import warn_about_readers
-from replay.injection.plan import To
-from replay.injection.rehearsals import clear_rehearsals, name_superseded
-from replay.injection.rights import list_sending
-from replay.injection.storing import stage_and_store
-from replay.kinds.rebuild.choosing import choose_gaps, take_every
-from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
-from replay.kinds.rebuild.put_back import leave_out_put_back
-from replay.kinds.rebuild.targets import Target, find_target
-from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import (
+from replay.engine.approval import approve_automatically
+from replay.engine.archives import clear_staging
+from replay.engine.guards import (
     check_denied,
     refuse_active,
     refuse_group_type,
     refuse_missing_group,
 )
-from replay.recovery.housekeeping import clear_staging
-from replay.recovery.identity import find_identity
-from replay.recovery.kind import Say, say_nothing
-from replay.recovery.plan import Origin, PlannedWindow
-from replay.recovery.workspace import Workspace
+from replay.engine.kind import Say, Workspace, say_nothing
+from replay.engine.plan import Origin, PlannedWindow, find_identity
+from replay.injection import ledger as injection
+from replay.injection.archived import list_archived, list_archives, suggest_redrive
+from replay.injection.kind import warn_about_readers
+from replay.injection.plan import To, list_sending
+from replay.injection.storing import stage_and_store
+from replay.injection.target import clear_rehearsals, name_superseded
+from replay.kinds.rebuild.losses import (
+    choose_gaps,
+    date_edges,
+    find_growth,
+    leave_out_put_back,
+    locate_prior,
+    take_every,
+    tighten_times,
+)
+from replay.kinds.rebuild.plan import PlannedGap, RebuildOptions, RebuildPlan, Target, find_target
+from replay.observe.rights import require_rights
+from replay.observe.stream import look_at_stream, read_history
 
 if TYPE_CHECKING:
     from spark_backfill.request import ArchiveSource, Growth, PriorChunk
@@ -196,7 +197,7 @@ def _compute_plan(
     from spark_backfill.messages.staging import fit_chunks
     from spark_backfill.rebuild import plan_rebuild as rebuild
     from spark_backfill.request import RebuildRequest
-    from spark_backfill.spark.object_store import needs_s3
+    from spark_backfill.spark.cluster import needs_s3
     from spark_backfill.spark.session import open_session
 
     slots = len({gap.partition for gap in losses.gaps})

@@ -12,8 +12,8 @@ from backlog.ledger import ArchiveRecord
 from backlog.values import Gap, OffsetRange
 from replay.injection.archived import ArchivedGap, list_archived
 from replay.injection.unprocessed import list_places
-from replay.kinds.redrive.bounds import read_offsets, takes_waiting
-from replay.kinds.redrive.options import RedriveOptions
+from replay.kinds.redrive.plan import RedriveOptions
+from replay.kinds.redrive.sources import read_offsets, takes_waiting
 from spark_backfill.request import PriorChunk, count_offsets, list_stretches
 
 if TYPE_CHECKING:

@@ -7,20 +7,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from backlog.config import Config, Stream
-from backlog.numbers import format_plural
+from backlog.formats import format_plural
 from backlog.values import Gap, Recovery
-from monitoring.verdicts import Verdict
+from monitoring.verdict.status import Verdict
+from replay.engine.kind import Say, Traits, Workspace, say_nothing
+from replay.engine.plan import Origin
+from replay.engine.values import Account, Fact, RecoveryRecord, Telling
 from replay.injection.archived import ARCHIVE, list_archived
-from replay.injection.checks import has_readers_alone
-from replay.injection.kind import InjectionKind
+from replay.injection.kind import InjectionKind, has_readers_alone
 from replay.injection.plan import To
-from replay.kinds.redrive.options import RedriveOptions
-from replay.kinds.redrive.plan import NAME, RedrivePlan
-from replay.recovery.kind import Say, Traits, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from replay.telling.account import Account, RecoveryRecord
-from replay.telling.value import Fact, Telling
+from replay.kinds.redrive.plan import NAME, RedriveOptions, RedrivePlan
 
 if TYPE_CHECKING:
     from backlog.kafka.rights import Right
@@ -80,7 +76,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: RedrivePlan | None = None
     ) -> tuple[Right, ...]:
         """The source is read; the target and the Kafka ledger are written in transactions."""
-        from replay.injection.rights import list_sending
+        from replay.injection.plan import list_sending
 
         if plan is None:
             return super().list_rights(config, stream, recovery_id)
@@ -89,7 +85,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
 
     def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
         """Which messages go where."""
-        from replay.kinds.redrive.telling import tell_redrive
+        from replay.kinds.redrive.describe import tell_redrive
 
         return tell_redrive(plan, recovery)
 
@@ -97,13 +93,13 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         self, workspace: Workspace, plan: RedrivePlan, recovery: Recovery
     ) -> tuple[Fact, ...]:
         """A few messages and errors, masked."""
-        from replay.kinds.redrive.previewing import preview_redrive
+        from replay.kinds.redrive.sources import preview_redrive
 
         return preview_redrive(workspace, plan, recovery.id)
 
     def account(self, plan: RedrivePlan, record: RecoveryRecord) -> Account:
         """What was put back and read back."""
-        from replay.kinds.redrive.accounting import account_for_redrive
+        from replay.kinds.redrive.describe import account_for_redrive
 
         return account_for_redrive(plan, record)
 

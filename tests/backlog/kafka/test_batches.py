@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from backlog.clock import Deadline
 from backlog.kafka.admin import list_offsets
-from backlog.kafka.batches import BatchesUnreadable, add_sequence, scan_batches
 from backlog.kafka.clients import make_producer
 from backlog.kafka.raw_client import RawClient, translate_properties
+from backlog.kafka.raw_fetch import BatchesUnreadable, add_sequence, scan_batches
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, publish

@@ -7,11 +7,10 @@ import pytest
 from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable, KafkaFailure
 from backlog.kafka.admin import read_metadata
-from backlog.kafka.calls import retry_transient
-from backlog.kafka.clients import make_admin, make_producer
+from backlog.kafka.clients import make_admin, make_producer, retry_transient
 from backlog.kafka.errors import TopicMissing
 from backlogctl_delivery.kafka import PRODUCER
-from spark_backfill.injection.targets import require_replicas
+from spark_backfill.injection.job import require_replicas
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 

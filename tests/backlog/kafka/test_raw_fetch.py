@@ -13,9 +13,8 @@ from backlog.clock import Deadline
 from backlog.errors import KafkaFailure
 from backlog.kafka import raw_fetch
 from backlog.kafka.admin import create_topic
-from backlog.kafka.batches import BatchHeader
 from backlog.kafka.clients import make_admin, make_producer
-from backlog.kafka.raw_fetch import FetchedBatches, fetch_batches
+from backlog.kafka.raw_fetch import BatchHeader, FetchedBatches, fetch_batches
 from backlog.values import OffsetRange
 from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic

@@ -16,11 +16,11 @@ from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable
 from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
 from backlog.kafka.clients import Properties, make_admin
-from backlog.kafka.encryption import explain_encryption
+from backlog.kafka.errors import explain_encryption
 from backlog.kafka.group_types import read_group_type
 from backlog.kafka.rights import Operation, Resource, Right, read_rights
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
-from monitoring.groups.bulk import BulkReader
+from monitoring.groups.reader import BulkReader
 from sandbox.secured import Security
 from tests.forwarding import forward
 from tests.kafka_tools import wait_until

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from backlog.archive import ArchivedRange
 from backlog.errors import InvalidTransition, Refused, UsageError
 from backlog.ledger import ArchiveRecord, Ledger
+from backlog.manifests import ArchivedRange
 from backlog.values import Cause, Gap, GapState, RecoveryState
 from tests.backlog.ledger.makers import NOON, approve, make_gap, plan
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import LeaseHeld, UsageError
 from backlog.ledger import Ledger
-from backlog.ledger.owners import Owner
+from backlog.ledger.events import Owner
 from tests.backlog.ledger.conftest import change, drop_triggers
 from tests.backlog.ledger.makers import plan
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,12 +16,156 @@ from sqlalchemy.exc import DBAPIError
 
 from backlog.errors import InvalidTransition, UsageError
 from backlog.ledger import Ledger, open_ledger
-from backlog.ledger.models import gaps
-from backlog.values import Cause, Certainty, GapState, RecoveryState, TimeBounds
+from backlog.ledger.gaps import ITSELF
+from backlog.ledger.schema import gaps
+from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState, SequenceRange, TimeBounds
 from tests.backlog.ledger.conftest import change
 from tests.backlog.ledger.makers import NOON, approve, make_gap, make_sample, plan
 
+# Gaps that audits find: of sequences without offsets, and of offsets that were committed.
+
 S = GapState
+
+
+def miss(first: int, last: int, producer: str = "till", epoch: int = 1) -> Gap:
+    seen = make_gap(None, None, cause=Cause.PRODUCER_GAP)
+    return replace(seen, sequences=SequenceRange(producer, epoch, first, last))
+
+
+def list_sequences(ledger: Ledger) -> list[tuple[int, int]]:
+    found = [gap.sequences for gap in ledger.gaps.list()]
+    return sorted((one.first, one.last) for one in found if one is not None)
+
+
+def test_only_new_sequences_are_gaps(ledger: Ledger) -> None:
+    kept = ledger.gaps.record(miss(10, 19))
+    assert (kept.count, kept.start, kept.end) == (10, None, None)
+    assert ledger.gaps.record(miss(10, 19)) == kept
+    assert ledger.gaps.record(miss(12, 15)).id == kept.id
+    ledger.gaps.advance([kept.id], S.WAIVED, reason="given up")
+    assert ledger.gaps.record(miss(5, 25)).id != kept.id
+    assert list_sequences(ledger) == [(5, 9), (10, 19), (20, 25)]
+    ledger.gaps.record(miss(10, 19, epoch=2))
+    ledger.gaps.record(miss(10, 19, producer="other"))
+    assert len(ledger.gaps.list()) == 5
+
+
+def test_they_are_no_gaps_of_offsets(ledger: Ledger) -> None:
+    """A loss of the same partition is recorded beside them, and neither hides the other."""
+    ledger.gaps.record(miss(10, 19))
+    expired = ledger.gaps.record(make_gap(0, 100))
+    assert (expired.start, expired.end) == (0, 100)
+    ledger.gaps.record(make_gap(None, None, cause=Cause.NEVER_COMMITTED))
+    assert len(ledger.gaps.list()) == 3
+    figures = {figure.cause: figure.offsets for figure in ledger.figures.gaps()}
+    assert figures == {Cause.PRODUCER_GAP: 10, Cause.EXPIRED: 100, Cause.NEVER_COMMITTED: None}
+
+
+def test_each_number_is_in_one_gap(ledger: Ledger) -> None:
+    chance = random.Random(7)
+    for epoch in range(12):
+        seen = [(at, at + chance.randrange(8)) for at in chance.choices(range(30), k=6)]
+        ledger.gaps.record_all([miss(first, last, epoch=epoch) for first, last in seen])
+        found = [gap.sequences for gap in ledger.gaps.list() if gap.sequences is not None]
+        own = [one for one in found if one.epoch == epoch]
+        numbers = [number for one in own for number in range(one.first, one.last + 1)]
+        wanted = {number for first, last in seen for number in range(first, last + 1)}
+        assert sorted(numbers) == sorted(wanted)
+
+
+def test_a_gap_that_retention_reached_is_cut(ledger: Ledger) -> None:
+    gap = ledger.gaps.record(make_gap(10, 20, cause=Cause.UNPROCESSED))
+    before, rest = ledger.gaps.cut(gap, 14)
+    assert [(g.start, g.end) for g in (before, rest)] == [(10, 14), (14, 20)]
+    assert ledger.gaps.list(states=[S.OPEN]) == (before, rest)
+    for at in (10, 14):
+        with pytest.raises(InvalidTransition):
+            ledger.gaps.cut(before, at)
+    ledger.gaps.advance([rest.id], S.WAIVED, reason="given up")
+    with pytest.raises(InvalidTransition):
+        ledger.gaps.cut(rest, 16)
+    seen = make_gap(10, 20, cause=Cause.UNPROCESSED)
+    assert ledger.gaps.record(seen).id == rest.id, "what a person gave up stays so"
+    ledger.gaps.advance([before.id], S.WAIVED, reason="handled since", actor=ITSELF)
+    assert ledger.gaps.record(seen).id == rest.id
+    (again,) = ledger.gaps.list(states=[S.OPEN])
+    assert (again.start, again.end) == (10, 14), "what is missing again is open again"
+
+
+# What an offload discards is unread now, whatever an older gap says of its offsets.
+
+
+def discard(start: int, end: int, archive: str | None = None, reason: str = "") -> Gap:
+    return replace(make_gap(start, end, cause=Cause.DISCARDED), archive=archive, reason=reason)
+
+
+def list_ranges(ledger: Ledger, *states: GapState) -> list[tuple[int | None, int | None]]:
+    return [(gap.start, gap.end) for gap in ledger.gaps.list(states=states)]
+
+
+@pytest.mark.parametrize("archived", [True, False])
+@pytest.mark.parametrize("over", [S.WAIVED, S.VERIFIED])
+def test_fault_69_a_gap_that_is_over_hides_nothing_of_the_next_offload(
+    ledger: Ledger, over: GapState, archived: bool
+) -> None:
+    first = plan(ledger)
+    approve(ledger, first)
+    ledger.recoveries.advance(first.id, RecoveryState.RUNNING, "ada")
+    old = ledger.gaps.record(discard(100, 200, first.id if archived else None, "offload one"))
+    if over is S.WAIVED:
+        ledger.gaps.advance([old.id], S.WAIVED, reason="given up")
+    else:
+        for state in (S.PLANNED, S.STAGED, S.INJECTED, S.VERIFIED):
+            ledger.gaps.advance([old.id], state, first.id)
+    ledger.recoveries.advance(first.id, RecoveryState.CANCELLED, "ada")
+    second = plan(ledger)
+    seen = discard(100, 300, second.id if archived else None, "offload two")
+    kept = ledger.gaps.record(seen)
+    assert (kept.start, kept.end, kept.state) == (100, 300, S.OPEN)
+    assert ledger.gaps.record(seen) == kept, "seeing it again changes nothing"
+    assert list_ranges(ledger, S.OPEN) == [(100, 300)]
+    # Whoever sees the same range otherwise is told of the gap that counts.
+    assert ledger.gaps.record(make_gap(100, 300, cause=Cause.SKIPPED)).id == kept.id
+    assert ledger.gaps.record(make_gap(100, 150, cause=Cause.SKIPPED)).id != ""
+    assert list_ranges(ledger, S.OPEN) == [(100, 300)]
+
+
+def test_what_a_offload_found_empty_of_its_own_stays_so(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    kept = ledger.gaps.record(discard(10, 20, recovery.id))
+    ledger.gaps.advance([kept.id], S.WAIVED, reason="it holds no messages")
+    assert ledger.gaps.record(discard(10, 20, recovery.id)).state is S.WAIVED
+    assert len(ledger.gaps.list()) == 1
+
+
+def test_an_older_gap_that_is_open_keeps_its_offsets(ledger: Ledger) -> None:
+    older = ledger.gaps.record(make_gap(10, 20))
+    ledger.gaps.record(discard(0, 30))
+    assert list_ranges(ledger, S.OPEN) == [(0, 10), (10, 20), (20, 30)]
+    assert ledger.gaps.get(older.id) == older
+
+
+def test_each_offload_has_gaps_of_its_own(ledger: Ledger) -> None:
+    first = ledger.gaps.record(discard(0, 10, reason="offload one"))
+    second = ledger.gaps.record(discard(0, 20, reason="offload two"))
+    assert (second.start, second.end, second.reason) == (10, 20, "offload two")
+    assert ledger.gaps.get(first.id) == first
+    grown = ledger.gaps.record(discard(10, 30, reason="offload two"))
+    assert (grown.id, grown.start, grown.end) == (second.id, 10, 30)
+
+
+def test_what_the_broker_deletes_after_a_offload_was_given_up_is_lost(ledger: Ledger) -> None:
+    kept = ledger.gaps.record(discard(10, 20, reason="offload one"))
+    ledger.gaps.advance([kept.id], S.WAIVED, reason="given up: read again", actor=ITSELF)
+    lost = ledger.gaps.record(make_gap(10, 20, cause=Cause.EXPIRED))
+    assert (lost.cause, lost.state) == (Cause.EXPIRED, S.OPEN)
+    assert ledger.gaps.record(make_gap(10, 20, cause=Cause.EXPIRED)) == lost
+
+
+def test_what_somebody_waived_of_a_offload_stays_waived(ledger: Ledger) -> None:
+    kept = ledger.gaps.record(discard(10, 20, reason="offload one"))
+    ledger.gaps.advance([kept.id], S.WAIVED, reason="of no use", actor="ada")
+    assert ledger.gaps.record(make_gap(10, 20, cause=Cause.EXPIRED)).state is S.WAIVED
 
 
 def test_gap_comes_back_as_it_went_in(ledger: Ledger) -> None:

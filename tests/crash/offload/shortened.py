@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from backlogctl_delivery import crashpoints
-from replay.kinds.offload import looking
-from replay.kinds.offload.steps import archive, verify
+from replay.kinds.offload import plan, steps
 from spark_backfill.archive import writing
 from tests.replay.expand.shortened import Patch, shorten
 
@@ -26,15 +25,15 @@ STOP_INSTEAD = "STOP_INSTEAD"
 # Of a piece: some dozens of messages.
 _FILE_BYTES, _EACH = 14_000, 100.0
 
-_make_job = archive.make_job
+_make_job = steps.make_job
 
 
 def shorten_offload(patch: Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     shorten(patch)
-    patch(looking, "READINGS_APART", 0.1)
-    patch(verify, "FREED_SECONDS", 0.5)  # how much is freed is judged elsewhere
-    patch(archive, "make_job", _make_small)
+    patch(plan, "READINGS_APART", 0.1)
+    patch(steps, "FREED_SECONDS", 0.5)  # how much is freed is judged elsewhere
+    patch(steps, "make_job", _make_small)
     patch(writing, "_PIECES_PER_CORE", 1)
     if STOP_INSTEAD in os.environ:
         patch(crashpoints, "signal", SimpleNamespace(SIGKILL=signal.SIGSTOP))

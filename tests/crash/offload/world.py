@@ -17,10 +17,10 @@ from rich.console import Console
 from backlog.errors import BacklogError
 from backlog.kafka.admin import create_topic
 from backlog.values import Recovery
-from replay.kinds.rebuild.options import RebuildOptions
+from replay.engine.approval import approve_plan
+from replay.engine.runner import Run
+from replay.kinds.rebuild.plan import RebuildOptions
 from replay.kinds.rebuild.planning import plan_rebuild
-from replay.recovery.approval import approve_plan
-from replay.recovery.runner import Run
 from tests.crash.offload.shortened import STOP_INSTEAD
 from tests.crash.offload.traffic import Traffic
 from tests.kafka_tools import wait_until

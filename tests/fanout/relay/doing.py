@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from backlog.kafka.admin import committed_offsets, list_offsets
 from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
 from backlog.partitioners import PARTITIONERS
-from fanout.decided import await_decided
+from fanout.quiet import await_decided
 from fanout.relay.guard import Guard
 from fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
 from tests.kafka_tools import wait_until

@@ -12,7 +12,7 @@ import pytest
 from backlog.errors import ProducerFenced
 from backlog.kafka.admin import list_offsets
 from backlogctl_delivery.crashpoints import VARIABLE
-from fanout.relay.fencing import fence_relays
+from fanout.relay.commits import fence_relays
 from fanout.relay.interface import (
     Position,
     RelayEngine,

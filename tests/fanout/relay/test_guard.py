@@ -18,13 +18,7 @@ from backlog.clock import Deadline
 from backlog.errors import KafkaFailure, ProducerFenced
 from backlog.kafka.admin import Member, describe_group_state
 from fanout.relay.guard import CLIENT_ID, Guard, find_others
-from fanout.relay.interface import (
-    ConsumerCameBack,
-    GuardLost,
-    Position,
-    RelayEngine,
-    SourceRange,
-)
+from fanout.relay.interface import ConsumerCameBack, GuardLost, Position, RelayEngine, SourceRange
 from fanout.relay.pool import RelayPool
 from fanout.relay.session import Hooks, RelaySession
 from tests.conftest import MakeTopic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backlog.errors import KafkaFailure, ProducerFenced
-from fanout.relay.fencing import fence_relays
+from fanout.relay.commits import fence_relays
 from fanout.relay.interface import SourceRange
 from fanout.relay.records import _Relay
 from tests.fanout.relay.conftest import MakeWorld

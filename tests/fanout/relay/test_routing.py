@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from backlog.partitioners import PARTITIONERS
-from fanout.relay.routing import Router
+from fanout.relay.records import Router
 
 KEYS = [b"a", b"order-17", None, b"", "käse".encode(), b"order-17", None, b"x" * 300]
 
@@ -36,7 +36,7 @@ def test_placing_does_not_load_pandas(partitioner: str) -> None:
     program = f"""
 import sys
 from fanout.relay import worker
-from fanout.relay.routing import Router
+from fanout.relay.records import Router
 Router("key", "{partitioner}", 30, 0).place([b"a", None, b"bc"])
 sys.exit("pandas" in sys.modules)
 """

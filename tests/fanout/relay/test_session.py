@@ -12,7 +12,7 @@ import pytest
 from backlog.errors import LeaseHeld, ProducerFenced
 from backlog.kafka.admin import create_topic
 from fanout.relay import guard
-from fanout.relay.fencing import fence_relays
+from fanout.relay.commits import fence_relays
 from fanout.relay.interface import SourceRange
 from fanout.relay.session import Hooks, RelaySession
 from sandbox.embedded import EmbeddedKafka

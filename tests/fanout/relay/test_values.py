@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backlog.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
 from backlog.partitioners import PARTITIONERS, hash_murmur2
-from fanout.relay.counters import MAX_TEXT, Counters, read_counters, write_counters
+from fanout.relay.commits import MAX_TEXT, Counters, read_counters, write_counters
 from fanout.relay.interface import (
     ConsumerCameBack,
     GuardLost,
@@ -23,7 +23,7 @@ from fanout.relay.interface import (
     SourceRange,
     name_transactional_id,
 )
-from fanout.relay.routing import Router
+from fanout.relay.records import Router
 from fanout.relay.worker import read_error, read_position, read_task, write_task
 
 RECOVERY = "r-20261121-0001"

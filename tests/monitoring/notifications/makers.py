@@ -8,8 +8,7 @@ from typing import Any
 
 from backlog.config import Hook
 from monitoring.notifications.changes import Look
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
+from monitoring.verdict.status import GroupStatus, Verdict
 from tests.monitoring.test_metrics import make_status
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 
 from backlog.errors import ClusterUnreachable
 from monitoring.notifications.changes import Change, Damper, Look, Mailbox
-from monitoring.verdicts import Verdict
+from monitoring.verdict.status import Verdict
 from tests.kafka_tools import StreamStub
 from tests.monitoring.notifications.makers import NOW, see
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from backlog.archive import ArchivedRange
 from backlog.ledger.archives import ArchiveRecord
+from backlog.manifests import ArchivedRange
 from backlog.values import OffsetRange
-from replay.audits.archived import find_archived
+from replay.audits.tiers import find_archived
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
 

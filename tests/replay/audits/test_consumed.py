@@ -23,8 +23,8 @@ from backlog.kafka.admin import list_offsets
 from backlog.kafka.groups import committed_offsets
 from replay.audits.audit import AuditOptions, AuditResult, Finding, Level
 from replay.audits.consumed import ConsumedAuditing
-from replay.runbooks.auditing import is_alarming
-from replay.telling.audits import draw_audit
+from replay.present.tables import draw_audit
+from replay.runbooks.descriptions import is_alarming
 from tests.kafka_tools import set_config, set_offsets_raw, wait_until
 from tests.replay.shop import PARTITIONS, PROCESSED, ROOT, Shop
 from tests.spark_backfill.world import fill_table, make_order, open_database, publish_orders

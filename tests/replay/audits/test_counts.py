@@ -17,13 +17,13 @@ from rich.console import Console
 
 from backlog.clock import format_time, utc_now
 from backlog.errors import UsageError
-from backlog.numbers import format_moment
+from backlog.formats import format_moment
 from backlogctl_delivery import stamps
 from replay.audits.audit import AuditOptions, AuditResult, Finding
 from replay.audits.counts import CountsAuditing
-from replay.recovery.options import read_options
-from replay.telling.audits import draw_audit
-from replay.telling.figures import make_counts_figure
+from replay.engine.options import read_options
+from replay.present.figures import make_counts_figure
+from replay.present.tables import draw_audit
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.offloaded import offload

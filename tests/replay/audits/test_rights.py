@@ -16,8 +16,8 @@ from backlog.config import load_config
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.rights import Operation, Resource
-from replay.around.rights import list_seeing
 from replay.audits import AUDITS, carrying
+from replay.observe.rights import list_seeing
 from replay.opening import open_workspace
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.calling import call_main

@@ -12,11 +12,11 @@ import pytest
 
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
-from monitoring.doctor.finding import Finding
-from monitoring.watcher import watch_streams
-from replay.console import checkups
-from replay.console.exporting import open_exporter
-from replay.recovery.workspace import Workspace
+from monitoring.doctor.checks import Finding
+from monitoring.watch.loop import watch_streams
+from replay.engine.kind import Workspace
+from replay.web import checkups
+from replay.web.exporter import open_exporter
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import join, properties_of, publish, wait_until
 from tests.monitoring.metric_lines import Scraped

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from backlog.kafka.clients import make_consumer, make_producer
 from backlog.kafka.groups import describe_group_state
-from monitoring.doctor.finding import Finding, Level
+from monitoring.doctor.checks import Finding, Level
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, make_workspace

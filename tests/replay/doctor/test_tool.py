@@ -13,11 +13,12 @@ import pytest
 from backlog.kafka.admin import create_topic
 from backlog.kafka.rights import Operation, Resource
 from monitoring.doctor import facts
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor import examining, host
-from replay.around.doctor.examining import examine_stream, examine_tool
-from replay.around.doctor.permissions import list_wanted
-from replay.recovery.workspace import Workspace
+from monitoring.doctor.checks import Finding, Level
+from replay.doctor import stream as examining
+from replay.doctor import tool as host
+from replay.doctor.stream import examine_stream, examine_tool
+from replay.doctor.tool import list_wanted
+from replay.engine.kind import Workspace
 from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, set_offsets_raw
 from tests.replay.calling import call_main

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from backlog.config import load_config
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor.examining import examine_stream
+from monitoring.doctor.checks import Finding, Level
+from replay.doctor.stream import examine_stream
+from replay.engine.kind import Workspace
 from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
 
 SOURCE: dict[str, Any] = {
     "database": "shop",

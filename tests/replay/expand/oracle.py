@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from backlog.clock import Deadline
 from backlog.kafka.admin import committed_offsets, describe_group_state, read_topic_id
 from backlog.kafka.clients import make_admin
-from backlog.kafka.configs import read_topic_overrides
 from backlog.kafka.errors import TopicMissing
+from backlog.kafka.topics import read_topic_overrides
 from backlog.ledger import OPERATOR
 from backlog.values import Recovery
 from fanout.launchers import Role

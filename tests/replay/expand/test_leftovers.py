@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backlog.errors import BacklogError, LeaseHeld
-from replay.around.leftovers import CONSUMERS_STAY, Leftovers
-from replay.recovery.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
+from replay.consumers.fleet import CONSUMERS_STAY, Leftovers
+from replay.engine.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
 
 
 def fail(error: BacklogError) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from backlog.errors import VerificationFailed
 from backlog.kafka.clients import make_consumer
 from fanout.launchers import Role
-from replay.kinds.expand import closing as expand_closing
+from replay.kinds.expand import context as expand_closing
 from replay.kinds.expand import context as expand_context
 from replay.kinds.expand.context import ExpandContext
 from tests.kafka_tools import wait_until

@@ -15,14 +15,14 @@ from backlog.errors import BacklogError, InvalidTransition, LeaseHeld, Paused, R
 from backlog.values import Recovery, RecoveryState
 from fanout.launchers import Role
 from fanout.relay.interface import ConsumerCameBack
-from replay.kinds.expand.canary_look import CanaryFailed
+from replay.engine.approval import approve_plan
+from replay.engine.cancelling import cancel_work
+from replay.engine.guards import refuse_active
+from replay.engine.interrupts import Interrupts
+from replay.engine.kind import Workspace
+from replay.kinds.expand import canary
+from replay.kinds.expand.canary import CanaryFailed
 from replay.kinds.expand.context import ExpandContext
-from replay.kinds.expand.steps import canary
-from replay.recovery.approval import approve_plan
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.guards import refuse_active
-from replay.recovery.interrupts import Interrupts
-from replay.recovery.workspace import Workspace
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import WITHIN, World
 from tests.replay.expand_makers import store_expand_plan

@@ -12,11 +12,11 @@ from backlog.errors import BacklogError, Refused, UsageError
 from backlog.ledger import OPERATOR
 from backlog.values import Certainty, Recovery
 from fanout.launchers import Role
-from replay.around.ways import LEAVE_CONSUMERS
-from replay.kinds.expand.canary_look import CanaryFailed
-from replay.kinds.expand.options import REWIND
-from replay.kinds.expand.steps import canary
-from replay.recovery.brakes import CancelRequested
+from replay.consumers.fleet import LEAVE_CONSUMERS
+from replay.engine.brakes import CancelRequested
+from replay.kinds.expand import canary
+from replay.kinds.expand.canary import CanaryFailed
+from replay.kinds.expand.plan import REWIND
 from tests.kafka_tools import delete_topic, move_log_start
 from tests.replay.expand.oracle import (
     SETTINGS,

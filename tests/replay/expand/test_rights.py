@@ -9,8 +9,8 @@ import pytest
 from backlog.errors import Refused
 from backlog.kafka.admin import create_topic, read_topic_overrides
 from fanout.launchers import Role
-from replay.around.rights import list_rights
 from replay.kinds import KINDS
+from replay.observe.rights import list_rights
 from tests.replay.expand.oracle import await_handled, find_disorder, find_unhandled
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, World

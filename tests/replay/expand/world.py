@@ -30,17 +30,17 @@ from backlog.values import Recovery
 from backlogctl_delivery import crashpoints
 from fanout.launchers import Launcher, ProcessLauncher, Role
 from fanout.launchers.interface import Fleet
-from replay.around.fleets import fleet_of, launcher_of
-from replay.around.holds import release_stream
-from replay.kinds.expand import closing as expand_closing
+from replay.consumers.fleet import fleet_of, launcher_of
+from replay.engine.approval import approve_plan
+from replay.engine.cancelling import cancel_work
+from replay.engine.kind import Workspace
+from replay.engine.runner import Run
+from replay.kinds.expand import context as expand_closing
 from replay.kinds.expand import steps
-from replay.kinds.expand.options import ExpandOptions
+from replay.kinds.expand.plan import ExpandOptions
 from replay.kinds.expand.planning import plan_expand
+from replay.observe.retention import release_stream
 from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.runner import Run
-from replay.recovery.workspace import Workspace
 from tests.kafka_tools import wait_until
 from tests.reaching import list_reaching
 from tests.replay.expand.shortened import WORLD

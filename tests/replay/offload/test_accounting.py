@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 
 from backlog.values import Cause, GapState
-from replay.around.ways import LEAVE_CONSUMERS
-from replay.kinds.offload.accounting import account_for_offload
-from replay.kinds.offload.cancelling import GIVEN_UP
+from replay.consumers.fleet import LEAVE_CONSUMERS
+from replay.engine.cancelling import CANCEL_ASKED
+from replay.engine.values import Account, RecoveryRecord
+from replay.kinds.offload.closing import GIVEN_UP
 from replay.kinds.offload.context import EXPIRED
+from replay.kinds.offload.describe import account_for_offload
 from replay.kinds.offload.kind import KIND
 from replay.kinds.offload.plan import OffloadPlan
-from replay.recovery.cancelling import CANCEL_ASKED
-from replay.telling.account import Account, RecoveryRecord
 
 
 def tell(

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from backlog.archive import ArchivedRange
 from backlog.errors import Refused
 from backlog.ledger import open_ledger
+from backlog.manifests import ArchivedRange
 from replay.kinds.offload.context import OffloadContext
-from replay.kinds.offload.discarding import record_discarded
+from replay.kinds.offload.gaps import record_discarded
 from tests.backlog.ledger.makers import make_gap, plan
 from tests.replay.offload.world import OffloadWorld
 

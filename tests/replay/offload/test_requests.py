@@ -8,10 +8,10 @@ import pytest
 
 from backlog.errors import BacklogError
 from fanout.launchers import Role
-from replay.around.observation import look_at_stream
 from replay.cli import main
-from replay.recovery.brakes import CancelRequested, PausedBecause
-from replay.telling.standing import find_standing
+from replay.engine.brakes import CancelRequested, PausedBecause
+from replay.observe.stream import look_at_stream
+from replay.present.status import find_standing
 from spark_backfill.archive import writing
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import find_unhandled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backlog.values import GapState
-from spark_backfill.archive.purging import purge_archive
+from spark_backfill.archive.verification import purge_archive
 from tests.kafka_tools import move_log_start, set_config
 from tests.replay.offloaded import offload
 from tests.replay.redrive.world import (

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from backlog.clock import utc_now
 from backlog.values import Cause, GapState
-from replay.recovery.origins import name_origin
-from replay.runbooks.carrying import carry_on
+from replay.engine.plan import name_origin
 from replay.runbooks.nights import Tonight, find_night_work
+from replay.runbooks.work import carry_on
 from tests.kafka_tools import commit, move_log_start
 from tests.replay.offloaded import offload
 from tests.replay.redrive.world import read_own

@@ -16,15 +16,13 @@ from backlog.config import Stream
 from backlog.errors import InvalidTransition, PutBackAlready, Refused
 from backlog.kafka.admin import TopicInfo
 from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
+from replay.engine.brakes import OPERATOR, WINDOW
+from replay.engine.kind import Say, Workspace
+from replay.engine.plan import Origin, name_origin
 from replay.injection.plan import PlannedTarget, To
-from replay.injection.rehearsals import name_superseded
-from replay.kinds.rebuild.choosing import choose_gaps
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.recovery.brakes import OPERATOR, WINDOW
-from replay.recovery.kind import Say
-from replay.recovery.origins import name_origin
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
+from replay.injection.target import name_superseded
+from replay.kinds.rebuild.losses import choose_gaps
+from replay.kinds.rebuild.plan import RebuildOptions
 from replay.runbooks import nights
 from replay.runbooks.nights import Interval, NightWork, Tonight, find_night_work
 from tests.replay.makers import PAST, change_ledger

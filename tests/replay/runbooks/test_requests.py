@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from backlog.config import Config
 from backlog.errors import UsageError
 from fanout.layout import MAX_FACTOR
+from replay.engine.kind import Workspace
+from replay.engine.options import read_options
 from replay.kinds import EXPAND, KINDS, REBUILD
-from replay.kinds.expand.options import ORDERS, ExpandOptions
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
+from replay.kinds.expand.plan import ORDERS, ExpandOptions
+from replay.kinds.rebuild.plan import RebuildOptions
 from replay.runbooks.requests import (
     AUTO,
     BY_STREAM,

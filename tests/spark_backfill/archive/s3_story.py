@@ -12,13 +12,12 @@ from typing import Any
 
 from backlog.config import SparkSection
 from backlog.errors import BacklogError
-from spark_backfill.archive.filesystem import ArchivePlace
 from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
-from spark_backfill.archive.purging import purge_archive
+from spark_backfill.archive.place import ArchivePlace
 from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
+from spark_backfill.archive.verification import purge_archive, read_manifest, verify_archive
 from spark_backfill.archive.writing import write_archive
-from spark_backfill.spark.object_store import needs_s3
+from spark_backfill.spark.cluster import needs_s3
 from spark_backfill.spark.session import open_session
 from tests.spark_backfill.archive import archiving
 

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.archive import ARCHIVE_MANIFEST, ArchiveManifest
 from backlog.errors import Refused, StagingError
+from backlog.manifests import ARCHIVE_MANIFEST, ArchiveManifest
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.owning import ForeignArchive
-from spark_backfill.archive.purging import Purged, purge_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
+from spark_backfill.archive.verification import (
+    ForeignArchive,
+    Purged,
+    purge_archive,
+    read_manifest,
+    verify_archive,
+)
 from spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.values import OffsetRange
-from spark_backfill.archive.pieces import Piece, cut_ranges, find_rest, list_overlaps, sum_ranges
+from spark_backfill.archive.job import Piece, cut_ranges, find_rest, list_overlaps, sum_ranges
 
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 400)), max_size=6)
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.archive import ARCHIVE_MANIFEST
 from backlog.errors import Paused, PlanStale, Refused, StagingError
+from backlog.manifests import ARCHIVE_MANIFEST
 from backlog.values import OffsetRange
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.archive import writing
-from spark_backfill.archive.filesystem import ArchivePlace
 from spark_backfill.archive.job import ArchiveProgress
+from spark_backfill.archive.place import ArchivePlace
 from spark_backfill.archive.reading import read_archive
 from spark_backfill.archive.verification import read_manifest
 from spark_backfill.archive.writing import write_archive

@@ -17,9 +17,8 @@ from moto.server import ThreadedMotoServer
 from backlog.config import SparkSection
 from backlog.errors import ConfigurationError
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.filesystem import ArchivePlace, normalize_location
-from spark_backfill.spark.cluster import SparkFailure
-from spark_backfill.spark.object_store import needs_s3
+from spark_backfill.archive.place import ArchivePlace, normalize_location
+from spark_backfill.spark.cluster import SparkFailure, needs_s3
 from spark_backfill.spark.session import open_session
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving

@@ -22,7 +22,7 @@ from spark_backfill.audits.consumed import (
     audit_consumed,
     read_consumed,
 )
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA
+from spark_backfill.existing.messages import ORIGINALS_SCHEMA
 from tests.spark_backfill import world
 
 if TYPE_CHECKING:

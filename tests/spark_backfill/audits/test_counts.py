@@ -21,7 +21,7 @@ from spark_backfill.audits.counts import (
     find_heads,
     list_stretches,
 )
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA
+from spark_backfill.existing.messages import ORIGINALS_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

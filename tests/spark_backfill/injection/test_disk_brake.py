@@ -13,11 +13,15 @@ from backlog.errors import Paused
 from backlog.kafka.admin import create_topic
 from backlog.kafka.clients import make_producer
 from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
-from backlog.manifest import Manifest
+from backlog.manifests import Manifest
 from backlog.values import Chunk
 from sandbox.embedded import EmbeddedKafka
-from spark_backfill.injection.brakes import InjectionProgress
-from spark_backfill.injection.disk_brake import MESSAGE_BYTES, DiskBrake, measure_room
+from spark_backfill.injection.brakes import (
+    MESSAGE_BYTES,
+    DiskBrake,
+    InjectionProgress,
+    measure_room,
+)
 
 MIB = 2**20
 PLAIN: Mapping[str, str] = {"bootstrap.servers": "127.0.0.1:1"}

@@ -12,7 +12,7 @@ from backlog.clock import Deadline
 from backlog.errors import ClusterUnreachable, HangingTransaction, PlanStale, Refused
 from backlog.kafka.admin import create_topic, describe_topic, list_offsets
 from backlog.kafka.clients import make_producer
-from backlog.manifest import read_chunk
+from backlog.manifests import read_chunk
 from sandbox.embedded import EmbeddedKafka
 from spark_backfill.injection import waves
 from spark_backfill.injection.ledger_topic import (

@@ -12,12 +12,11 @@ import pytest
 
 from backlog.errors import Paused, PlanStale, Refused, StagingError, VerificationFailed
 from backlog.kafka.clients import make_producer
-from backlog.manifest import read_chunk, write_chunk
+from backlog.manifests import read_chunk, write_chunk
 from spark_backfill.injection.job import InjectionJob
-from spark_backfill.injection.runners import SparkChunkRunner
+from spark_backfill.injection.transactional import ChunkResult, Outcome
 from spark_backfill.injection.verification import VerificationResult, verify
-from spark_backfill.injection.waves import inject, inject_with
-from spark_backfill.injection.writer import ChunkResult, Outcome
+from spark_backfill.injection.waves import SparkChunkRunner, inject, inject_with
 from tests.crash.scenario import make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import assert_same_set, inject_here, open_transaction
@@ -86,7 +85,7 @@ def test_an_executor_that_is_killed_in_mid_chunk_changes_nothing(
                     os.kill(os.getpid(), signal.SIGKILL)
 
                 from spark_backfill.failures import translating
-                from spark_backfill.injection.runners import LostWorker
+                from spark_backfill.injection.waves import LostWorker
 
                 with translating("write", subject="a wave", kind=LostWorker):
                     self._spark.sparkContext.parallelize([1], 1).map(die).collect()

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlog.values import OffsetRange
-from spark_backfill.placing.edges import cut_rows, find_edge, is_ordered, place_gaps
-from spark_backfill.placing.values import (
+from spark_backfill.placing.measuring import cut_rows, find_edge, is_ordered, place_gaps
+from spark_backfill.placing.ranking import (
     Anchor,
     EdgeEvidence,
     OrderProof,

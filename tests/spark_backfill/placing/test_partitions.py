@@ -14,15 +14,15 @@ from spark_backfill.request import Growth
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,
-    LOST,
-    PARTITIONS,
-    ROWS,
-    count,
-    lost_keys,
-    open_request,
-    place,
-)  # fmt: skip
+    HANDLED,  # fmt: skip
+    LOST,  # fmt: skip
+    PARTITIONS,  # fmt: skip
+    ROWS,  # fmt: skip
+    count,  # fmt: skip
+    lost_keys,  # fmt: skip
+    open_request,  # fmt: skip
+    place,  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from alembic import op
 
 from backlog.errors import Refused
-from backlog.ledger.database import REFUSAL
-from backlog.ledger.models import metadata, transitions
+from backlog.ledger.schema import REFUSAL, metadata, transitions
 
 revision = "0001"
 down_revision = None
