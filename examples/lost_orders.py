@@ -25,10 +25,10 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.clock import format_time, read_time
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import Properties
+from backlogctl.clock import format_time, read_time
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import Properties
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.shop import find_off_peak
 from examples.stage import PRODUCER, Audit, count_orders, flush, read_topic, send

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from backlog.clock import Deadline
-from backlog.kafka.peek import Peeked
-from backlog.partitioners import PARTITIONERS
+from backlogctl.clock import Deadline
+from backlogctl.kafka.peek import Peeked
+from backlogctl.partitioners import PARTITIONERS
 
 CANARY_AT_LEAST = 500
 CANARY_SECONDS = 10.0

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from backlog.clock import Deadline
-from backlog.errors import HangingTransaction, Refused
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import HangingTransaction, Refused
+from backlogctl.fanout.relay.guard import CLIENT_ID
+from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
     list_offsets,
     read_group_state,
 )
-from backlog.kafka.clients import Admin, Connection, make_admin
-from backlog.kafka.errors import GroupActive
-from fanout.relay.guard import CLIENT_ID
+from backlogctl.kafka.clients import Admin, Connection, make_admin
+from backlogctl.kafka.errors import GroupActive
 
 # Kafka's clients commit every 5 s by themselves; one that assigns its partitions never shows as a
 # member, so only its commits reveal it.
@@ -108,8 +108,7 @@ def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: f
 # Waits until no transaction is open on a topic, so that a read_committed reader sees all of it.
 #
 # A commit is answered before its markers are written, and a hanging transaction holds back the
-# last
-# stable offset of its partition: before that, "nothing unread" would be a guess.
+# last stable offset of its partition: before that, "nothing unread" would be a guess.
 
 # Our relays' transactions time out after 15 s; the coordinator checks every 10 s by default.
 DECIDED_SECONDS = 40.0

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable, KafkaFailure, PlanStale, Refused
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable, KafkaFailure, PlanStale, Refused
+from backlogctl.kafka.admin import (
     alter_topic_config,
     connect,
     read_topic_id,
     read_topic_overrides,
     read_topic_settings,
 )
-from backlog.kafka.clients import Admin, Connection
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import Hold, Ledger
-from backlog.ledger.holds import keeps_longer
+from backlogctl.kafka.clients import Admin, Connection
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import Hold, Ledger
+from backlogctl.ledger.holds import keeps_longer
 
 # When retention reaches unread messages; pure calculation, nothing here asks Kafka.
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure, Refused, UsageError
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, Refused, UsageError
+from backlogctl.kafka.admin import (
     TopicInfo,
     committed_offsets,
     connect,
@@ -23,9 +23,9 @@ from backlog.kafka.admin import (
     read_topic_id,
     set_group_offsets,
 )
-from backlog.kafka.clients import Admin, Connection
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import Ledger, TemporaryTopic
+from backlogctl.kafka.clients import Admin, Connection
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import Ledger, TemporaryTopic
 
 RECOVERY = "recovery"
 LONGEST_NAME = 249

@@ -12,11 +12,11 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable
-from backlog.kafka.clients import Admin, assign_partitions, find_addresses, make_consumer
-from backlog.kafka.errors import translate
-from backlog.kafka.groups import GroupStanding, read_standing
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.kafka.clients import Admin, assign_partitions, find_addresses, make_consumer
+from backlogctl.kafka.errors import translate
+from backlogctl.kafka.groups import GroupStanding, read_standing
 
 IDLE_SECONDS = 60.0
 _READ_AT_ONCE = 10_000

@@ -1,8 +1,7 @@
 """A real Kafka on this machine, for the demo, the tests and the benchmarks.
 
-KRaft, one JVM a broker, from the jars of `sandbox.embedded`. A broker started here ends with the
-process that started it, however that ends (see `sandbox.watchdog`), unless it is started detached
-(see `sandbox.embedded`).
+KRaft, one JVM a broker. A broker started here ends with the process that started it, however that
+ends (see `backlogctl.sandbox.watchdog`), unless it is started detached.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from backlog.errors import EmbeddedError
-from backlog.formats import Say
-from backlog.jars import ensure_jars, find_java
-from sandbox import watchdog
-from sandbox.secured import HOST, PROTOCOL, Security, free_port, listens
-from sandbox.small_disk import limit_disk
+from backlogctl.errors import EmbeddedError
+from backlogctl.formats import Say
+from backlogctl.jars import ensure_jars, find_java
+from backlogctl.sandbox import watchdog
+from backlogctl.sandbox.secured import HOST, PROTOCOL, Security, free_port, listens
+from backlogctl.sandbox.small_disk import limit_disk
 
 # The jars of a Kafka broker.
 
@@ -411,8 +410,7 @@ def _find_reason(text: str) -> str:
 # A broker that outlives the process that started it: `backlogctl broker start|stop|status`.
 #
 # A process is taken for the broker only when its command line names this directory's settings,
-# never
-# by the pid of the state file alone.
+# never by the pid of the state file alone.
 
 
 class BrokerState(NamedTuple):

@@ -21,8 +21,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,  # type: ignore[attr-defined]
 )
 
-from backlog.errors import EmbeddedError
-from backlog.jars import find_java
+from backlogctl.errors import EmbeddedError
+from backlogctl.jars import find_java
 
 # Ports on this machine.
 

@@ -15,8 +15,8 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
 
-from backlog.config.kafka_properties import SECRET_PROPERTIES
-from backlog.errors import BacklogError, SourceError, StagingError
+from backlogctl.config.kafka_properties import SECRET_PROPERTIES
+from backlogctl.errors import BacklogError, SourceError, StagingError
 
 # Recognises a full disk, whatever else was being done, and says which directory it holds.
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from backlog.clock import format_time, utc_now
-from backlog.errors import ConfigurationError, KafkaFailure, Refused
-from backlog.formats import format_plural
-from backlog.values import Certainty, OffsetRange
-from spark_backfill.evidence import (
+from backlogctl.clock import format_time, utc_now
+from backlogctl.errors import ConfigurationError, KafkaFailure, Refused
+from backlogctl.formats import format_plural
+from backlogctl.spark_backfill.evidence import (
     CONSUMED,
     INJECTED,
     LOST,
@@ -26,13 +25,13 @@ from spark_backfill.evidence import (
     SurvivorEvidence,
     label_candidates,
 )
-from spark_backfill.evidence.archives import (
+from backlogctl.spark_backfill.evidence.archives import (
     OpenArchive,
     find_starts,
     list_stretches,
     read_survivors,
 )
-from spark_backfill.evidence.survivors import (
+from backlogctl.spark_backfill.evidence.survivors import (
     Holes,
     LogOffsets,
     LogSpan,
@@ -40,8 +39,8 @@ from spark_backfill.evidence.survivors import (
     measure_holes,
     read_offsets,
 )
-from spark_backfill.failures import translating
-from spark_backfill.messages.candidates import (
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.candidates import (
     SourceAccess,
     build_candidates,
     count_rows,
@@ -49,13 +48,24 @@ from spark_backfill.messages.candidates import (
     find_newest,
     read_rows,
 )
-from spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
-from spark_backfill.messages.windows import Bounds, filter_times, find_windows
-from spark_backfill.placing.placement import Ground, Placement, describe_unordered, place_candidates
-from spark_backfill.plan_log import PlanLog, prepare_staging
-from spark_backfill.proof import describe_unproved, prove_rules, require_proof
-from spark_backfill.request import Proof, RebuildRequest
-from spark_backfill.verdict import LabelCounts, RebuildVerdict, VerdictBasis, check_identity_unique
+from backlogctl.spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
+from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, find_windows
+from backlogctl.spark_backfill.placing.placement import (
+    Ground,
+    Placement,
+    describe_unordered,
+    place_candidates,
+)
+from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
+from backlogctl.spark_backfill.proof import describe_unproved, prove_rules, require_proof
+from backlogctl.spark_backfill.request import Proof, RebuildRequest
+from backlogctl.spark_backfill.verdict import (
+    LabelCounts,
+    RebuildVerdict,
+    VerdictBasis,
+    check_identity_unique,
+)
+from backlogctl.values import Certainty, OffsetRange
 
 _SURVIVOR_TRIES = 3
 

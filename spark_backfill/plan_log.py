@@ -11,10 +11,10 @@ from time import monotonic
 
 from pyspark.sql import SparkSession
 
-from backlog.errors import StagingError
-from backlog.formats import Say, Ticker, format_duration
-from backlog.manifests import MANIFEST_NAME
-from spark_backfill.failures import translating
+from backlogctl.errors import StagingError
+from backlogctl.formats import Say, Ticker, format_duration
+from backlogctl.manifests import MANIFEST_NAME
+from backlogctl.spark_backfill.failures import translating
 
 
 @dataclass(slots=True)

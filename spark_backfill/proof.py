@@ -15,14 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from backlog.errors import Refused
-from backlog.formats import format_duration
-from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
-from spark_backfill.evidence.survivors import SurvivorEvidence
-from spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
-from spark_backfill.messages.rules import MessageRules, build_messages, join_headers
-from spark_backfill.request import ALLOW_PROOF, Difference, Proof
-from spark_backfill.sources.reflection import (
+from backlogctl.errors import Refused
+from backlogctl.formats import format_duration
+from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
+from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
+from backlogctl.spark_backfill.request import ALLOW_PROOF, Difference, Proof
+from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
     SQLITE,
     ColumnKind,
@@ -30,6 +29,7 @@ from spark_backfill.sources.reflection import (
     quote_name,
     quote_text,
 )
+from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
 
 # A time column read in the wrong zone, told from messages and their rows.
 

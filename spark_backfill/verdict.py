@@ -10,11 +10,16 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import Refused, StagingError
-from backlog.values import Gap, OffsetRange
-from spark_backfill.evidence.injected import INJECTED, LOST, OUTSIDE, QUARANTINED, SURVIVING
-from spark_backfill.failures import translating
-from spark_backfill.request import (
+from backlogctl.errors import Refused, StagingError
+from backlogctl.spark_backfill.evidence.injected import (
+    INJECTED,
+    LOST,
+    OUTSIDE,
+    QUARANTINED,
+    SURVIVING,
+)
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.request import (
     PartitionOutcome,
     Quarantine,
     Quarantined,
@@ -22,6 +27,7 @@ from spark_backfill.request import (
     Uncertain,
     UncertainRow,
 )
+from backlogctl.values import Gap, OffsetRange
 
 EXACT = "exact"
 WITHIN = "within"

@@ -16,8 +16,8 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.kafka.clients import Admin, make_admin
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from confluent_kafka.admin import (
     ConfigResource,  # type: ignore[attr-defined]
 )
 
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 
 HOUR_MS = 3_600_000
 

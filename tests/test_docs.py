@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import typer
 
-from monitoring.producers.findings import SuspicionCode
-from replay.audits.sequence import SURE, UNSURE
-from replay.cli import app
+from backlogctl.monitoring.producers.findings import SuspicionCode
+from backlogctl.replay.audits.sequence import SURE, UNSURE
+from backlogctl.replay.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])

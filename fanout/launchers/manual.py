@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
-from backlog.formats import Say, format_plural
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
+from backlogctl.formats import Say, format_plural
+from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
     read_group_state,
     read_topic_id,
 )
-from backlog.kafka.clients import Admin, make_admin
-from fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
+from backlogctl.kafka.clients import Admin, make_admin
 
 # Consumers that are left as they are: a person starts and ends them.
 

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.config import Consumers, Ramp, mask_secrets
-from backlog.config.consumers import fill_in
-from backlog.errors import BacklogError
+from backlogctl.clock import Deadline
+from backlogctl.config import Consumers, Ramp, mask_secrets
+from backlogctl.config.consumers import fill_in
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers import supervisor
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, find_inherited
+from backlogctl.fanout.launchers.manual import ManualLauncher
 from backlogctl_delivery.visible import join_lines, join_words
-from fanout.launchers import supervisor
-from fanout.launchers.interface import CheckStop, Fleet, Launcher, find_inherited
-from fanout.launchers.manual import ManualLauncher
 
 # More consumers in steps, so that what they write to survives.
 

@@ -16,11 +16,11 @@ from typing import cast
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import Refused
-from backlog.kafka.clients import Admin, make_producer, outlast, seconds_left
-from backlog.kafka.errors import translate
-from fanout.relay.interface import name_transactional_id
+from backlogctl.clock import Deadline
+from backlogctl.errors import Refused
+from backlogctl.fanout.relay.interface import name_transactional_id
+from backlogctl.kafka.clients import Admin, make_producer, outlast, seconds_left
+from backlogctl.kafka.errors import translate
 
 # The relay's counters, carried in the committed offset's metadata, so they commit with it.
 #

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
 
 # How long failures without progress in between are tolerated.
 

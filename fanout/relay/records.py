@@ -17,15 +17,10 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
-from backlog.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
-from backlog.partitioners import PARTITIONERS
-from backlogctl_delivery.crashpoints import reach
-from backlogctl_delivery.kafka import unwrap
-from fanout.relay.commits import Counters, read_positions, read_start, write_counters
-from fanout.relay.interface import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.fanout.relay.commits import Counters, read_positions, read_start, write_counters
+from backlogctl.fanout.relay.interface import (
     GuardLost,
     Notify,
     Order,
@@ -35,6 +30,17 @@ from fanout.relay.interface import (
     ShouldStop,
     SourceRange,
 )
+from backlogctl.kafka.clients import (
+    Admin,
+    assign_partitions,
+    make_admin,
+    make_consumer,
+    make_producer,
+)
+from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
+from backlogctl.partitioners import PARTITIONERS
+from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.kafka import unwrap
 
 # Settings of a relay's reader and writer; a process's partitions share its memory.
 

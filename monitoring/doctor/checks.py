@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from backlog.errors import BacklogError
-from backlog.kafka.errors import TopicMissing
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.errors import TopicMissing
 
 Part = TypeVar("Part")
 Rule = TypeVar("Rule", bound=Callable[..., object])

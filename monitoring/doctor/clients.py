@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from backlog.clock import parse_duration
-from backlog.errors import BacklogError, UsageError
-from backlog.formats import format_bytes, format_duration
-from monitoring.doctor.checks import Finding, Level, Room, apply_rules
+from backlogctl.clock import parse_duration
+from backlogctl.errors import BacklogError, UsageError
+from backlogctl.formats import format_bytes, format_duration
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room, apply_rules
 
 # A client's configuration file: Java properties, librdkafka's, Spring's in YAML or properties.
 

@@ -12,12 +12,12 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
-from backlog.kafka.clients import Admin, Properties, ask, find_addresses, wait_for
-from backlog.kafka.peek import peek_at
-from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
-from backlog.kafka.topics import describe_topic, list_offsets, read_metadata
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.clients import Admin, Properties, ask, find_addresses, wait_for
+from backlogctl.kafka.peek import peek_at
+from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlogctl.kafka.topics import describe_topic, list_offsets, read_metadata
 
 # Newest messages of each partition that are looked at.
 NEWEST = 200

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backlog.formats import format_plural
-from backlog.kafka.group_types import say_why_not
-from backlog.kafka.groups import GroupState
-from monitoring.doctor.checks import Finding, Level, Room
-from monitoring.doctor.facts import Brokers, Topic
-from monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.formats import format_plural
+from backlogctl.kafka.group_types import say_why_not
+from backlogctl.kafka.groups import GroupState
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room
+from backlogctl.monitoring.doctor.facts import Brokers, Topic
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 
 _BAD = {
     Verdict.LOST: Level.LOSES,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from backlog.formats import format_bytes, format_duration, format_plural
-from monitoring.doctor.checks import Finding, Level, Room
-from monitoring.doctor.facts import Brokers, Newest, Replicas, Topic
-from monitoring.verdict.status import GroupStatus
+from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room
+from backlogctl.monitoring.doctor.facts import Brokers, Newest, Replicas, Topic
+from backlogctl.monitoring.verdict.status import GroupStatus
 
 WANTED = 3
 _SHOWN = 5

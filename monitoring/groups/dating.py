@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError
-from backlog.kafka.clients import Properties
-from monitoring.groups.layouts import NONE, ClusterLayout
-from monitoring.groups.reader import TailReader
-from monitoring.offsets.lag import TAIL_AT_MOST, EmptyReading, TopicOffset, read_empty
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.clients import Properties
+from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout
+from backlogctl.monitoring.groups.reader import TailReader
+from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST, EmptyReading, TopicOffset, read_empty
 
 # Lags of one or two offsets that hold no data: control records, or what was aborted.
 #

@@ -14,9 +14,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.groups.dating import OffsetDates, Tail, Tails, UndatedOffset
-from monitoring.groups.layouts import NONE, ListedGroup, Offsets
-from monitoring.groups.windows import (
+from backlogctl.monitoring.groups.dating import OffsetDates, Tail, Tails, UndatedOffset
+from backlogctl.monitoring.groups.layouts import NONE, ListedGroup, Offsets
+from backlogctl.monitoring.groups.windows import (
     UNREAD,
     JudgingTerms,
     OffsetHistory,
@@ -25,10 +25,10 @@ from monitoring.groups.windows import (
     fit,
     judge_busy,
 )
-from monitoring.offsets.lag import TAIL_AT_MOST
-from monitoring.verdict.judge import PartitionView, Point, judge_partition
-from monitoring.verdict.status import GroupStatus, PartitionStatus, Retention, Verdict
-from monitoring.verdict.summary import summarize_group
+from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Retention, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
 
 # A group that runs moves past what expired in front of it with its next commit (protocol P1); its
 # commits may be as far apart as the clients' default, 5 s.

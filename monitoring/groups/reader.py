@@ -10,23 +10,34 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from backlog.clock import Deadline
-from backlog.errors import ConfigurationError
-from backlog.formats import format_duration
-from backlog.kafka.clients import Properties, find_addresses
-from backlog.kafka.group_types import list_groups, name_state, name_type
-from backlog.kafka.raw_client import Coordinators, RawClient, translate_error, translate_properties
-from backlog.kafka.rights import Operation, ask_cluster
-from monitoring.groups.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
-from monitoring.offsets.lag import EmptyReading, TopicOffset
-from monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
-from monitoring.verdict.summary import summarize_group
+from backlogctl.clock import Deadline
+from backlogctl.errors import ConfigurationError
+from backlogctl.formats import format_duration
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.group_types import list_groups, name_state, name_type
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    RawClient,
+    translate_error,
+    translate_properties,
+)
+from backlogctl.kafka.rights import Operation, ask_cluster
+from backlogctl.monitoring.groups.layouts import (
+    NONE,
+    ClusterLayout,
+    ListedGroup,
+    Offsets,
+    TopicLayout,
+)
+from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
 
 
 class ClusterReader(Protocol):
     """Reads of one cluster, in bulk. Each raises ClusterUnreachable or KafkaFailure.
 
-    An offset that is not known, or not committed, is `monitoring.groups.reader.NONE`.
+    An offset that is not known, or not committed, is `backlogctl.monitoring.groups.reader.NONE`.
     """
 
     def may_list_all(self) -> bool | None: ...
@@ -51,8 +62,7 @@ class TailReader(Protocol):
 # Groups that exist, but could not be read in a pass: their last status is kept.
 #
 # For a window it stands as it was, with the time it was taken; after that nothing is known. An
-# alert
-# about such a group must not end because a coordinator moved.
+# alert about such a group must not end because a coordinator moved.
 
 Key = tuple[str, str]  # group, topic
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, Self
 
-from backlog.config import mask_secrets
-from backlog.errors import BacklogError, KafkaFailure
-from monitoring.groups.survey import SurveyScope
-from monitoring.verdict.status import Unseen, What
-from monitoring.watch.board import Board, ClusterPass
-from monitoring.watch.loop import OnOutage, Outages
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.monitoring.groups.survey import SurveyScope
+from backlogctl.monitoring.verdict.status import Unseen, What
+from backlogctl.monitoring.watch.board import Board, ClusterPass
+from backlogctl.monitoring.watch.loop import OnOutage, Outages
 
-LOG = logging.getLogger("backlog.monitoring.groups")
+LOG = logging.getLogger("backlogctl.monitoring.groups")
 _STOP_SECONDS = 2.0
 _UNSEEN: Mapping[What, str] = {"groups": "the list of groups", "tails": "ends of topics"}
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 
-from backlog.clock import utc_now
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.formats import format_plural
+from backlogctl.clock import utc_now
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.formats import format_plural
+from backlogctl.monitoring.groups.dating import OffsetDates, Tails
+from backlogctl.monitoring.groups.judge import GroupHistory, GroupJudge, SampleRows
+from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, ListedGroup, Offsets
+from backlogctl.monitoring.groups.reader import ClusterReader, UnreadableGroups
+from backlogctl.monitoring.groups.windows import SampleTimes, TopicHistory, fit
+from backlogctl.monitoring.offsets.lag import read_retention, read_size_limit
+from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Retention, Unseen
+from backlogctl.monitoring.watch.board import ClusterPass, TopicPartitionState
 from backlogctl_delivery.kafka import AccessDenied
-from monitoring.groups.dating import OffsetDates, Tails
-from monitoring.groups.judge import GroupHistory, GroupJudge, SampleRows
-from monitoring.groups.layouts import NONE, ClusterLayout, ListedGroup, Offsets
-from monitoring.groups.reader import ClusterReader, UnreadableGroups
-from monitoring.groups.windows import SampleTimes, TopicHistory, fit
-from monitoring.offsets.lag import read_retention, read_size_limit
-from monitoring.verdict.status import UNLIMITED, GroupStatus, Retention, Unseen
-from monitoring.watch.board import ClusterPass, TopicPartitionState
 
 # What a pass over all groups could not see, of the cluster and of each group.
 

@@ -13,10 +13,10 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.groups.layouts import NONE, Offsets
-from monitoring.offsets.lag import TAIL_AT_MOST
-from monitoring.verdict.judge import COVERED, TREND_POINTS
-from monitoring.verdict.status import KEEPS_UP_SECONDS, PartitionStatus, Verdict
+from backlogctl.monitoring.groups.layouts import NONE, Offsets
+from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST
+from backlogctl.monitoring.verdict.judge import COVERED, TREND_POINTS
+from backlogctl.monitoring.verdict.status import KEEPS_UP_SECONDS, PartitionStatus, Verdict
 
 UNREAD = -2  # nobody asked, or nobody answered; NONE is "there is no offset"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from backlogctl.monitoring.metrics.catalogue import BY_NAME, Family
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
+from backlogctl.monitoring.watch.board import ClusterPass, TopicPartitionState
 from backlogctl_delivery import metrics as families
 from backlogctl_delivery.metrics import Metric
 from backlogctl_delivery.visible import escape_name
-from monitoring.metrics.catalogue import BY_NAME, Family
-from monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
-from monitoring.watch.board import ClusterPass, TopicPartitionState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from backlog.ledger import Hold, Ledger
-from backlog.ledger.figures import RecoveryFigure
-from backlog.ledger.measurements import AuditRecord, DiskReading
-from backlog.ledger.steps import has_stopped_consumers
-from backlog.values import FINAL, RecoveryState
-from monitoring.metrics.groups import GaugeSeries
-from monitoring.watch.disks import WINDOW as DISK_WINDOW
-from monitoring.watch.disks import forecast_full
+from backlogctl.ledger import Hold, Ledger
+from backlogctl.ledger.figures import RecoveryFigure
+from backlogctl.ledger.measurements import AuditRecord, DiskReading
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.metrics.groups import GaugeSeries
+from backlogctl.monitoring.watch.disks import WINDOW as DISK_WINDOW
+from backlogctl.monitoring.watch.disks import forecast_full
+from backlogctl.values import FINAL, RecoveryState
 
 
 class Record:

@@ -12,13 +12,12 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from backlog.clock import utc_now
-from backlog.ledger import Ledger
-from backlogctl_delivery.metrics import Poll
-from monitoring.metrics.catalogue import CATALOGUE, Family
-from monitoring.metrics.groups import CounterSeries as scrape_Counter
-from monitoring.metrics.groups import CounterSeries as sequences_Counter
-from monitoring.metrics.groups import (
+from backlogctl.clock import utc_now
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.metrics.catalogue import CATALOGUE, Family
+from backlogctl.monitoring.metrics.groups import CounterSeries as scrape_Counter
+from backlogctl.monitoring.metrics.groups import CounterSeries as sequences_Counter
+from backlogctl.monitoring.metrics.groups import (
     GaugeSeries,
     Lines,
     list_others,
@@ -27,10 +26,11 @@ from monitoring.metrics.groups import (
     write_head,
     write_topics,
 )
-from monitoring.metrics.ledger import Record
-from monitoring.offsets.sampler import StreamLike
-from monitoring.verdict.status import GroupStatus
-from monitoring.watch.board import Board, BoardState, ClusterPass, MemberLook
+from backlogctl.monitoring.metrics.ledger import Record
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.watch.board import Board, BoardState, ClusterPass, MemberLook
+from backlogctl_delivery.metrics import Poll
 
 # Families of what is looked at now and then: members of streams in trouble, the doctor.
 

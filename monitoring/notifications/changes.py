@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Condition
 
-from monitoring.offsets.sampler import StreamLike
-from monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 
 # A cluster that is away for a moment is no news; the page calls a stream stale after as many.
 BLIND_LOOKS = 3

@@ -13,11 +13,11 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request
 
-from backlog.clock import format_time
-from backlog.config import Hook, mask_secrets
+from backlogctl.clock import format_time
+from backlogctl.config import Hook, mask_secrets
+from backlogctl.monitoring.notifications.changes import Change
+from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl_delivery.visible import escape_text
-from monitoring.notifications.changes import Change
-from monitoring.verdict.status import Verdict
 
 SCHEMA_VERSION = 1
 _FIGURES = ("lag", "lag_seconds", "lost", "seconds_to_drain", "seconds_to_loss", "expected_loss")

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.admin import read_topic_id
-from backlog.kafka.clients import Admin
-from backlog.kafka.peek import Peeked, peek_at
-from backlog.ledger import Ledger
-from backlog.values import Bookmark, Sample
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.kafka.admin import read_topic_id
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.peek import Peeked, peek_at
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.values import Bookmark, Sample
 from backlogctl_delivery.stamps import MESSAGE_ID, find_value, hash_identity
-from monitoring.offsets.sampler import StreamLike
 
 BOOKMARK_SECONDS = 3.0
 TOO_SHORT = 0.5  # seconds that are too few for an answer

@@ -12,11 +12,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
 
-from backlog.clock import format_time
-from backlog.formats import format_count, format_plural
-from backlog.kafka.group_types import SHARE
-from backlog.values import Cause, Certainty, Gap, GapState, OffsetRange, PartitionSample, Sample
-from monitoring.offsets.history import (
+from backlogctl.clock import format_time
+from backlogctl.formats import format_count, format_plural
+from backlogctl.kafka.group_types import SHARE
+from backlogctl.monitoring.offsets.history import (
     SETTLE_JUMP,
     Marks,
     PartitionMarks,
@@ -25,6 +24,7 @@ from monitoring.offsets.history import (
     is_missing,
     make_marks,
 )
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, PartitionSample, Sample
 
 # A live reader may hold a position above its commit for as long as clients commit by default.
 SETTLE_ACTIVE = timedelta(seconds=6)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from backlog.values import Gap, PartitionSample, Sample, TimeBounds
+from backlogctl.values import Gap, PartitionSample, Sample, TimeBounds
 
 ZERO = timedelta(0)
 # Over shorter times a rate shows the rhythm of commits, not of reading.
@@ -132,8 +132,7 @@ def _follow_backlog(known: Backlog | None, move: Move, took: timedelta) -> Backl
 # What must be kept of all earlier samples to judge the next one, in constant space.
 #
 # Judging a sample needs the highest commit ever seen, the last one, and what was suspected; not
-# the
-# samples themselves.
+# the samples themselves.
 
 MEMBERLESS = ("empty", "dead")
 # A commit set from outside stays where it is; a reader that never joins goes on committing.

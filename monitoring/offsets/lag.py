@@ -8,11 +8,11 @@ from datetime import timedelta
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError
-from backlog.kafka.clients import Properties, make_consumer
-from backlog.kafka.errors import translate
-from backlog.values import Gap, GapState, PartitionSample, Sample
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.clients import Properties, make_consumer
+from backlogctl.kafka.errors import translate
+from backlogctl.values import Gap, GapState, PartitionSample, Sample
 from backlogctl_delivery.kafka import is_retriable, unwrap
 
 # A reader that commits after each message stays at most this far behind by control records.

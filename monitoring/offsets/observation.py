@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import BacklogError
-from backlog.kafka.clients import Connection, connect
-from backlog.ledger import Ledger
-from backlog.values import Cause, DatePiece, Gap, PartitionSample, Sample
-from monitoring.offsets.bookmarks import Bookmarker
-from monitoring.offsets.gaps import Finding, Suspicion, find_gaps
-from monitoring.offsets.history import Marks, Timeline, advance_marks, make_marks, raise_marks
-from monitoring.offsets.sampler import StreamLike, take_sample
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.clients import Connection, connect
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, find_gaps
+from backlogctl.monitoring.offsets.history import (
+    Marks,
+    Timeline,
+    advance_marks,
+    make_marks,
+    raise_marks,
+)
+from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
+from backlogctl.values import Cause, DatePiece, Gap, PartitionSample, Sample
 
 # What decides on the next sample lies within these: the settling times, and the group's pace.
 RECENT = timedelta(hours=6)

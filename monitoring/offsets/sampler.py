@@ -6,12 +6,18 @@ import time
 from datetime import timedelta
 from typing import Protocol
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import Commit, list_offsets, read_commits, read_group_state, read_topic_id
-from backlog.kafka.clients import Admin, Connection, connect
-from backlog.kafka.group_types import SHARE, GroupListing, read_group_listing
-from backlog.values import PartitionSample, Sample
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import (
+    Commit,
+    list_offsets,
+    read_commits,
+    read_group_state,
+    read_topic_id,
+)
+from backlogctl.kafka.clients import Admin, Connection, connect
+from backlogctl.kafka.group_types import SHARE, GroupListing, read_group_listing
+from backlogctl.values import PartitionSample, Sample
 
 TRIES = 5
 PAUSE = 1.0

@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from backlog.formats import format_count, format_moment, format_plural, format_rate
-from backlog.values import OffsetRange
-from monitoring.producers.profile import BreakKind, LogProfile, PartitionProfile, SequenceBreak
+from backlogctl.formats import format_count, format_moment, format_plural, format_rate
+from backlogctl.monitoring.producers.profile import (
+    BreakKind,
+    LogProfile,
+    PartitionProfile,
+    SequenceBreak,
+)
+from backlogctl.values import OffsetRange
 
 BLIND_SPOTS = (
     "Not visible in any log: messages that expired before they were sent, what `acks=0` or "

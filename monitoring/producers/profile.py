@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from backlog.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
-from backlog.values import OffsetRange
+from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
+from backlogctl.values import OffsetRange
 
 # When a batch was written, as its header says.
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import KafkaFailure, UsageError
-from backlog.formats import TICK_SECONDS, Say, format_count, format_duration, format_rate
-from backlog.kafka.admin import describe_topic, list_offsets
-from backlog.kafka.clients import Admin, Properties
-from backlog.kafka.raw_fetch import Look, fetch_batches
-from backlog.kafka.topics import list_offsets as newest_list_offsets
-from backlog.values import OffsetRange
-from monitoring.producers.profile import Folding, LogProfile
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import KafkaFailure, UsageError
+from backlogctl.formats import TICK_SECONDS, Say, format_count, format_duration, format_rate
+from backlogctl.kafka.admin import describe_topic, list_offsets
+from backlogctl.kafka.clients import Admin, Properties
+from backlogctl.kafka.raw_fetch import Look, fetch_batches
+from backlogctl.kafka.topics import list_offsets as newest_list_offsets
+from backlogctl.monitoring.producers.profile import Folding, LogProfile
+from backlogctl.values import OffsetRange
 
 _OFFSETS_SECONDS, _TRY_SECONDS, _TOO_SHORT = 30.0, 5.0, 1.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

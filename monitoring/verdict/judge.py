@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import linear_regression
 
-from backlog.values import Sample
-from monitoring.offsets.lag import RATE_WINDOW, TAIL_AT_MOST
-from monitoring.verdict.forecasts import (
+from backlogctl.monitoring.offsets.lag import RATE_WINDOW, TAIL_AT_MOST
+from backlogctl.monitoring.verdict.forecasts import (
     NO_LOSS,
     Expiry,
     LossForecast,
@@ -17,7 +16,7 @@ from monitoring.verdict.forecasts import (
     date_by_time,
     forecast_loss,
 )
-from monitoring.verdict.status import (
+from backlogctl.monitoring.verdict.status import (
     KEEPS_UP_SECONDS,
     UNLIMITED,
     LossBy,
@@ -25,6 +24,7 @@ from monitoring.verdict.status import (
     Retention,
     Verdict,
 )
+from backlogctl.values import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,7 @@ def _measure_produced(window: Sequence[Sample]) -> dict[int, float]:
 #
 # The verdicts are Burrow's evaluation rules (its wiki, "Consumer Lag Evaluation Rules"), applied
 # to samples of offsets instead of single commits, and two of ours: LOSING and LOST. The
-# differences
-# from Burrow are in docs/decisions/0011-verdicts-from-samples.md.
+# differences from Burrow are in docs/decisions/0011-verdicts-from-samples.md.
 
 # A trend needs this many samples, reaching back over this share of the window.
 TREND_POINTS = 3

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from backlog.clock import format_time
-from backlog.errors import BacklogError, KafkaFailure
+from backlogctl.clock import format_time
+from backlogctl.errors import BacklogError, KafkaFailure
 
 # One word for how a group is doing, the worst that applies.
 

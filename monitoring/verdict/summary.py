@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from backlog.formats import format_count, format_duration, format_plural
-from backlog.kafka.group_types import SHARE
-from backlogctl_delivery.visible import quote_word
-from monitoring.verdict.status import (
+from backlogctl.formats import format_count, format_duration, format_plural
+from backlogctl.kafka.group_types import SHARE
+from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
     GroupStatus,
     PartitionStatus,
@@ -17,6 +16,7 @@ from monitoring.verdict.status import (
     Verdict,
     find_worst,
 )
+from backlogctl_delivery.visible import quote_word
 
 HOLD_FOR = "6h"
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
-from monitoring.doctor.checks import Finding
-from monitoring.verdict.status import GroupStatus, Unseen
+from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.verdict.status import GroupStatus, Unseen
 
 
 @dataclass(frozen=True, slots=True)

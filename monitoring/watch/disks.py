@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backlog.clock import utc_now
-from backlog.kafka.log_dirs import LogDirs
-from backlog.ledger.measurements import DiskReading
+from backlogctl.clock import utc_now
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.ledger.measurements import DiskReading
 
 # The present rate is that of these last minutes; readings closer together tell less than noise.
 WINDOW = timedelta(minutes=15)

@@ -7,24 +7,29 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.formats import format_moment, format_plural
-from backlog.kafka.admin import describe_topic
-from backlog.kafka.clients import Admin, Properties, connect
-from backlog.kafka.errors import TopicMissing
-from backlog.kafka.log_dirs import read_log_dirs
-from backlog.kafka.peek import peek_at
-from backlog.ledger import Ledger
-from backlog.ledger.holds import keeps_longer
-from backlog.ledger.steps import has_stopped_consumers
-from backlog.values import Cause, Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
-from monitoring.offsets.history import Marks, is_memberless
-from monitoring.offsets.lag import count_lost, find_end, read_retention, read_size_limit, read_tails
-from monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
-from monitoring.offsets.sampler import StreamLike
-from monitoring.verdict.judge import PartitionView, Point, judge_partition
-from monitoring.verdict.status import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.formats import format_moment, format_plural
+from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.clients import Admin, Properties, connect
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.kafka.peek import peek_at
+from backlogctl.ledger import Ledger
+from backlogctl.ledger.holds import keeps_longer
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.offsets.history import Marks, is_memberless
+from backlogctl.monitoring.offsets.lag import (
+    count_lost,
+    find_end,
+    read_retention,
+    read_size_limit,
+    read_tails,
+)
+from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
+from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
     GroupStatus,
     Retention,
@@ -33,7 +38,8 @@ from monitoring.verdict.status import (
     find_worst,
     make_unseen,
 )
-from monitoring.verdict.summary import summarize_group
+from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.values import Cause, Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
 
 _UNLIMITED = "-1"
 

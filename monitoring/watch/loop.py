@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Config
-from backlog.errors import BacklogError, ClusterUnreachable
-from backlog.kafka.clients import Admin, connect
-from backlog.ledger import Ledger
-from backlog.values import Sample
-from monitoring.offsets.bookmarks import Bookmarker
-from monitoring.offsets.history import Marks
-from monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
-from monitoring.offsets.sampler import StreamLike
-from monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
-from monitoring.watch.look import WINDOW, assess_now, read_timeline
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Config
+from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.kafka.clients import Admin, connect
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.history import Marks
+from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
+from backlogctl.monitoring.watch.look import WINDOW, assess_now, read_timeline
+from backlogctl.values import Sample
 
 # Called with what cannot be read and why when an outage begins, and with None when it ends.
 OnOutage = Callable[[str, BacklogError | None], None]
@@ -56,7 +56,7 @@ class Outages:
 
 # Watches streams: a loop of looks that survives outages.
 
-LOG = logging.getLogger("backlog.monitoring")
+LOG = logging.getLogger("backlogctl.monitoring")
 
 THIN_EVERY = timedelta(minutes=10)
 # A stream whose oldest unread message may be deleted within so many intervals is sampled so often.

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from pydantic import Field
 
-from backlog.clock import format_time, utc_now
-from backlog.config import Config, Stream
-from backlog.config.base import Duration
-from backlog.errors import KafkaFailure
-from backlog.kafka.rights import Right
-from backlog.ledger.archives import ArchiveRecord
-from backlog.values import Gap
-from replay.engine.kind import Workspace
-from replay.engine.options import OptionalMoment
-from replay.engine.plan import Options
-from replay.observe.rights import list_seeing
+from backlogctl.clock import format_time, utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.config.base import Duration
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.rights import Right
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.options import OptionalMoment
+from backlogctl.replay.engine.plan import Options
+from backlogctl.replay.observe.rights import list_seeing
+from backlogctl.values import Gap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,8 +46,8 @@ def start_spark(
     Raises:
         SparkFailure, EmbeddedError: it did not start.
     """
-    from spark_backfill.spark.cluster import needs_s3
-    from spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.spark.cluster import needs_s3
+    from backlogctl.spark_backfill.spark.session import open_session
 
     return open_session(
         workspace.config.spark,
@@ -64,7 +64,7 @@ def reading_topic(workspace: Workspace, stream: Stream, doing: str) -> Iterator[
     Raises:
         KafkaFailure, StagingError.
     """
-    from spark_backfill.failures import list_secrets, translating
+    from backlogctl.spark_backfill.failures import list_secrets, translating
 
     with translating(
         doing,

@@ -7,14 +7,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from backlog.clock import utc_now
-from backlog.config import Stream
-from backlog.ledger.measurements import AuditRecord
-from backlog.values import Cause, Certainty, Gap, GapState, OffsetRange, SequenceRange
-from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
-from replay.engine.kind import Workspace
-from replay.injection.archived import suggest_plan
-from replay.observe.rights import require_rights
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream
+from backlogctl.ledger.measurements import AuditRecord
+from backlogctl.replay.audits.audit import Audit, AuditResult, Say, SpanOptions
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.archived import suggest_plan
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, SequenceRange
 
 # What an audit found lost, as the ledger takes it: a gap that a plan can put back.
 

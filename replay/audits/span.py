@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Stream
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets
-from backlog.values import OffsetRange, Sample
-from monitoring.offsets.observation import measure_skew, observe_stream
-from replay.audits.audit import AuditOptions
-from replay.engine.kind import Workspace
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets
+from backlogctl.monitoring.offsets.observation import measure_skew, observe_stream
+from backlogctl.replay.audits.audit import AuditOptions
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import OffsetRange, Sample
 
 _SECONDS = 60.0
 

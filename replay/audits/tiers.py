@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import format_time
-from backlog.config import Stream, StreamSource
-from backlog.config.streams import Message, Value
-from backlog.errors import KafkaFailure, UsageError
-from backlog.formats import format_plural
-from backlog.ledger.archives import ArchiveRecord
-from backlog.values import OffsetRange, Sample
-from replay.audits.audit import AuditOptions, Say, open_folder, reading_topic
-from replay.audits.span import Span, read_span
-from replay.engine.kind import Workspace
-from replay.injection.ledger import intersect_ranges, subtract_ranges
+from backlogctl.clock import format_time
+from backlogctl.config import Stream, StreamSource
+from backlogctl.config.streams import Message, Value
+from backlogctl.errors import KafkaFailure, UsageError
+from backlogctl.formats import format_plural
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.audits.audit import AuditOptions, Say, open_folder, reading_topic
+from backlogctl.replay.audits.span import Span, read_span
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.ledger import intersect_ranges, subtract_ranges
+from backlogctl.values import OffsetRange, Sample
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_backfill.audits.counts import CountsAudit
-    from spark_backfill.messages.candidates import SourceAccess
-    from spark_backfill.messages.rules import MessageRules
-    from spark_backfill.messages.windows import Bounds
+    from backlogctl.spark_backfill.audits.counts import CountsAudit
+    from backlogctl.spark_backfill.messages.candidates import SourceAccess
+    from backlogctl.spark_backfill.messages.rules import MessageRules
+    from backlogctl.spark_backfill.messages.windows import Bounds
 
 
 # What offloads moved out of a topic: an audit reads it beside what the topic still has.
@@ -102,10 +102,10 @@ def read_parts(spark: SparkSession, parts: Iterable[ArchivedPart]) -> DataFrame:
     Raises:
         StagingError: an archive is not there, or not the one that is on record.
     """
-    from spark_backfill.archive.reading import read_archive
-    from spark_backfill.archive.verification import read_manifest
-    from spark_backfill.existing.messages import ORIGINALS_SCHEMA, as_originals
-    from spark_backfill.spark.frames import make_empty
+    from backlogctl.spark_backfill.archive.reading import read_archive
+    from backlogctl.spark_backfill.archive.verification import read_manifest
+    from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA, as_originals
+    from backlogctl.spark_backfill.spark.frames import make_empty
 
     messages = make_empty(spark, ORIGINALS_SCHEMA)
     for part in parts:
@@ -211,12 +211,12 @@ def _read_span(counting: Counting) -> Span:
 def _count(counting: Counting, span: Span) -> Counted:
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_backfill.audits.counts import as_tier, choose_width, count_tiers
-    from spark_backfill.existing.messages import read_log
-    from spark_backfill.messages.windows import Bounds
-    from spark_backfill.proof import suspect_zone
-    from spark_backfill.sources.reflection import ColumnKind
-    from spark_backfill.spark.frames import mark_within
+    from backlogctl.spark_backfill.audits.counts import as_tier, choose_width, count_tiers
+    from backlogctl.spark_backfill.existing.messages import read_log
+    from backlogctl.spark_backfill.messages.windows import Bounds
+    from backlogctl.spark_backfill.proof import suspect_zone
+    from backlogctl.spark_backfill.sources.reflection import ColumnKind
+    from backlogctl.spark_backfill.spark.frames import mark_within
 
     workspace, stream, source = counting.workspace, counting.stream, counting.source
     archived = find_archived(list_archives(workspace, span.topic.topic_id), span.lows)
@@ -267,8 +267,8 @@ def _count(counting: Counting, span: Span) -> Counted:
 @contextmanager
 def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
     """The source table with the rules for its times and identities, and the consumer's table."""
-    from spark_backfill.evidence.consumed import open_consumed, open_source
-    from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
+    from backlogctl.spark_backfill.evidence.consumed import open_consumed, open_source
+    from backlogctl.spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
 
     spark, source, config = counting.spark, counting.source, counting.workspace.config
     with ExitStack() as stack:
@@ -304,10 +304,10 @@ def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> Dat
     """identity binary, at_ms long; NULL where it cannot be read exactly."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_backfill.messages.candidates import count_rows, read_rows
-    from spark_backfill.messages.rules import as_bytes, time_text
-    from spark_backfill.messages.windows import filter_times
-    from spark_backfill.sources.columns import REASON
+    from backlogctl.spark_backfill.messages.candidates import count_rows, read_rows
+    from backlogctl.spark_backfill.messages.rules import as_bytes, time_text
+    from backlogctl.spark_backfill.messages.windows import filter_times
+    from backlogctl.spark_backfill.sources.columns import REASON
 
     where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=count_rows(access, where))
@@ -325,8 +325,8 @@ def _is_younger(record: ArchiveRecord, than: datetime) -> bool:
 
 def _find_judged(counting: Counting, span: Span, archived: Archived, *, is_date: bool) -> Judged:
     """From the time on from which no message is gone, and that the topic has begun by."""
-    from spark_backfill.audits.counts import find_heads
-    from spark_backfill.existing.messages import read_log
+    from backlogctl.spark_backfill.audits.counts import find_heads
+    from backlogctl.spark_backfill.existing.messages import read_log
 
     bounds, properties = counting.bounds, counting.workspace.properties(counting.stream)
     ends = {item.partition: item.end for item in span.ranges}

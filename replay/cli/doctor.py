@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.shared import Session, mask_document, verb
-from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
+from backlogctl.replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.status import (
+    Bootstrap,
+    Cluster,
+    Group,
+    Topic,
+    open_for_looking,
+    suggest_adoption,
+)
 
 if TYPE_CHECKING:
-    from replay.doctor.stream import Examination
-    from replay.engine.kind import Workspace
+    from backlogctl.replay.doctor.stream import Examination
+    from backlogctl.replay.engine.kind import Workspace
 
 
 @verb
@@ -37,8 +44,8 @@ def examine(
 
     Exit code: 0 well, 1 something will lose messages or stop a recovery, 2 cannot tell.
     """
-    from replay.doctor.stream import describe_examinations
-    from replay.present.tables import draw_examinations
+    from backlogctl.replay.doctor.stream import describe_examinations
+    from backlogctl.replay.present.tables import draw_examinations
 
     found: list[Examination] = []
     if client is not None:
@@ -57,9 +64,9 @@ def examine(
 
 
 def _examine_client(path: Path) -> Examination:
-    from monitoring.doctor.checks import sort_findings
-    from monitoring.doctor.clients import judge_client, read_client_file
-    from replay.doctor.stream import Examination
+    from backlogctl.monitoring.doctor.checks import sort_findings
+    from backlogctl.monitoring.doctor.clients import judge_client, read_client_file
+    from backlogctl.replay.doctor.stream import Examination
 
     return Examination("client", str(path), sort_findings(judge_client(read_client_file(path))))
 
@@ -71,9 +78,9 @@ def _examine_streams(
     unopened: Examination | None,
     adopting: Sequence[str] | None,
 ) -> list[Examination]:
-    from replay.doctor.deliveries import examine_deliveries
-    from replay.doctor.stream import examine_stream, examine_tool
-    from replay.observe.stream import choose_streams
+    from backlogctl.replay.doctor.deliveries import examine_deliveries
+    from backlogctl.replay.doctor.stream import examine_stream, examine_tool
+    from backlogctl.replay.observe.stream import choose_streams
 
     config = workspace.config
     # An application's outbox needs no stream.
@@ -92,10 +99,10 @@ def _open(
     session: Session, open_workspace: Callable[[], Workspace]
 ) -> tuple[Workspace, Examination | None]:
     """Where the ledger cannot be opened, that is a finding, and the rest is judged without it."""
-    from backlog.errors import LedgerError
-    from monitoring.doctor.checks import Finding, Level
-    from replay.doctor.stream import Examination
-    from replay.opening import open_workspace as open_passing
+    from backlogctl.errors import LedgerError
+    from backlogctl.monitoring.doctor.checks import Finding, Level
+    from backlogctl.replay.doctor.stream import Examination
+    from backlogctl.replay.opening import open_workspace as open_passing
 
     try:
         return open_workspace(), None
@@ -129,11 +136,11 @@ def print_rights(
     ] = None,
 ) -> None:
     """Print the kafka-acls lines for a job on a stream. Asks no broker, changes nothing."""
-    from backlog.errors import UsageError
-    from backlog.kafka.clients import find_addresses
-    from backlog.kafka.rights import make_acl_lines
-    from replay.kinds import KINDS
-    from replay.observe.rights import find_principal, list_jobs, list_rights
+    from backlogctl.errors import UsageError
+    from backlogctl.kafka.clients import find_addresses
+    from backlogctl.kafka.rights import make_acl_lines
+    from backlogctl.replay.kinds import KINDS
+    from backlogctl.replay.observe.rights import find_principal, list_jobs, list_rights
 
     config = session.load_config()
     jobs = list_jobs(KINDS)

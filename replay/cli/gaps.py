@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlog.errors import BacklogError
-from replay.cli.plan import Verb, make_app, name_options
-from replay.cli.shared import Session, mask_document, print_text, read_states, show_error, verb
-from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
+from backlogctl.errors import BacklogError
+from backlogctl.replay.cli.plan import Verb, make_app, name_options
+from backlogctl.replay.cli.shared import (
+    Session,
+    mask_document,
+    print_text,
+    read_states,
+    show_error,
+    verb,
+)
+from backlogctl.replay.cli.status import (
+    Bootstrap,
+    Cluster,
+    Group,
+    Topic,
+    open_for_looking,
+    suggest_adoption,
+)
 
 if TYPE_CHECKING:
-    from replay.audits.audit import Audit
+    from backlogctl.replay.audits.audit import Audit
 
 
 @verb
@@ -31,12 +45,12 @@ def list_gaps(
     """List the ranges that a group will never read, and why."""
     from rich.console import Console
 
-    from backlog.values import GapState
-    from replay.injection.archived import suggest_plan, suggest_redrive
-    from replay.kinds.rebuild.losses import say_why_not
-    from replay.observe.stream import choose_streams, look_at_stream
-    from replay.present.status import describe_gap
-    from replay.present.terminal import draw_gaps, draw_warnings, print_next
+    from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
+    from backlogctl.replay.kinds.rebuild.losses import say_why_not
+    from backlogctl.replay.observe.stream import choose_streams, look_at_stream
+    from backlogctl.replay.present.status import describe_gap
+    from backlogctl.replay.present.terminal import draw_gaps, draw_warnings, print_next
+    from backlogctl.values import GapState
 
     states = read_states(GapState, state)
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)
@@ -94,10 +108,10 @@ def waive_gap(
     reason: Annotated[str, typer.Option(help="Why it needs no recovery; kept on record.")],
 ) -> None:
     """Close a gap that needs no recovery, with a reason."""
-    from backlog.errors import UsageError
-    from backlog.values import GapState
-    from replay.engine.plan import find_identity
-    from replay.present.status import describe_gap
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.engine.plan import find_identity
+    from backlogctl.replay.present.status import describe_gap
+    from backlogctl.values import GapState
 
     if not reason.strip():
         raise UsageError("a reason is needed", subject=f"gap {gap}", hint='--reason "…"')
@@ -114,7 +128,7 @@ def waive_gap(
 
 
 def _list_verbs() -> Iterator[Verb]:
-    from replay.audits import AUDITS
+    from backlogctl.replay.audits import AUDITS
 
     for one in AUDITS:
         yield Verb(one.name, one.summary, one.options_model, partial(examine, one))
@@ -125,11 +139,11 @@ audit = make_app("Find losses that offsets do not show; nothing is changed.", _l
 
 def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -> None:
     """Audits, and prints what was found; the exit code says whether something is missing."""
-    from replay.audits.carrying import carry_out
-    from replay.engine.interrupts import Interrupts
-    from replay.engine.options import read_options
-    from replay.present.layout import spin
-    from replay.present.tables import draw_audit
+    from backlogctl.replay.audits.carrying import carry_out
+    from backlogctl.replay.engine.interrupts import Interrupts
+    from backlogctl.replay.engine.options import read_options
+    from backlogctl.replay.present.layout import spin
+    from backlogctl.replay.present.tables import draw_audit
 
     config = session.load_config()
     chosen = config.stream(stream)

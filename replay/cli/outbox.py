@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlog.errors import BacklogError, Refused, UsageError
-from replay.cli.shared import Session, mask_document, verb
-from replay.cli.watch import serve_metrics
+from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.watch import serve_metrics
 
 if TYPE_CHECKING:
     from threading import Event
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from rich.console import Console, RenderableType
 
-    from backlog.config import Config, Outbox
+    from backlogctl.config import Config, Outbox
     from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxEntry
     from backlogctl_delivery.outbox.sender import OutboxSender
 
@@ -110,7 +110,7 @@ def read_duration(text: str, option: str) -> timedelta:
     Raises:
         UsageError: it is none.
     """
-    from backlog.clock import parse_duration
+    from backlogctl.clock import parse_duration
 
     try:
         return parse_duration(text)
@@ -123,7 +123,7 @@ def _describe(config: Config, name: str, url: str | None = None) -> Chosen:
 
 
 def _refuse_unknown(name: str, known: Mapping[str, object]) -> UsageError:
-    from backlog.config.base import describe_unknown
+    from backlogctl.config.base import describe_unknown
 
     return UsageError(describe_unknown("outbox", name, known), subject=f"--outbox {name}")
 
@@ -163,8 +163,8 @@ def list_entries(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="How many.")] = 50,
 ) -> None:
     """List messages, oldest first: sizes and ids, no payload."""
+    from backlogctl.replay.cli.shared import print_text, read_states
     from backlogctl_delivery.outbox.database import State
-    from replay.cli.shared import print_text, read_states
 
     states = read_states(State, state) or ()
     found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, limit)
@@ -221,7 +221,7 @@ def _try_status(chosen: Chosen) -> dict[str, Any]:
 
 
 def _tell_status(chosen: Chosen, document: dict[str, Any]) -> Sequence[str]:
-    from backlog.formats import format_duration
+    from backlogctl.formats import format_duration
 
     name = chosen.name or document["outbox"]
     if "error" in document:
@@ -250,7 +250,7 @@ def _looking_describe(entry: OutboxEntry) -> dict[str, Any]:
     from dataclasses import asdict
     from datetime import datetime
 
-    from backlog.clock import format_time
+    from backlogctl.clock import format_time
 
     return {
         name: format_time(value) if isinstance(value, datetime) else value
@@ -259,8 +259,8 @@ def _looking_describe(entry: OutboxEntry) -> dict[str, Any]:
 
 
 def _draw(entries: list[OutboxEntry]) -> RenderableType:
-    from backlog.clock import format_time
-    from replay.present.layout import Table
+    from backlogctl.clock import format_time
+    from backlogctl.replay.present.layout import Table
 
     table = Table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
     for entry in entries:
@@ -501,7 +501,7 @@ def _refuse_brokers() -> UsageError:
 
 
 def _read_properties(bootstrap: str | None, client_config: Path | None) -> dict[str, str]:
-    from backlog.config.template import read_client_properties
+    from backlogctl.config.template import read_client_properties
 
     if client_config is None:
         return {"bootstrap.servers": bootstrap or ""}

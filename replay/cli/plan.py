@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.core import TyperGroup
 
-from replay.cli.shared import Session, verb
+from backlogctl.replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from replay.engine.kind import Kind
-    from replay.engine.plan import Options
+    from backlogctl.replay.engine.kind import Kind
+    from backlogctl.replay.engine.plan import Options
 
 
 # Verbs whose options are a model's fields: said once, and the same in every form.
@@ -132,7 +132,7 @@ def _spell(name: str, info: FieldInfo) -> str:
 
 
 def _list_verbs() -> Iterator[Verb]:
-    from replay.kinds import KINDS
+    from backlogctl.replay.kinds import KINDS
 
     for kind in KINDS:
         yield Verb(kind.name, kind.summary, kind.options_model, partial(make_plan, kind))
@@ -145,10 +145,10 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     """Plans, and prints the plan."""
     from rich.console import Console
 
-    from replay.engine.options import read_options
-    from replay.present.layout import spin
-    from replay.present.status import describe_recovery, list_next_commands, preview_plan
-    from replay.present.terminal import draw_plan, print_next
+    from backlogctl.replay.engine.options import read_options
+    from backlogctl.replay.present.layout import spin
+    from backlogctl.replay.present.status import describe_recovery, list_next_commands, preview_plan
+    from backlogctl.replay.present.terminal import draw_plan, print_next
 
     config = session.load_config()
     chosen = config.stream(stream)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, read_states, verb
+from backlogctl.replay.cli.shared import Session, read_states, verb
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from backlog.values import Recovery
-    from replay.engine.kind import Workspace
+    from backlogctl.replay.engine.kind import Workspace
+    from backlogctl.values import Recovery
 
 
 @verb
@@ -26,9 +26,9 @@ def list_recoveries(
     state: Annotated[list[str] | None, typer.Option(help="Only in this state.")] = None,
 ) -> None:
     """List recoveries, newest first."""
-    from backlog.values import RecoveryState
-    from replay.present.status import describe_recovery
-    from replay.present.terminal import draw_recoveries
+    from backlogctl.replay.present.status import describe_recovery
+    from backlogctl.replay.present.terminal import draw_recoveries
+    from backlogctl.values import RecoveryState
 
     states = read_states(RecoveryState, state)
     workspace = session.open_workspace()
@@ -51,11 +51,11 @@ def approve_recovery(
 ) -> None:
     """Approve a plan as it is stored; the approval expires."""
 
-    from backlog.errors import UsageError
-    from backlog.formats import format_duration
-    from replay.engine.approval import approve_plan, describe_expiry
-    from replay.present.status import describe_recovery, list_next_commands
-    from replay.present.terminal import print_next, say_done
+    from backlogctl.errors import UsageError
+    from backlogctl.formats import format_duration
+    from backlogctl.replay.engine.approval import approve_plan, describe_expiry
+    from backlogctl.replay.present.status import describe_recovery, list_next_commands
+    from backlogctl.replay.present.terminal import print_next, say_done
 
     if not by.strip():
         raise UsageError("a name is needed", subject="--by")
@@ -88,8 +88,8 @@ def reject_recovery(
     by: Annotated[str, typer.Option(help="Your name; your account is recorded beside it.")] = "",
 ) -> None:
     """Reject a plan; its gaps are open again."""
-    from replay.engine.approval import reject_plan
-    from replay.present.status import describe_recovery
+    from backlogctl.replay.engine.approval import reject_plan
+    from backlogctl.replay.present.status import describe_recovery
 
     workspace = session.open_workspace()
     planned = workspace.ledger.recoveries.get(recovery)
@@ -113,11 +113,11 @@ def carry_out(
     session: Session, workspace: Workspace, recovery_id: str, *, resumed: bool = False
 ) -> None:
     """Runs a recovery and prints what came of it."""
-    from backlog.formats import format_duration
-    from replay.engine.runner import Run
-    from replay.observe.retention import release_due
-    from replay.present.status import describe_run
-    from replay.present.terminal import say_done
+    from backlogctl.formats import format_duration
+    from backlogctl.replay.engine.runner import Run
+    from backlogctl.replay.observe.retention import release_due
+    from backlogctl.replay.present.status import describe_run
+    from backlogctl.replay.present.terminal import say_done
 
     run = Run(workspace, recovery_id, session.err, resumed=resumed)
     found = run.carry_out()
@@ -141,8 +141,8 @@ def pause_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
     """Stop a recovery where nothing is half done; it waits for `resume`."""
-    from replay.engine.cancelling import request_pause
-    from replay.present.status import describe_recovery
+    from backlogctl.replay.engine.cancelling import request_pause
+    from backlogctl.replay.present.status import describe_recovery
 
     workspace = session.open_workspace()
     found, message = request_pause(workspace, recovery)
@@ -158,8 +158,8 @@ def resume_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
     """Take a pause back, and go on with the recovery."""
-    from replay.engine.cancelling import withdraw_pause
-    from replay.present.status import describe_recovery
+    from backlogctl.replay.engine.cancelling import withdraw_pause
+    from backlogctl.replay.present.status import describe_recovery
 
     workspace = session.open_workspace()
     found, holder = withdraw_pause(workspace, recovery)
@@ -202,8 +202,8 @@ def cancel_recovery(
     restored and the topic deleted. An offload goes back where its group was not moved yet, and is
     ended forward where it was: its archive is put back later.
     """
-    from replay.engine.cancelling import cancel_work, find_ways
-    from replay.present.status import describe_recovery
+    from backlogctl.replay.engine.cancelling import cancel_work, find_ways
+    from backlogctl.replay.present.status import describe_recovery
 
     workspace = session.open_workspace()
     chosen = {"rewind": rewind, "leave-consumers": leave_consumers}
@@ -232,9 +232,9 @@ def show_recovery(
 ) -> None:
     """Show a recovery: its plan, its state and its record; while it runs, how far it is."""
 
-    from backlog.errors import UsageError
-    from replay.present.document import read_document
-    from replay.present.terminal import (
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.present.document import read_document
+    from backlogctl.replay.present.terminal import (
         draw_document_plan,
         draw_events,
         draw_progress,
@@ -270,8 +270,8 @@ def _watch(session: Session, workspace: Workspace, recovery: Recovery) -> Recove
     """Draws until it is at an end, or failed, or Ctrl-C."""
     from rich.live import Live
 
-    from backlog.values import FINAL, RecoveryState
-    from replay.present.layout import Folded
+    from backlogctl.replay.present.layout import Folded
+    from backlogctl.values import FINAL, RecoveryState
 
     with Live(console=session.out, auto_refresh=False) as live:
         try:
@@ -290,9 +290,9 @@ def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
     """What moves: the plan only as long as nothing does."""
     from rich.console import Group
 
-    from replay.present.document import read_document, read_progress
-    from replay.present.status import describe_recovery
-    from replay.present.terminal import draw_document_plan, draw_head, draw_progress
+    from backlogctl.replay.present.document import read_document, read_progress
+    from backlogctl.replay.present.status import describe_recovery
+    from backlogctl.replay.present.terminal import draw_document_plan, draw_head, draw_progress
 
     progress = read_progress(workspace, recovery)
     if not progress["steps"]:
@@ -321,9 +321,9 @@ def report_recovery(
     ] = None,
 ) -> None:
     """Report on a recovery for the incident review: what was lost, done, verified, by whom."""
-    from backlog.errors import UsageError
-    from replay.present.report import make_report
-    from replay.present.report_page import check_writable, write_whole
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.present.report import make_report
+    from backlogctl.replay.present.report_page import check_writable, write_whole
 
     if html == _STDOUT and session.json:
         raise UsageError(
@@ -334,7 +334,7 @@ def report_recovery(
         check_writable(path)
     document = make_report(session.open_workspace(), recovery)
     if html is not None:
-        from replay.present.report_page import render_page
+        from backlogctl.replay.present.report_page import render_page
 
         page = render_page(document)
         if path is None:
@@ -344,9 +344,9 @@ def report_recovery(
         write_whole(path, page)
 
     def show(console: Console) -> None:
-        from replay.present.layout import Text
-        from replay.present.report_page import draw_summary
-        from replay.present.terminal import print_next
+        from backlogctl.replay.present.layout import Text
+        from backlogctl.replay.present.report_page import draw_summary
+        from backlogctl.replay.present.terminal import print_next
 
         if path is not None:
             told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backlog.errors import ConfigurationError
-from replay.cli.shared import Session, verb
+from backlogctl.errors import ConfigurationError
+from backlogctl.replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from backlog.errors import BacklogError
-    from monitoring.notifications.notifier import Notifier
-    from monitoring.offsets.observation import Observation
-    from monitoring.offsets.sampler import StreamLike
-    from monitoring.verdict.status import GroupStatus
-    from replay.engine.kind import Workspace
-    from replay.web.exporter import Exporter
+    from backlogctl.errors import BacklogError
+    from backlogctl.monitoring.notifications.notifier import Notifier
+    from backlogctl.monitoring.offsets.observation import Observation
+    from backlogctl.monitoring.offsets.sampler import StreamLike
+    from backlogctl.monitoring.verdict.status import GroupStatus
+    from backlogctl.replay.engine.kind import Workspace
+    from backlogctl.replay.web.exporter import Exporter
 
-LOG = logging.getLogger("backlog.replay.watch")
+LOG = logging.getLogger("backlogctl.replay.watch")
 # Findings name offsets that move, so there is no end of different sentences.
 MOST_TEXTS = 1000
 AGAIN_SECONDS = 600.0
@@ -91,8 +91,8 @@ def watch_streams(
     """
     from contextlib import ExitStack
 
-    from backlog.errors import UsageError
-    from monitoring.watch.loop import watch_streams as watch_all
+    from backlogctl.errors import UsageError
+    from backlogctl.monitoring.watch.loop import watch_streams as watch_all
 
     if listen is not None and no_serve:
         raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
@@ -111,11 +111,11 @@ def watch_streams(
     report = WatchReport(session, workspace)
     with ExitStack() as stack:
         if config.watch.hooks and not rounds:
-            from replay.web.exporter import open_notifier
+            from backlogctl.replay.web.exporter import open_notifier
 
             report.notifier = stack.enter_context(open_notifier(workspace, report.add_outage))
         if listen is not None or not (no_serve or rounds):
-            from replay.web.exporter import open_exporter
+            from backlogctl.replay.web.exporter import open_exporter
 
             address = listen or config.watch.listen
             subject = "--listen" if listen else "watch.listen"
@@ -161,7 +161,7 @@ class WatchReport:
 
     def begin(self) -> None:
         """Prints what is watched and served."""
-        from backlog.formats import format_plural
+        from backlogctl.formats import format_plural
 
         session, config, exporter = self._session, self._workspace.config, self.exporter
         watched = [format_plural(len(config.streams), "stream")]
@@ -184,9 +184,9 @@ class WatchReport:
 
     def add_observation(self, observation: Observation) -> None:
         """Prints new gaps and suspicions."""
-        from backlog.errors import BacklogError
-        from backlog.formats import format_count
-        from replay.observe.stream import describe_findings
+        from backlogctl.errors import BacklogError
+        from backlogctl.formats import format_count
+        from backlogctl.replay.observe.stream import describe_findings
 
         for gap in observation.gaps:
             if gap.id not in self._known:
@@ -221,8 +221,8 @@ class WatchReport:
 
     def end_round(self) -> None:
         """Gives back holds that are due."""
-        from backlog.errors import BacklogError
-        from replay.observe.retention import release_due
+        from backlogctl.errors import BacklogError
+        from backlogctl.replay.observe.retention import release_due
 
         try:
             sentences = release_due(self._workspace)
@@ -238,8 +238,8 @@ class WatchReport:
             self.exporter.board.note_round()
 
     def _say(self, text: str, style: str = "") -> None:
-        from backlog.clock import utc_now
-        from backlog.config import mask_secrets
+        from backlogctl.clock import utc_now
+        from backlogctl.config import mask_secrets
 
         self._session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
 
@@ -249,8 +249,8 @@ class WatchReport:
 
 
 def _test_hooks(session: Session) -> None:
-    from backlog.errors import UsageError
-    from monitoring.notifications.notifier import check_hooks
+    from backlogctl.errors import UsageError
+    from backlogctl.monitoring.notifications.notifier import check_hooks
 
     hooks = session.load_config().watch.hooks
     if not hooks:

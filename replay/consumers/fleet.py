@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.config import Config, Consumers, Stream
-from backlog.errors import BacklogError, LeaseHeld, Refused, UsageError, VerificationFailed
-from backlog.formats import Say
-from backlog.kafka.admin import committed_offsets, read_group_state
-from backlog.kafka.clients import Admin, make_admin
-from backlog.kafka.groups import LogTruncated
-from fanout.launchers import LeftLauncher, make_launcher
-from fanout.launchers.interface import Fleet, Launcher, Role
-from fanout.quiet import await_empty, await_quiet
-from fanout.relay.commits import CommitWithMetadata, read_all
-from fanout.unread import find_unread
-from replay.engine.brakes import CancelRequested, PausedBecause, check_requests
-from replay.engine.cancelling import find_ways
-from replay.engine.kind import PlanT, RunContext, Workspace
-from replay.engine.plan import mask_values
-from replay.observe.stream import is_source, refuse_other_source
-from replay.present.layout import Text
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Consumers, Stream
+from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError, VerificationFailed
+from backlogctl.fanout.launchers import LeftLauncher, make_launcher
+from backlogctl.fanout.launchers.interface import Fleet, Launcher, Role
+from backlogctl.fanout.quiet import await_empty, await_quiet
+from backlogctl.fanout.relay.commits import CommitWithMetadata, read_all
+from backlogctl.fanout.unread import find_unread
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import committed_offsets, read_group_state
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.groups import LogTruncated
+from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
+from backlogctl.replay.engine.cancelling import find_ways
+from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
+from backlogctl.replay.engine.plan import mask_values
+from backlogctl.replay.observe.stream import is_source, refuse_other_source
+from backlogctl.replay.present.layout import Text
 
 LEAVE_CONSUMERS = "leave-consumers"  # a person starts and ends them
 

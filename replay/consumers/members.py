@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from backlog.clock import Deadline, format_time
-from backlog.config import Stream
-from backlog.errors import BacklogError, KafkaFailure, Refused
-from backlog.formats import Say, format_moment
-from backlog.kafka.admin import GroupState, Member, describe_group_state
-from backlog.kafka.group_types import read_group_type, say_why_not
-from backlog.values import Sample
+from backlogctl.clock import Deadline, format_time
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, KafkaFailure, Refused
+from backlogctl.fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
+from backlogctl.fanout.relay.guard import find_others, is_guard
+from backlogctl.formats import Say, format_moment
+from backlogctl.kafka.admin import GroupState, Member, describe_group_state
+from backlogctl.kafka.group_types import read_group_type, say_why_not
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import UNFINISHED
+from backlogctl.replay.observe.stream import read_history
+from backlogctl.replay.present.status import list_open_standings
+from backlogctl.values import Sample
 from backlogctl_delivery.visible import quote_word
-from fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
-from fanout.relay.guard import find_others, is_guard
-from monitoring.verdict.status import Verdict
-from replay.consumers.fleet import fleet_of, launcher_of
-from replay.engine.kind import Workspace
-from replay.engine.plan import UNFINISHED
-from replay.observe.stream import read_history
-from replay.present.status import list_open_standings
 
 _SECONDS = 15.0
 _REBALANCING = frozenset({"preparing_rebalancing", "completing_rebalancing", "assigning"})

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backlog.clock import Deadline
-from backlog.config import Config
-from backlog.kafka.clients import connect
-from monitoring.doctor.checks import Finding, Unread, read_part, sort_findings
-from monitoring.doctor.facts import list_brokers
-from replay.doctor.look_back import judge_look_back
-from replay.doctor.outboxes import judge_outbox
-from replay.doctor.stream import Examination
-from replay.engine.kind import Workspace
+from backlogctl.clock import Deadline
+from backlogctl.config import Config
+from backlogctl.kafka.clients import connect
+from backlogctl.monitoring.doctor.checks import Finding, Unread, read_part, sort_findings
+from backlogctl.monitoring.doctor.facts import list_brokers
+from backlogctl.replay.doctor.look_back import judge_look_back
+from backlogctl.replay.doctor.outboxes import judge_outbox
+from backlogctl.replay.doctor.stream import Examination
+from backlogctl.replay.engine.kind import Workspace
 
 _SECONDS = 30.0
 

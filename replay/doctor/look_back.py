@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline
-from backlog.config import Config, LookBack
-from backlog.errors import Refused
-from backlog.formats import format_duration, format_plural
-from backlog.kafka.clients import connect, find_addresses
-from backlog.kafka.errors import TopicMissing
-from monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
-from monitoring.doctor.facts import Topic, read_topic
-from monitoring.doctor.topic import judge_partitions, judge_replication, judge_retention
-from replay.observe.deliveries import opened_look_back, within
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, LookBack
+from backlogctl.errors import Refused
+from backlogctl.formats import format_duration, format_plural
+from backlogctl.kafka.clients import connect, find_addresses
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.facts import Topic, read_topic
+from backlogctl.monitoring.doctor.topic import judge_partitions, judge_replication, judge_retention
+from backlogctl.replay.observe.deliveries import opened_look_back, within
 
 if TYPE_CHECKING:
     from backlogctl_delivery.lookback.admin import Count

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline
-from backlog.config import Config, Outbox, Stream
-from backlog.formats import format_duration, format_plural
-from backlog.kafka.clients import connect
-from monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
-from monitoring.doctor.facts import Topic, read_topic
-from replay.observe.deliveries import opened_outbox, within
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Outbox, Stream
+from backlogctl.formats import format_duration, format_plural
+from backlogctl.kafka.clients import connect
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.facts import Topic, read_topic
+from backlogctl.replay.observe.deliveries import opened_outbox, within
 
 if TYPE_CHECKING:
     from backlogctl_delivery.outbox.admin import OutboxStatus

@@ -1,13 +1,13 @@
-"""docs/doctor.md: `python -m replay.doctor.reference` prints it."""
+"""docs/doctor.md: `python -m backlogctl.replay.doctor.reference` prints it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 
-from monitoring.doctor import clients  # noqa: F401
-from monitoring.doctor.checks import CATALOGUE, Room
-from replay.doctor import (
+from backlogctl.monitoring.doctor import clients  # noqa: F401
+from backlogctl.monitoring.doctor.checks import CATALOGUE, Room
+from backlogctl.replay.doctor import (
     deliveries,  # noqa: F401
     stream,  # noqa: F401
 )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Config, Stream
-from backlog.errors import BacklogError
-from backlog.kafka.clients import Admin, Properties, connect
-from backlog.kafka.group_types import read_group_type, say_why_not
-from backlog.kafka.groups import describe_group_state
-from monitoring.doctor.checks import (
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.clients import Admin, Properties, connect
+from backlogctl.kafka.group_types import read_group_type, say_why_not
+from backlogctl.kafka.groups import describe_group_state
+from backlogctl.monitoring.doctor.checks import (
     Finding,
     Level,
     Room,
@@ -23,12 +23,12 @@ from monitoring.doctor.checks import (
     read_part,
     sort_findings,
 )
-from monitoring.doctor.facts import read_brokers, read_newest, read_topic
-from monitoring.producers.reader import read_newest_log
-from monitoring.watch.look import look_at_stream
-from replay.consumers.members import count_rebalancing
-from replay.doctor.tool import judge_host, judge_rights
-from replay.engine.kind import Workspace
+from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
+from backlogctl.monitoring.producers.reader import read_newest_log
+from backlogctl.monitoring.watch.look import look_at_stream
+from backlogctl.replay.consumers.members import count_rebalancing
+from backlogctl.replay.doctor.tool import judge_host, judge_rights
+from backlogctl.replay.engine.kind import Workspace
 
 
 @Room.TOOL.check(
@@ -41,7 +41,7 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[Finding]:
     """Whether they can be read, and have an index on the time column."""
     if (source := stream.source) is None or find_spec("pyspark") is None:
         return  # the check of this host says that nothing is rebuilt without Spark
-    from spark_backfill.sources.reflection import open_engine, reflect_table
+    from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 
     places: list[tuple[str, str, str | None]] = [
         (source.database, source.table, source.time_column)

@@ -9,18 +9,25 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Stream
-from backlog.errors import BacklogError
-from backlog.formats import format_bytes, format_duration
-from backlog.jars import SUPPORTED_JAVA, find_java, find_java_version
-from backlog.kafka.clients import Properties, find_addresses
-from backlog.kafka.rights import Right, make_acl_lines, read_rights
-from backlog.values import GapState
-from monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
-from monitoring.doctor.facts import Controller, read_controller
-from replay.engine.kind import Workspace
-from replay.observe.rights import DOCTOR, HOLD, SEE, describe_rights, find_principal, list_rights
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError
+from backlogctl.formats import format_bytes, format_duration
+from backlogctl.jars import SUPPORTED_JAVA, find_java, find_java_version
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.rights import Right, make_acl_lines, read_rights
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.facts import Controller, read_controller
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.rights import (
+    DOCTOR,
+    HOLD,
+    SEE,
+    describe_rights,
+    find_principal,
+    list_rights,
+)
+from backlogctl.values import GapState
 
 _RIGHTS_SECONDS = 30.0
 
@@ -234,7 +241,7 @@ def _judge_spark() -> Iterator[Finding]:
             "pip install 'backlogctl[spark]'",
         )
         return
-    from spark_backfill.spark.session import find_spark_jars
+    from backlogctl.spark_backfill.spark.session import find_spark_jars
 
     if not (jars := find_spark_jars()).is_dir():
         yield Finding(

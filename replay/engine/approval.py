@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from backlog.clock import format_time, utc_now
-from backlog.errors import ApprovalNeeded, Refused
-from backlog.manifests import hash_value
-from backlog.values import Recovery, RecoveryState
-from replay.engine.kind import Workspace, record_terms
-from replay.engine.plan import Identity, find_identity
+from backlogctl.clock import format_time, utc_now
+from backlogctl.errors import ApprovalNeeded, Refused
+from backlogctl.manifests import hash_value
+from backlogctl.replay.engine.kind import Workspace, record_terms
+from backlogctl.replay.engine.plan import Identity, find_identity
+from backlogctl.values import Recovery, RecoveryState
 
 AUTOMATIC = "automatic"
 # Recorded as the one who rejected a plan that was not answered in time.

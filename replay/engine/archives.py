@@ -11,19 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.config import mask_secrets
-from backlog.errors import BacklogError, InvalidTransition, Refused, UsageError
-from backlog.formats import format_plural
-from backlog.ledger import ArchiveRecord
-from backlog.manifests import MESSAGES_FOLDER
-from backlog.values import FINAL, Event, Gap, GapState, Recovery, RecoveryState
-from replay.engine.kind import Workspace
-from replay.engine.plan import find_identity
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, InvalidTransition, Refused, UsageError
+from backlogctl.formats import format_plural
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.manifests import MESSAGES_FOLDER
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.values import FINAL, Event, Gap, GapState, Recovery, RecoveryState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_backfill.archive.verification import Purged
+    from backlogctl.spark_backfill.archive.verification import Purged
 
 ALLOW_LOSE = "lose"
 PURGED = "archive purged"
@@ -191,8 +191,8 @@ def purge_expired(workspace: Workspace, state: ArchiveState, now: datetime) -> b
 
 def open_spark(workspace: Workspace, location: str, name: str) -> SparkSession:
     """Spark for an archive that lies elsewhere, with what its place needs."""
-    from spark_backfill.spark.cluster import needs_s3
-    from spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.spark.cluster import needs_s3
+    from backlogctl.spark_backfill.spark.session import open_session
 
     config = workspace.config
     return open_session(config.spark, name, staging=config.staging.dir, s3=needs_s3(location))
@@ -255,9 +255,9 @@ def _delete(
 
 
 def _delete_files(workspace: Workspace, record: ArchiveRecord) -> Purged:
-    from spark_backfill.archive.local_place import LocalPlace, find_folder
-    from spark_backfill.archive.place import normalize_location
-    from spark_backfill.archive.verification import purge_archive, purge_place
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
+    from backlogctl.spark_backfill.archive.place import normalize_location
+    from backlogctl.spark_backfill.archive.verification import purge_archive, purge_place
 
     location, owner = normalize_location(record.location), _find_owner(workspace, record)
     folder = find_folder(location)
@@ -284,7 +284,7 @@ def _name(gaps: Iterable[Gap]) -> str:
 
 # Removes staged messages and archives that nobody needs any more (`staging.keep`).
 
-LOG = logging.getLogger("backlog.replay")
+LOG = logging.getLogger("backlogctl.replay")
 REMOVED = "staged messages removed"
 _ENDED = (RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backlog.clock import format_time, utc_now
-from backlog.errors import BacklogError, Paused
-from backlog.values import Recovery
-from replay.engine.kind import RunContext
+from backlogctl.clock import format_time, utc_now
+from backlogctl.errors import BacklogError, Paused
+from backlogctl.replay.engine.kind import RunContext
+from backlogctl.values import Recovery
 
 # Why a recovery is paused; only one that an operator paused waits for `resume`.
 WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"

@@ -10,18 +10,18 @@ from typing import Any, TypeVar, cast
 
 from rich.console import Console
 
-from backlog.config import mask_secrets
-from backlog.errors import BacklogError, LeaseHeld, Refused, UsageError
-from backlog.ledger import Lease
-from backlog.values import Recovery, RecoveryState
-from replay.engine.brakes import OPERATOR
-from replay.engine.interrupts import Interrupts
-from replay.engine.kind import RunContext, Workspace
-from replay.engine.plan import find_identity, mask_values
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError
+from backlogctl.ledger import Lease
+from backlogctl.replay.engine.brakes import OPERATOR
+from backlogctl.replay.engine.interrupts import Interrupts
+from backlogctl.replay.engine.kind import RunContext, Workspace
+from backlogctl.replay.engine.plan import find_identity, mask_values
+from backlogctl.values import Recovery, RecoveryState
 
 # Every failure of a recovery ends with how things stand.
 
-LOG = logging.getLogger("backlog.replay")
+LOG = logging.getLogger("backlogctl.replay")
 # The line of the record with `Standing.to_json`, for those who cannot ask the brokers.
 STANDING = "how it stands"
 _AT_REST = (RecoveryState.PAUSED, RecoveryState.FAILED)

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from backlog.config import Stream
-from backlog.errors import InvalidTransition, PlanStale, Refused
-from backlog.kafka.admin import TopicInfo
-from backlog.kafka.group_types import SHARE, read_group_type, say_why_not
-from backlog.values import Recovery, RecoveryState, Sample
-from monitoring.offsets.history import is_missing
-from replay.engine.kind import Workspace
-from replay.engine.plan import UNFINISHED, Plan, find_changes, find_identity
+from backlogctl.config import Stream
+from backlogctl.errors import InvalidTransition, PlanStale, Refused
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.kafka.group_types import SHARE, read_group_type, say_why_not
+from backlogctl.monitoring.offsets.history import is_missing
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import UNFINISHED, Plan, find_changes, find_identity
+from backlogctl.values import Recovery, RecoveryState, Sample
 
 
 def check_denied(workspace: Workspace, stream: Stream) -> None:

@@ -17,28 +17,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import ValidationError
 from rich.console import Console
 
-from backlog.clock import OffPeakWindow
-from backlog.config import Config, Stream
-from backlog.config.base import explain
-from backlog.errors import Refused
-from backlog.values import FINAL, Gap, Recovery, RecoveryState, Step
-from monitoring.verdict.status import Verdict
-from replay.engine.interrupts import Interrupts
-from replay.engine.plan import Options, Origin, Plan, find_identity
+from backlogctl.clock import OffPeakWindow
+from backlogctl.config import Config, Stream
+from backlogctl.config.base import explain
+from backlogctl.errors import Refused
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.interrupts import Interrupts
+from backlogctl.replay.engine.plan import Options, Origin, Plan, find_identity
+from backlogctl.values import FINAL, Gap, Recovery, RecoveryState, Step
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from backlog.kafka.rights import Right
-    from backlog.ledger import Lease, Ledger
-    from replay.engine.values import Account, Fact, RecoveryRecord, Standing, Telling
+    from backlogctl.kafka.rights import Right
+    from backlogctl.ledger import Lease, Ledger
+    from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Standing, Telling
 
 
 # What changes no message takes effect from the configuration: when and how fast, who approves.
 #
 # The plan stays as it is stored and hashed; these values are laid over it when it is shown,
-# approved
-# or run, so that a person sees what will happen.
+# approved or run, so that a person sees what will happen.
 
 Approval = Literal["named", "second_person", "auto"]
 TERMS_CHANGED = "terms taken from the configuration"
@@ -356,14 +355,14 @@ class Workspace:
         Raises:
             LedgerError: it cannot be opened, or needs `backlogctl db upgrade`.
         """
-        from backlog.ledger import open_ledger
+        from backlogctl.ledger import open_ledger
 
         return cls(config, open_ledger(config.ledger_url()), kinds)
 
     @classmethod
     def open_passing(cls, config: Config, kinds: Registry) -> Self:
         """With a ledger that is gone when the process ends."""
-        from backlog.ledger import open_ledger
+        from backlogctl.ledger import open_ledger
 
         # A file, not memory: the ledger's connections are several.
         directory = tempfile.mkdtemp(prefix="backlogctl-")

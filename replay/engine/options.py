@@ -16,11 +16,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from backlog.clock import format_time, parse_time
-from backlog.config import Config, Stream
-from backlog.config.base import explain
-from backlog.errors import UsageError
-from replay.engine.plan import Options
+from backlogctl.clock import format_time, parse_time
+from backlogctl.config import Config, Stream
+from backlogctl.config.base import explain
+from backlogctl.errors import UsageError
+from backlogctl.replay.engine.plan import Options
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 _ZONE = "zone"

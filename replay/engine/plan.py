@@ -16,11 +16,11 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-from backlog.clock import OffPeakWindow, format_clock, format_time
-from backlog.config import OffPeak
-from backlog.ledger import Ledger
-from backlog.manifests import hash_value
-from backlog.values import Recovery, RecoveryState
+from backlogctl.clock import OffPeakWindow, format_clock, format_time
+from backlogctl.config import OffPeak
+from backlogctl.ledger import Ledger
+from backlogctl.manifests import hash_value
+from backlogctl.values import Recovery, RecoveryState
 
 # Who did something, as the operating system says it, not only as they call themselves.
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from backlog.config import mask_secrets
-from backlog.errors import BacklogError, LeaseHeld, Paused, PlanStale, Refused
-from backlog.ledger import Lease
-from backlog.values import Recovery, RecoveryState
-from replay.engine.approval import check_approval
-from replay.engine.archives import clear_staging
-from replay.engine.brakes import (
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, LeaseHeld, Paused, PlanStale, Refused
+from backlogctl.ledger import Lease
+from backlogctl.replay.engine.approval import check_approval
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.brakes import (
     HELD,
     INTERRUPTED,
     OPERATOR,
@@ -23,12 +22,13 @@ from replay.engine.brakes import (
     check_window,
     make_operator_pause,
 )
-from replay.engine.cancelling import finish_cancel, telling_standing
-from replay.engine.interrupts import Interrupts
-from replay.engine.kind import Kind, RunContext, Workspace, record_terms
-from replay.engine.plan import find_identity
+from backlogctl.replay.engine.cancelling import finish_cancel, telling_standing
+from backlogctl.replay.engine.interrupts import Interrupts
+from backlogctl.replay.engine.kind import Kind, RunContext, Workspace, record_terms
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.values import Recovery, RecoveryState
 
-LOG = logging.getLogger("backlog.replay")
+LOG = logging.getLogger("backlogctl.replay")
 
 
 class Run:

@@ -8,16 +8,16 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from backlog.clock import format_time
-from backlog.formats import format_count, format_plural
-from backlog.values import FINAL, Event, Gap, Recovery, RecoveryState, Sample
+from backlogctl.clock import format_time
+from backlogctl.formats import format_count, format_plural
+from backlogctl.values import FINAL, Event, Gap, Recovery, RecoveryState, Sample
 
 if TYPE_CHECKING:
-    from backlog.ledger import BurndownSample
-    from backlog.ledger.chunks import ChunkRecord
-    from backlog.ledger.holds import Hold
-    from backlog.ledger.measurements import DiskReading
-    from backlog.ledger.steps import StepRecord
+    from backlogctl.ledger import BurndownSample
+    from backlogctl.ledger.chunks import ChunkRecord
+    from backlogctl.ledger.holds import Hold
+    from backlogctl.ledger.measurements import DiskReading
+    from backlogctl.ledger.steps import StepRecord
 
 Tone = Literal["", "good", "bad", "warn", "strong"]
 

@@ -8,19 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline
-from backlog.config.sections import Cluster
-from backlog.errors import Refused
-from backlog.formats import format_bytes
-from backlog.kafka.log_dirs import read_log_dirs
-from backlog.manifests import Manifest, read_manifest
-from backlog.values import GapState
-from replay.engine.kind import RunContext
-from replay.engine.plan import find_identity
-from replay.injection.plan import InjectionPlan
-from replay.present.layout import Bar
-from spark_backfill.injection.brakes import measure_room
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.clock import Deadline
+from backlogctl.config.sections import Cluster
+from backlogctl.errors import Refused
+from backlogctl.formats import format_bytes
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.manifests import Manifest, read_manifest
+from backlogctl.replay.engine.kind import RunContext
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.present.layout import Bar
+from backlogctl.spark_backfill.injection.brakes import measure_room
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import GapState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,8 +100,8 @@ class InjectionContext(RunContext[InjectionPlan]):
     @cached_property
     def spark(self) -> SparkSession:
         """Spark, started at the first use."""
-        from spark_backfill.spark.kafka_options import make_java_options
-        from spark_backfill.spark.session import open_session
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.spark.session import open_session
 
         make_java_options(self.properties)  # refuses what it could not use
         self.bar.say("starting Spark")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.formats import format_plural
-from backlog.ledger.chunks import ChunkRecord
-from backlog.values import ChunkState, Recovery, Step
-from replay.engine.kind import Kind, OptionsT, RunContext, Workspace
-from replay.engine.plan import PlannedWindow
-from replay.engine.values import (
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.formats import format_plural
+from backlogctl.ledger.chunks import ChunkRecord
+from backlogctl.replay.engine.kind import Kind, OptionsT, RunContext, Workspace
+from backlogctl.replay.engine.plan import PlannedWindow
+from backlogctl.replay.engine.values import (
     Checked,
     PutBack,
     Readers,
@@ -24,12 +23,13 @@ from replay.engine.values import (
     Standing,
     Verification,
 )
-from replay.injection.plan import InjectionPlan
-from replay.present.status import make_standing
+from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.present.status import make_standing
+from backlogctl.values import ChunkState, Recovery, Step
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
-    from backlog.ledger import Lease
+    from backlogctl.kafka.rights import Right
+    from backlogctl.ledger import Lease
 
 
 # Why a plan that sends messages may not run, whoever approves it.
@@ -130,7 +130,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         self, config: Config, stream: Stream, recovery_id: str, plan: InjectionT | None = None
     ) -> tuple[Right, ...]:
         """The target and the Kafka ledger are written in transactions."""
-        from replay.injection.plan import list_possible, list_sending
+        from backlogctl.replay.injection.plan import list_possible, list_sending
 
         if plan is None:
             return list_possible(config, stream, recovery_id)
@@ -139,14 +139,14 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
     @property
     def context(self) -> type[RunContext[Any]]:
         """Staged messages, Spark, the gaps."""
-        from replay.injection.context import InjectionContext
+        from backlogctl.replay.injection.context import InjectionContext
 
         return InjectionContext
 
     @property
     def steps(self) -> Sequence[Step[Any]]:
         """Check, make the target, inject, verify."""
-        from replay.injection.steps import STEPS
+        from backlogctl.replay.injection.steps import STEPS
 
         return STEPS
 
@@ -160,7 +160,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         console: Console,
     ) -> None:
         """Fences every slot. What is committed stays; a rehearsal's topic is deleted."""
-        from replay.injection.target import close_injection
+        from backlogctl.replay.injection.target import close_injection
 
         close_injection(workspace, recovery)
 
@@ -176,7 +176,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
 
     def say_run(self, plan: InjectionT, counts: Mapping[str, Any]) -> str:
         """`1,000 messages are in topic orders, each once`."""
-        from replay.injection.target import say_target
+        from backlogctl.replay.injection.target import say_target
 
         count = counts["injected"] + counts["skipped"]
         are = "is" if count == 1 else "are"

@@ -6,28 +6,28 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from backlog.clock import Deadline
-from backlog.config import Stream
-from backlog.errors import BacklogError, ConfigurationError, PlanStale, Refused
-from backlog.formats import format_plural
-from backlog.kafka.errors import TopicMissing
-from backlog.values import Certainty, ChunkState, GapState, OffsetRange, Recovery, RecoveryState
-from replay.engine.kind import Workspace
-from replay.engine.plan import find_identity
-from replay.injection.archived import ARCHIVE, find_source_archive, name_redrive
-from replay.injection.plan import ALLOW_LEDGER, InjectionPlan
-from spark_backfill.injection.ledger_topic import (
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, ConfigurationError, PlanStale, Refused
+from backlogctl.formats import format_plural
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.injection.archived import ARCHIVE, find_source_archive, name_redrive
+from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
+from backlogctl.spark_backfill.injection.ledger_topic import (
     check_ledger,
     ensure_ledger_topic,
     read_committed_chunks,
     snapshot_ledger,
 )
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import Certainty, ChunkState, GapState, OffsetRange, Recovery, RecoveryState
 
 if TYPE_CHECKING:
-    from replay.injection.context import InjectionContext
-    from spark_backfill.injection.job import InjectionJob
-    from spark_backfill.request import PriorChunk
+    from backlogctl.replay.injection.context import InjectionContext
+    from backlogctl.spark_backfill.injection.job import InjectionJob
+    from backlogctl.spark_backfill.request import PriorChunk
 
 
 # Where in a topic earlier recoveries put messages, and what of that its group lost again.
@@ -195,7 +195,7 @@ def freeze_ledger(
     Raises:
         Refused: earlier recoveries put messages back, and their ledger is gone or another one.
     """
-    from spark_backfill.request import PriorChunk
+    from backlogctl.spark_backfill.request import PriorChunk
 
     properties, name = workspace.properties(stream), workspace.config.kafka_ledger.topic
     topic = topic or stream.topic
@@ -376,7 +376,7 @@ def fence_recovery(workspace: Workspace, recovery: Recovery) -> None:
         ConfigurationError: its cluster is not in the configuration.
         KafkaFailure, ClusterUnreachable: not every slot is fenced.
     """
-    from spark_backfill.injection.transactional import fence_slots
+    from backlogctl.spark_backfill.injection.transactional import fence_slots
 
     plan, properties = _read(workspace, recovery), find_properties(workspace, recovery)
     ledger = find_ledger(workspace, recovery)
@@ -405,7 +405,7 @@ def make_job(context: InjectionContext) -> InjectionJob:
 
     `open_ledger_topic` must have been called before.
     """
-    from spark_backfill.injection.job import InjectionJob
+    from backlogctl.spark_backfill.injection.job import InjectionJob
 
     recovery, plan = context.recovery, context.plan
     if context.ledger_topic is None:

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
 
-from backlog.config import Config, Stream, StreamLimits
-from backlog.formats import format_bytes, format_duration, format_plural
-from backlog.kafka.rights import Right
-from replay.engine.plan import Plan, PlanPart
-from replay.observe.rights import select_rights
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.config import Config, Stream, StreamLimits
+from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.kafka.rights import Right
+from backlogctl.replay.engine.plan import Plan, PlanPart
+from backlogctl.replay.observe.rights import select_rights
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 
 # The word that lets a plan go on where the Kafka ledger cannot be trusted.
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import PlanStale, Refused, StagingError
-from backlog.kafka.admin import describe_topic, list_topic_readers
-from backlog.kafka.errors import TopicMissing
-from backlog.values import GapState, Step
-from replay.engine.approval import check_runnable
-from replay.engine.brakes import check_brakes, check_requests
-from replay.engine.guards import check_configuration, check_denied, check_denied_topic
-from replay.injection.context import InjectionContext
-from replay.injection.ledger import make_job, open_ledger_topic
-from replay.injection.plan import To
-from replay.injection.target import clear_rehearsals, make_rehearsal
-from replay.observe.rights import require_rights
-from replay.present.progress import measure_injection
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import PlanStale, Refused, StagingError
+from backlogctl.kafka.admin import describe_topic, list_topic_readers
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.replay.engine.approval import check_runnable
+from backlogctl.replay.engine.brakes import check_brakes, check_requests
+from backlogctl.replay.engine.guards import check_configuration, check_denied, check_denied_topic
+from backlogctl.replay.injection.context import InjectionContext
+from backlogctl.replay.injection.ledger import make_job, open_ledger_topic
+from backlogctl.replay.injection.plan import To
+from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.present.progress import measure_injection
+from backlogctl.values import GapState, Step
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from spark_backfill.injection.brakes import InjectionProgress
-    from spark_backfill.injection.transactional import ChunkResult
+    from backlogctl.spark_backfill.injection.brakes import InjectionProgress
+    from backlogctl.spark_backfill.injection.transactional import ChunkResult
 
 _AGAIN = "`backlogctl cancel {id}`, then plan again"
 
@@ -153,7 +153,7 @@ class StageCheck(Step[InjectionContext]):
         context.advance_gaps(GapState.STAGED, [GapState.PLANNED])
 
 
-# Step 3: canary first, then waves, each chunk once (spark_backfill.injection.waves).
+# Step 3: canary first, then waves, each chunk once (backlogctl.spark_backfill.injection.waves).
 
 _KEPT = 10_000
 
@@ -175,8 +175,13 @@ class Inject(Step[InjectionContext]):
     def start(self, context: InjectionContext) -> None:
         """Injects; what an earlier run committed is skipped."""
         spark = context.spark
-        from spark_backfill.injection.brakes import Brake, CombinedBrakes, DiskBrake, LiveLagBrake
-        from spark_backfill.injection.waves import inject
+        from backlogctl.spark_backfill.injection.brakes import (
+            Brake,
+            CombinedBrakes,
+            DiskBrake,
+            LiveLagBrake,
+        )
+        from backlogctl.spark_backfill.injection.waves import inject
 
         job = make_job(context)
         brakes: list[Brake] = [
@@ -232,7 +237,7 @@ class _Tracker:
 
     def note_chunk(self, result: ChunkResult) -> None:
         """Called once for each committed chunk; the copy is right after any crash."""
-        from spark_backfill.injection.transactional import Outcome
+        from backlogctl.spark_backfill.injection.transactional import Outcome
 
         ledger, recovery_id = self._context.workspace.ledger, self._context.recovery.id
         ledger.chunks.mark_injected(
@@ -271,7 +276,7 @@ class Verify(Step[InjectionContext]):
         check_requests(context)
         spark = context.spark
         context.bar.say("reading back")
-        from spark_backfill.injection.verification import verify
+        from backlogctl.spark_backfill.injection.verification import verify
 
         job = make_job(context)
         result = verify(

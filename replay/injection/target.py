@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from backlog.clock import Deadline
-from backlog.config import Stream, mask_secrets
-from backlog.errors import BacklogError, Refused, UsageError
-from backlog.formats import format_duration
-from backlog.kafka.admin import TopicInfo, describe_topic
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import TemporaryTopic
-from backlog.values import FINAL, Recovery, RecoveryState
-from fanout.temporary_topic import (
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream, mask_secrets
+from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     delete_temporary_topic,
     name_temporary_topic,
 )
-from replay.engine.archives import find_end
-from replay.engine.guards import check_denied_topic
-from replay.engine.kind import Workspace
-from replay.engine.plan import find_identity
-from replay.injection.ledger import fence_recovery
-from replay.injection.plan import InjectionPlan, PlannedTarget, To
+from backlogctl.formats import format_duration
+from backlogctl.kafka.admin import TopicInfo, describe_topic
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import TemporaryTopic
+from backlogctl.replay.engine.archives import find_end
+from backlogctl.replay.engine.guards import check_denied_topic
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.injection.ledger import fence_recovery
+from backlogctl.replay.injection.plan import InjectionPlan, PlannedTarget, To
+from backlogctl.values import FINAL, Recovery, RecoveryState
 
 GONE = "the rehearsal's topic is deleted"
 _SECONDS = 30.0
@@ -132,7 +132,7 @@ def remove_rehearsal(workspace: Workspace, recovery: Recovery, plan: InjectionPl
 
 # Rehearsals that are over: their topics are deleted once they were kept long enough.
 
-LOG = logging.getLogger("backlog.replay")
+LOG = logging.getLogger("backlogctl.replay")
 
 
 def clear_rehearsals(workspace: Workspace, stream: str) -> tuple[str, ...]:

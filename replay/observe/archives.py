@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import format_time
-from backlog.errors import StagingError
-from backlog.ledger import ArchiveRecord
-from backlog.manifests import ArchiveManifest
-from replay.engine.archives import ArchiveState, count_messages, open_spark, require_there
-from replay.engine.kind import Workspace
+from backlogctl.clock import format_time
+from backlogctl.errors import StagingError
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.manifests import ArchiveManifest
+from backlogctl.replay.engine.archives import (
+    ArchiveState,
+    count_messages,
+    open_spark,
+    require_there,
+)
+from backlogctl.replay.engine.kind import Workspace
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from spark_backfill.archive.local_place import ArchivedMessage, Wanted
-    from spark_backfill.archive.verification import ArchiveCheck
+    from backlogctl.spark_backfill.archive.local_place import ArchivedMessage, Wanted
+    from backlogctl.spark_backfill.archive.verification import ArchiveCheck
 
 
 def describe_archive(state: ArchiveState) -> dict[str, Any]:
@@ -85,8 +90,8 @@ def peek(
         Refused: it was purged.
         StagingError: it cannot be read, or is not the one that was recorded.
     """
-    from spark_backfill.archive.local_place import LocalPlace, peek_archive, peek_local
-    from spark_backfill.archive.verification import read_manifest, read_manifest_of
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace, peek_archive, peek_local
+    from backlogctl.spark_backfill.archive.verification import read_manifest, read_manifest_of
 
     require_there(record)
     location, folder = _find_place(record)
@@ -105,8 +110,8 @@ def verify(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
         Refused: it was purged.
         StagingError: the manifest is missing, or is not the one that was recorded.
     """
-    from spark_backfill.archive.local_place import LocalPlace
-    from spark_backfill.archive.verification import (
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace
+    from backlogctl.spark_backfill.archive.verification import (
         check_place,
         read_manifest,
         read_manifest_of,
@@ -141,8 +146,8 @@ def describe_check(record: ArchiveRecord, check: ArchiveCheck) -> Mapping[str, A
 
 
 def _find_place(record: ArchiveRecord) -> tuple[str, Path | None]:
-    from spark_backfill.archive.local_place import find_folder
-    from spark_backfill.archive.place import normalize_location
+    from backlogctl.spark_backfill.archive.local_place import find_folder
+    from backlogctl.spark_backfill.archive.place import normalize_location
 
     location = normalize_location(record.location)
     return location, find_folder(location)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from backlog.config import Config
-from backlog.errors import BacklogError, ConfigurationError
+from backlogctl.config import Config
+from backlogctl.errors import BacklogError, ConfigurationError
 
 if TYPE_CHECKING:
     from backlogctl_delivery.lookback.tables import LookBackDatabase

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.config import Config
-from backlog.config.template import CLUSTER, DiscoveredStream, explain_unwritable, name_streams
-from backlog.errors import BacklogError, Refused, UsageError
-from backlog.kafka.group_types import say_why_not
-from backlog.kafka.readers import FoundGroup, FoundGroups, GroupTopic, list_all_groups
-from replay.present.tables import show_name
+from backlogctl.clock import Deadline
+from backlogctl.config import Config
+from backlogctl.config.template import CLUSTER, DiscoveredStream, explain_unwritable, name_streams
+from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.kafka.group_types import say_why_not
+from backlogctl.kafka.readers import FoundGroup, FoundGroups, GroupTopic, list_all_groups
+from backlogctl.replay.present.tables import show_name
 
 SECONDS = 60.0
 _TOPIC_GONE = "it is not there any more, or may not be described"

@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backlog.clock import Deadline, format_time
-from backlog.config import Stream
-from backlog.errors import BacklogError, Refused
-from backlog.kafka.admin import TopicInfo, connect, describe_topic
-from backlog.kafka.log_dirs import read_log_dirs
-from backlog.ledger import OPERATOR, Hold
-from backlog.ledger.holds import keeps_longer
-from backlog.values import Sample
-from fanout.disk import DiskCheck, estimate_hold, measure_growth
-from fanout.retention import MARGIN, RETENTION_MS, compute_hold, give_back, raise_retention
-from replay.engine.kind import Workspace
-from replay.engine.plan import find_identity
-from replay.observe.rights import require_rights, select_rights
-from replay.observe.stream import read_history
+from backlogctl.clock import Deadline, format_time
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.fanout.disk import DiskCheck, estimate_hold, measure_growth
+from backlogctl.fanout.retention import (
+    MARGIN,
+    RETENTION_MS,
+    compute_hold,
+    give_back,
+    raise_retention,
+)
+from backlogctl.kafka.admin import TopicInfo, connect, describe_topic
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.ledger import OPERATOR, Hold
+from backlogctl.ledger.holds import keeps_longer
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.observe.rights import require_rights, select_rights
+from backlogctl.replay.observe.stream import read_history
+from backlogctl.values import Sample
 
 ALLOW_DISK = "disk"
 HOLD_SECONDS = 30.0

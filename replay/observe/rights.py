@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.formats import format_plural
-from backlog.kafka.clients import find_addresses
-from backlog.kafka.rights import (
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.temporary_topic import name_temporary_topic
+from backlogctl.formats import format_plural
+from backlogctl.kafka.clients import find_addresses
+from backlogctl.kafka.rights import (
     CLUSTER_NAME,
     Operation,
     Resource,
@@ -21,8 +22,7 @@ from backlog.kafka.rights import (
     make_acl_lines,
     read_rights,
 )
-from fanout.temporary_topic import name_temporary_topic
-from replay.engine.kind import Registry, Workspace
+from backlogctl.replay.engine.kind import Registry, Workspace
 
 SEE, HOLD, DOCTOR, AIRFLOW = "see", "hold", "doctor", "airflow"
 # Stands for the id of a recovery that is not planned yet.

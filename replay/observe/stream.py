@@ -8,20 +8,20 @@ from urllib.parse import quote
 
 from confluent_kafka import ConsumerGroupTopicPartitions
 
-from backlog.clock import Deadline
-from backlog.config import Config, Stream
-from backlog.errors import BacklogError, PlanStale, UsageError
-from backlog.formats import format_count
-from backlog.kafka.admin import read_topic_id
-from backlog.kafka.clients import Admin, ask, connect, wait_for
-from backlog.kafka.errors import GroupMissing, TopicMissing
-from backlog.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
-from backlog.values import Gap, Sample
-from monitoring.offsets.gaps import Finding, Suspicion, list_possibly_expired
-from monitoring.offsets.observation import Observation, observe_stream
-from monitoring.watch import look as looking
-from replay.engine.kind import Workspace
-from replay.engine.plan import Plan
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Stream
+from backlogctl.errors import BacklogError, PlanStale, UsageError
+from backlogctl.formats import format_count
+from backlogctl.kafka.admin import read_topic_id
+from backlogctl.kafka.clients import Admin, ask, connect, wait_for
+from backlogctl.kafka.errors import GroupMissing, TopicMissing
+from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
+from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, list_possibly_expired
+from backlogctl.monitoring.offsets.observation import Observation, observe_stream
+from backlogctl.monitoring.watch import look as looking
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.values import Gap, Sample
 
 
 def refuse_other_source(admin: Admin, plan: Plan, hint: str) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from backlog.errors import Refused
-from backlog.ledger import StepRecord
-from backlog.values import Event, Recovery, RecoveryState
-from replay.engine.kind import Workspace
-from replay.engine.plan import mask_values
-from replay.engine.values import RecoveryRecord, Telling, Verification
-from replay.present.progress import (
+from backlogctl.errors import Refused
+from backlogctl.ledger import StepRecord
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import mask_values
+from backlogctl.replay.engine.values import RecoveryRecord, Telling, Verification
+from backlogctl.replay.present.progress import (
     Share,
     describe_progress,
     find_finished_starts,
@@ -23,7 +22,7 @@ from replay.present.progress import (
     format_detail,
     name_line,
 )
-from replay.present.status import (
+from backlogctl.replay.present.status import (
     describe_event,
     describe_recovery,
     find_standing,
@@ -31,6 +30,7 @@ from replay.present.status import (
     preview_plan,
     tell_plan,
 )
+from backlogctl.values import Event, Recovery, RecoveryState
 
 # The text of an exception may hold what a message holds.
 _BUG = "an error of the program: `backlogctl show` has its text"

@@ -9,15 +9,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from backlog.clock import format_time, read_time
-from backlog.formats import format_duration
-from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
-from backlog.ledger.measurements import DiskReading
-from backlog.values import ChunkState, Sample
-from monitoring.offsets.lag import count_lag
-from monitoring.plots import Mark, Series, Threshold, Unit, draw_lines
-from monitoring.watch.disks import list_space
-from replay.present.progress import add_up_injected, thin
+from backlogctl.clock import format_time, read_time
+from backlogctl.formats import format_duration
+from backlogctl.ledger import BurndownSample, ChunkRecord, StepRecord
+from backlogctl.ledger.measurements import DiskReading
+from backlogctl.monitoring.offsets.lag import count_lag
+from backlogctl.monitoring.plots import Mark, Series, Threshold, Unit, draw_lines
+from backlogctl.monitoring.watch.disks import list_space
+from backlogctl.replay.present.progress import add_up_injected, thin
+from backlogctl.values import ChunkState, Sample
 
 MOST_POINTS = 400
 _RATE_STEPS = 60

@@ -34,7 +34,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from backlog.formats import TICK_SECONDS, Say, Ticker, format_duration, format_rate
+from backlogctl.formats import TICK_SECONDS, Say, Ticker, format_duration, format_rate
 from backlogctl_delivery.visible import escape_text
 
 _UNIT = r"(?:d|h|min|s|ms|[kMGT]?B|M|G|%)(?!\w)"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from backlog.formats import format_moment
-from backlog.values import Recovery
+from backlogctl.formats import format_moment
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.replay.engine.values import Telling
+from backlogctl.values import Recovery
 from backlogctl_delivery.visible import escape_name, escape_text
-from replay.engine.plan import Plan
-from replay.engine.values import Telling
 
 _SHOWN = 4  # warnings
 _MARKUP = re.compile(r"[\\`*_\[\]<>#|~&]")

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from rich.console import RenderableType
 
-from backlog.clock import format_time
-from backlog.formats import format_bytes, format_moment
+from backlogctl.clock import format_time
+from backlogctl.formats import format_bytes, format_moment
+from backlogctl.replay.present.layout import Facts, Text
 from backlogctl_delivery.visible import escape_name, join_lines
-from replay.present.layout import Facts, Text
 
 HIDDEN = "***"
 _BINARY_BYTES = 64

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from backlog.clock import format_time
-from backlog.formats import format_count, format_duration, format_moment
-from backlog.ledger import BurndownSample, ChunkRecord, StepRecord
-from backlog.values import ChunkState, Recovery, RecoveryState
-from replay.engine.kind import STEP_COMPLETED, STEP_STARTED
+from backlogctl.clock import format_time
+from backlogctl.formats import format_count, format_duration, format_moment
+from backlogctl.ledger import BurndownSample, ChunkRecord, StepRecord
+from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
+from backlogctl.values import ChunkState, Recovery, RecoveryState
 
 # Lines of a recovery's record, as lists of them show them.
 

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from backlog.clock import format_time
-from backlog.errors import PlanStale
-from backlog.formats import format_duration, format_plural
-from backlog.ledger.steps import has_stopped_consumers
-from backlog.values import Gap, Recovery, RecoveryState
-from replay.engine.approval import AUTOMATIC
-from replay.engine.kind import Workspace
-from replay.engine.plan import Plan, mask_values
-from replay.engine.values import Account, RecoveryRecord, Telling
-from replay.present.figures import (
+from backlogctl.clock import format_time
+from backlogctl.errors import PlanStale
+from backlogctl.formats import format_duration, format_plural
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.engine.approval import AUTOMATIC
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan, mask_values
+from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
+from backlogctl.replay.present.figures import (
     describe_burndown,
     describe_disks,
     describe_injection,
     describe_lag,
 )
-from replay.present.progress import describe_progress
-from replay.present.status import list_next_commands
-from replay.present.timeline import collect_record, describe_detail, list_lines
+from backlogctl.replay.present.progress import describe_progress
+from backlogctl.replay.present.status import list_next_commands
+from backlogctl.replay.present.timeline import collect_record, describe_detail, list_lines
+from backlogctl.values import Gap, Recovery, RecoveryState
 
 _CAUSES = {
     "expired": "retention deleted them unread",

@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from backlog.errors import BacklogError, UsageError
-from backlog.formats import format_duration, format_moment
+from backlogctl.errors import BacklogError, UsageError
+from backlogctl.formats import format_duration, format_moment
+from backlogctl.replay.present.figures import list_lag_figures, list_work_figures
+from backlogctl.replay.present.layout import Facts, Text
+from backlogctl.replay.present.terminal import style_word
 from backlogctl_delivery.visible import escape_text, show_value
-from replay.present.figures import list_lag_figures, list_work_figures
-from replay.present.layout import Facts, Text
-from replay.present.terminal import style_word
 
 
 def draw_summary(document: Mapping[str, Any]) -> RenderableType:
@@ -121,7 +121,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         return Markup(_CODE.sub(r"<code>\1</code>", str(escape(escape_text(text)))))
 
     environment = Environment(
-        loader=PackageLoader("replay.present"),
+        loader=PackageLoader("backlogctl.replay.present"),
         autoescape=True,
         finalize=show_value,
         undefined=StrictUndefined,

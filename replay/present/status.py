@@ -7,15 +7,23 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
-from backlog.clock import format_time
-from backlog.errors import BacklogError, Refused
-from backlog.formats import format_count, format_moment, format_plural
-from backlog.values import Event, Gap, Recovery, RecoveryState
+from backlogctl.clock import format_time
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.formats import format_count, format_moment, format_plural
+from backlogctl.replay.engine.approval import check_runnable, is_expired
+from backlogctl.replay.engine.cancelling import STANDING
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import (
+    InArchive,
+    OnlyThere,
+    PutBack,
+    Readers,
+    Reads,
+    Standing,
+    Telling,
+)
+from backlogctl.values import Event, Gap, Recovery, RecoveryState
 from backlogctl_delivery.visible import escape_text
-from replay.engine.approval import check_runnable, is_expired
-from replay.engine.cancelling import STANDING
-from replay.engine.kind import Workspace
-from replay.engine.values import InArchive, OnlyThere, PutBack, Readers, Reads, Standing, Telling
 
 UNKNOWN = "unknown"
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from backlog.formats import (
+from backlogctl.formats import (
     format_bytes,
     format_count,
     format_duration,
     format_moment,
     format_plural,
 )
-from replay.present.layout import Facts, Table, Text, make_line, tell
-from replay.present.terminal import draw_warnings
+from backlogctl.replay.present.layout import Facts, Table, Text, make_line, tell
+from backlogctl.replay.present.terminal import draw_warnings
 
 Document = Mapping[str, Any]
 _STAGES = {

@@ -10,14 +10,20 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 
-from backlog.formats import format_count, format_duration, format_moment, format_plural, format_rate
-from backlog.values import Event, Recovery
-from replay.engine.values import Count, Telling
-from replay.engine.values import Table as PlanTable
-from replay.present.document import RecoveryDocument, list_event_lines
-from replay.present.layout import Facts, Framed, Table, Text, make_line, print_line, tell
-from replay.present.progress import name_step
-from replay.present.status import UNKNOWN, list_lines
+from backlogctl.formats import (
+    format_count,
+    format_duration,
+    format_moment,
+    format_plural,
+    format_rate,
+)
+from backlogctl.replay.engine.values import Count, Telling
+from backlogctl.replay.engine.values import Table as PlanTable
+from backlogctl.replay.present.document import RecoveryDocument, list_event_lines
+from backlogctl.replay.present.layout import Facts, Framed, Table, Text, make_line, print_line, tell
+from backlogctl.replay.present.progress import name_step
+from backlogctl.replay.present.status import UNKNOWN, list_lines
+from backlogctl.values import Event, Recovery
 
 Document = Mapping[str, Any]
 

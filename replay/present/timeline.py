@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from backlog.clock import format_time
-from backlog.formats import format_duration, format_plural
-from backlog.ledger import Ledger
-from backlog.ledger.holds import Hold
-from backlog.ledger.measurements import DiskReading
-from backlog.manifests import hash_value
-from backlog.values import FINAL, Cause, Event, Gap, GapState, Recovery
-from replay.engine.archives import find_end
-from replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
-from replay.engine.values import RecoveryRecord
-from replay.present.figures import measure_lag
-from replay.present.progress import find_finished_starts, name_line, name_step
+from backlogctl.clock import format_time
+from backlogctl.formats import format_duration, format_plural
+from backlogctl.ledger import Ledger
+from backlogctl.ledger.holds import Hold
+from backlogctl.ledger.measurements import DiskReading
+from backlogctl.manifests import hash_value
+from backlogctl.replay.engine.archives import find_end
+from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
+from backlogctl.replay.engine.values import RecoveryRecord
+from backlogctl.replay.present.figures import measure_lag
+from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
+from backlogctl.values import FINAL, Cause, Event, Gap, GapState, Recovery
 
 # Reads what a report is made of.
 

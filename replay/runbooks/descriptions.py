@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from backlog.clock import format_time
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.values import Recovery, RecoveryState
-from replay.audits import AUDITS
-from replay.audits.audit import AuditResult
-from replay.audits.carrying import carry_out
-from replay.engine.approval import NOBODY
-from replay.engine.kind import Workspace
-from replay.present import markdown
-from replay.present.status import tell_plan
+from backlogctl.clock import format_time
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.replay.audits import AUDITS
+from backlogctl.replay.audits.audit import AuditResult
+from backlogctl.replay.audits.carrying import carry_out
+from backlogctl.replay.engine.approval import NOBODY
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present import markdown
+from backlogctl.replay.present.status import tell_plan
+from backlogctl.values import Recovery, RecoveryState
 
 _TELLING = frozenset({"lost", "suspect"})
 

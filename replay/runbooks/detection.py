@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backlog.clock import format_time, read_time
-from backlog.config import Stream
-from backlog.values import Gap, GapState, RecoveryState
-from monitoring.verdict.status import Verdict
-from replay.engine.approval import NOBODY
-from replay.engine.kind import Workspace
-from replay.engine.plan import ACTIVE
-from replay.observe.stream import look_at_stream
+from backlogctl.clock import format_time, read_time
+from backlogctl.config import Stream
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.approval import NOBODY
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.values import Gap, GapState, RecoveryState
 
 _FIRST_PAUSE = timedelta(minutes=10)
 _LONGEST_PAUSE = timedelta(hours=6)

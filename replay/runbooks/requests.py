@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from backlog.clock import parse_duration
-from backlog.config.base import find_nearest
-from backlog.errors import Refused, UsageError
-from backlog.values import Recovery, RecoveryState
-from replay.engine.kind import Kind, Registry, Say, Workspace, say_nothing
-from replay.engine.options import read_options
-from replay.engine.plan import Origin, list_recoveries_of_run
+from backlogctl.clock import parse_duration
+from backlogctl.config.base import find_nearest
+from backlogctl.errors import Refused, UsageError
+from backlogctl.replay.engine.kind import Kind, Registry, Say, Workspace, say_nothing
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.engine.plan import Origin, list_recoveries_of_run
+from backlogctl.values import Recovery, RecoveryState
 
 AUTO = "auto"
 BY_STREAM = "as configured"

@@ -9,19 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.errors import LeaseHeld, Refused
-from backlog.formats import format_plural
-from backlog.values import FINAL, Recovery, RecoveryState
-from replay.engine.brakes import OPERATOR, WINDOW, PausedBecause
-from replay.engine.cancelling import cancel_work, request_pause
-from replay.engine.kind import Workspace
-from replay.engine.plan import ACTIVE, AIRFLOW, UNFINISHED, find_identity, find_origin
-from replay.engine.runner import Run
-from replay.injection.archived import list_archived
-from replay.kinds.rebuild.kind import KIND as REBUILD
-from replay.kinds.rebuild.losses import list_repairable
-from replay.present.status import describe_run
+from backlogctl.clock import utc_now
+from backlogctl.errors import LeaseHeld, Refused
+from backlogctl.formats import format_plural
+from backlogctl.replay.engine.brakes import OPERATOR, WINDOW, PausedBecause
+from backlogctl.replay.engine.cancelling import cancel_work, request_pause
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import ACTIVE, AIRFLOW, UNFINISHED, find_identity, find_origin
+from backlogctl.replay.engine.runner import Run
+from backlogctl.replay.injection.archived import list_archived
+from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
+from backlogctl.replay.kinds.rebuild.losses import list_repairable
+from backlogctl.replay.present.status import describe_run
+from backlogctl.values import FINAL, Recovery, RecoveryState
 
 # How soon to look again at what somebody else does, or holds.
 OTHER_SECONDS = 20.0

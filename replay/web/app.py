@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from monitoring.metrics.groups import CONTENT_TYPE
-from monitoring.metrics.scrape import Scrape
-from monitoring.watch.board import Board, BoardState
+from backlogctl.monitoring.metrics.groups import CONTENT_TYPE
+from backlogctl.monitoring.metrics.scrape import Scrape
+from backlogctl.monitoring.watch.board import Board, BoardState
 
 # Whether the process lives (/healthz), and whether what it serves is fresh (/readyz).
 

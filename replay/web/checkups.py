@@ -11,20 +11,20 @@ from datetime import datetime
 from functools import partial
 from typing import Self
 
-from backlog.clock import utc_now
-from backlog.config import Stream, mask_secrets
-from backlog.errors import BacklogError
-from backlog.kafka.log_dirs import read_log_dirs
-from monitoring.doctor.checks import sort_findings
-from monitoring.verdict.status import Verdict
-from monitoring.watch.board import Board, Checkup, MemberLook
-from monitoring.watch.disks import make_readings
-from replay.consumers.members import describe_members
-from replay.doctor.deliveries import examine_deliveries
-from replay.doctor.stream import Examination, examine_stream, examine_tool
-from replay.engine.kind import Workspace
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream, mask_secrets
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.monitoring.doctor.checks import sort_findings
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.watch.board import Board, Checkup, MemberLook
+from backlogctl.monitoring.watch.disks import make_readings
+from backlogctl.replay.consumers.members import describe_members
+from backlogctl.replay.doctor.deliveries import examine_deliveries
+from backlogctl.replay.doctor.stream import Examination, examine_stream, examine_tool
+from backlogctl.replay.engine.kind import Workspace
 
-LOG = logging.getLogger("backlog.replay.checkups")
+LOG = logging.getLogger("backlogctl.replay.checkups")
 # With these somebody asks who is in the group.
 _TROUBLED = frozenset({Verdict.STALL, Verdict.STOP, Verdict.REWIND, Verdict.WARN, Verdict.LOSING})
 _STOP_SECONDS = 2.0

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
-from backlog.clock import utc_now
-from backlog.config import Config, mask_secrets
-from backlog.errors import BacklogError
-from backlog.formats import format_duration
-from monitoring.watch.loop import OnOutage, Outages
-from replay.observe.deliveries import open_look_back, open_outbox
+from backlogctl.clock import utc_now
+from backlogctl.config import Config, mask_secrets
+from backlogctl.errors import BacklogError
+from backlogctl.formats import format_duration
+from backlogctl.monitoring.watch.loop import OnOutage, Outages
+from backlogctl.replay.observe.deliveries import open_look_back, open_outbox
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -86,7 +86,7 @@ def collect_deliveries(read: Callable[[], Sequence[DeliveryLook]]) -> Iterator[M
 
 # Looks at outboxes and look-back on an interval, a thread for each: who hangs holds up nobody.
 
-LOG = logging.getLogger("backlog.replay.deliveries")
+LOG = logging.getLogger("backlogctl.replay.deliveries")
 # A database that has not answered for so long is unknown, whatever it said before.
 PATIENCE = timedelta(seconds=30)
 _STOP_SECONDS = 2.0

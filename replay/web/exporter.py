@@ -11,34 +11,34 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
-from backlog.clock import utc_now
-from backlog.config import Config, mask_secrets
-from backlog.errors import BacklogError
-from monitoring.groups.dating import Tails, make_tail_reader
-from monitoring.groups.reader import BulkReader
-from monitoring.groups.sampler import GroupSampler
-from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.notifications.changes import Look
-from monitoring.notifications.messages import MessageContext
-from monitoring.notifications.notifier import Notifier
-from monitoring.offsets.observation import measure_skew
-from monitoring.offsets.sampler import StreamLike
-from monitoring.verdict.status import GroupStatus
-from monitoring.watch.board import Board
-from monitoring.watch.loop import OnOutage
-from replay.engine.kind import Workspace
-from replay.engine.plan import ACTIVE
-from replay.observe.stream import find_page
-from replay.present.status import list_next_commands
-from replay.web.access import HostGuard, TokenGuard, find_hosts
-from replay.web.app import HealthCheck, make_app
-from replay.web.checkups import Checkups
-from replay.web.deliveries import DeliveryWatch, collect_deliveries
-from replay.web.page.app import make_page
-from replay.web.page.overview import choose_commands, shorten_commands
-from replay.web.sequences import SequenceWatch
-from replay.web.server import Server, bind_address
+from backlogctl.clock import utc_now
+from backlogctl.config import Config, mask_secrets
+from backlogctl.errors import BacklogError
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.groups.sampler import GroupSampler
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.notifications.changes import Look
+from backlogctl.monitoring.notifications.messages import MessageContext
+from backlogctl.monitoring.notifications.notifier import Notifier
+from backlogctl.monitoring.offsets.observation import measure_skew
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.loop import OnOutage
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.observe.stream import find_page
+from backlogctl.replay.present.status import list_next_commands
+from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
+from backlogctl.replay.web.app import HealthCheck, make_app
+from backlogctl.replay.web.checkups import Checkups
+from backlogctl.replay.web.deliveries import DeliveryWatch, collect_deliveries
+from backlogctl.replay.web.page.app import make_page
+from backlogctl.replay.web.page.overview import choose_commands, shorten_commands
+from backlogctl.replay.web.sequences import SequenceWatch
+from backlogctl.replay.web.server import Server, bind_address
 
 
 def open_notifier(workspace: Workspace, on_outage: OnOutage) -> Notifier:

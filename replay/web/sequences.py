@@ -15,19 +15,19 @@ from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Stream, mask_secrets
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.formats import format_plural
-from backlog.kafka.clients import Properties, assign_partitions, make_admin, make_consumer
-from backlog.kafka.errors import translate
-from backlog.kafka.topics import TopicInfo, describe_topic, list_offsets
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream, mask_secrets
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.formats import format_plural
+from backlogctl.kafka.clients import Properties, assign_partitions, make_admin, make_consumer
+from backlogctl.kafka.errors import translate
+from backlogctl.kafka.topics import TopicInfo, describe_topic, list_offsets
+from backlogctl.monitoring.watch.board import Board, SequenceLook
+from backlogctl.monitoring.watch.loop import OnOutage, Outages
+from backlogctl.replay.audits.audit import GRACE
+from backlogctl.replay.engine.kind import Workspace
 from backlogctl_delivery.kafka import unwrap
 from backlogctl_delivery.sequenced.checker import Hole, SequenceChecker, Verdict
-from monitoring.watch.board import Board, SequenceLook
-from monitoring.watch.loop import OnOutage, Outages
-from replay.audits.audit import GRACE
-from replay.engine.kind import Workspace
 
 _Chain = tuple[int, str, int]
 
@@ -147,7 +147,7 @@ def _sum(holes: Iterable[_Known]) -> int:
 
 # Reads a stream's new messages beside its consumers, and has their numbers checked.
 
-LOG = logging.getLogger("backlog.replay.sequences")
+LOG = logging.getLogger("backlogctl.replay.sequences")
 _BATCH = 500
 # Of each second of work three are left to others: the sampling shares the interpreter.
 _REST = 3.0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from backlog.errors import UsageError
+from backlogctl.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,7 @@ def silence_repetitions() -> None:
 
 _STOP_SECONDS = 3.0
 _BACKLOG = 64  # connections that wait to be accepted
-LOG = logging.getLogger("backlog.console.server")
+LOG = logging.getLogger("backlogctl.console.server")
 
 
 def parse_address(text: str, subject: str) -> tuple[str, int]:

@@ -19,17 +19,22 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure, StagingError
-from backlog.formats import format_plural
-from backlog.kafka.peek import peek_at
-from backlog.manifests import ArchiveFile
-from backlog.values import OffsetRange
-from spark_backfill.archive.job import ArchiveJob, Parts, Piece
-from spark_backfill.archive.place import ArchivePlace, filling
-from spark_backfill.archive.reading import PARTITION, open_files, select_columns, summarize
-from spark_backfill.failures import list_secrets, translating
-from spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, StagingError
+from backlogctl.formats import format_plural
+from backlogctl.kafka.peek import peek_at
+from backlogctl.manifests import ArchiveFile
+from backlogctl.spark_backfill.archive.job import ArchiveJob, Parts, Piece
+from backlogctl.spark_backfill.archive.place import ArchivePlace, filling
+from backlogctl.spark_backfill.archive.reading import (
+    PARTITION,
+    open_files,
+    select_columns,
+    summarize,
+)
+from backlogctl.spark_backfill.failures import list_secrets, translating
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

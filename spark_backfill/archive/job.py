@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from backlog.errors import Refused, StagingError
-from backlog.manifests import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchivedRange, ArchiveFile
-from backlog.values import OffsetRange
-from spark_backfill.archive.place import ArchivePlace
+from backlogctl.errors import Refused, StagingError
+from backlogctl.manifests import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchivedRange, ArchiveFile
+from backlogctl.spark_backfill.archive.place import ArchivePlace
+from backlogctl.values import OffsetRange
 
 # Pieces: ranges cut so that each makes one file, and the records of those that are done.
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backlog.errors import StagingError
-from backlog.manifests import ArchiveFile, ArchiveManifest
+from backlogctl.errors import StagingError
+from backlogctl.manifests import ArchiveFile, ArchiveManifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,9 +200,9 @@ def peek_archive(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_backfill.archive.place import ArchivePlace
-    from spark_backfill.archive.reading import read_files
-    from spark_backfill.failures import translating
+    from backlogctl.spark_backfill.archive.place import ArchivePlace
+    from backlogctl.spark_backfill.archive.reading import read_files
+    from backlogctl.spark_backfill.failures import translating
 
     paths = [file.path for file in _choose_files(manifest, wanted)]
     with translating("read it", subject=location, kind=StagingError):

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from backlog.errors import ConfigurationError, KafkaFailure, StagingError
-from spark_backfill.failures import is_target_full, translating
-from spark_backfill.spark.cluster import needs_s3, require_s3
+from backlogctl.errors import ConfigurationError, KafkaFailure, StagingError
+from backlogctl.spark_backfill.failures import is_target_full, translating
+from backlogctl.spark_backfill.spark.cluster import needs_s3, require_s3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

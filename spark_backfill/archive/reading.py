@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.manifests import ArchiveManifest
-from backlog.values import OffsetRange
-from spark_backfill.archive.place import ArchivePlace
-from spark_backfill.spark.frames import make_empty, mark_within
+from backlogctl.manifests import ArchiveManifest
+from backlogctl.spark_backfill.archive.place import ArchivePlace
+from backlogctl.spark_backfill.spark.frames import make_empty, mark_within
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure, Refused, StagingError
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import Connection, make_admin
-from backlog.manifests import ARCHIVE_MANIFEST, ArchiveManifest
-from backlog.values import OffsetRange
-from backlogctl_delivery.crashpoints import reach
-from spark_backfill.archive.batches import Batch, make_reader, open_writer, write_batch
-from spark_backfill.archive.job import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, Refused, StagingError
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import Connection, make_admin
+from backlogctl.manifests import ARCHIVE_MANIFEST, ArchiveManifest
+from backlogctl.spark_backfill.archive.batches import Batch, make_reader, open_writer, write_batch
+from backlogctl.spark_backfill.archive.job import (
     ArchiveJob,
     ArchiveProgress,
     Parts,
@@ -24,9 +22,11 @@ from spark_backfill.archive.job import (
     list_overlaps,
     sum_ranges,
 )
-from spark_backfill.archive.place import ArchivePlace, make_lagging
-from spark_backfill.archive.verification import read_manifest, verify_archive
-from spark_backfill.injection.job import check_target
+from backlogctl.spark_backfill.archive.place import ArchivePlace, make_lagging
+from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.injection.job import check_target
+from backlogctl.values import OffsetRange
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

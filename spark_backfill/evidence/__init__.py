@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spark_backfill.evidence.consumed import ConsumedEvidence
-from spark_backfill.evidence.injected import (
+from backlogctl.spark_backfill.evidence.consumed import ConsumedEvidence
+from backlogctl.spark_backfill.evidence.injected import (
     CONSUMED,
     INJECTED,
     LOST,
@@ -14,7 +14,7 @@ from spark_backfill.evidence.injected import (
     InjectedEvidence,
     label_candidates,
 )
-from spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 
 __all__ = [
     "CONSUMED",

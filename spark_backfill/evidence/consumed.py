@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_backfill.evidence.injected import CONSUMED
-from spark_backfill.failures import translating
-from spark_backfill.messages.candidates import SourceAccess
-from spark_backfill.messages.windows import check_wanted, filter_wanted
-from spark_backfill.sources.columns import MIN_ROWS, Projection, list_ranges
-from spark_backfill.sources.reflection import check_columns, make_access, open_engine, reflect_table
+from backlogctl.spark_backfill.evidence.injected import CONSUMED
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.candidates import SourceAccess
+from backlogctl.spark_backfill.messages.windows import check_wanted, filter_wanted
+from backlogctl.spark_backfill.sources.columns import MIN_ROWS, Projection, list_ranges
+from backlogctl.spark_backfill.sources.reflection import (
+    check_columns,
+    make_access,
+    open_engine,
+    reflect_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from backlog.config import Consumed, Source, StreamSource
+    from backlogctl.config import Consumed, Source, StreamSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import Refused
-from backlog.values import OffsetRange
-from spark_backfill.failures import translating
-from spark_backfill.request import PriorChunk, Stretch, list_stretches
-from spark_backfill.spark.frames import make_empty
+from backlogctl.errors import Refused
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.request import PriorChunk, Stretch, list_stretches
+from backlogctl.spark_backfill.spark.frames import make_empty
+from backlogctl.values import OffsetRange
 
 # The interface of evidence, and the labels that candidates get from it.
 

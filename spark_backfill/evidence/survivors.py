@@ -11,17 +11,17 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_admin
-from backlog.values import OffsetRange
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin
+from backlogctl.spark_backfill.evidence.injected import SURVIVING, Places, list_places
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.request import PriorChunk, Stretch, count_offsets
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty, mark_within
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
-from spark_backfill.evidence.injected import SURVIVING, Places, list_places
-from spark_backfill.failures import translating
-from spark_backfill.request import PriorChunk, Stretch, count_offsets
-from spark_backfill.spark.frames import last_header, make_empty, mark_within
-from spark_backfill.spark.kafka_options import make_java_options
 
 # Where survivors are read from and to: frozen once, and sampled again when retention moves.
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.manifests import MESSAGES_FOLDER
-from backlogctl_delivery import stamps
-from spark_backfill.existing.messages import (
+from backlogctl.manifests import MESSAGES_FOLDER
+from backlogctl.spark_backfill.existing.messages import (
     count_replays,
     format_message_time,
     hash_original_id,
@@ -28,14 +27,15 @@ from spark_backfill.existing.messages import (
     measure_originals,
     place_originals,
 )
-from spark_backfill.existing.request import Origin
-from spark_backfill.messages.rules import ORIGINAL
+from backlogctl.spark_backfill.existing.request import Origin
+from backlogctl.spark_backfill.messages.rules import ORIGINAL
+from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from backlog.config.streams import DeadLetterHeaders
-    from spark_backfill.existing.request import RedriveRequest
+    from backlogctl.config.streams import DeadLetterHeaders
+    from backlogctl.spark_backfill.existing.request import RedriveRequest
 
 _TOPICS = ("kafka_dlt-original-topic", "__connect.errors.topic", "x-original-topic")
 _PARTITIONS = ("kafka_dlt-original-partition", "__connect.errors.partition", "x-original-partition")
@@ -162,10 +162,8 @@ def _read_number(raw: Column) -> Column:
 # Dead letters that name one place and are other messages: each has an id of its own.
 #
 # A topic that was made anew counts from zero again, and a header may be wrong. The oldest letter
-# of a
-# place keeps the place's id; the id of another message comes from what it says, so that every
-# plan
-# gives it the same one.
+# of a place keeps the place's id; the id of another message comes from what it says, so that
+# every plan gives it the same one.
 
 _PLACE = ("source_partition", "source_offset")
 _ID_LENGTH = 32

@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import KafkaFailure
-from backlog.values import OffsetRange
+from backlogctl.errors import KafkaFailure
+from backlogctl.spark_backfill.archive.reading import select_columns
+from backlogctl.spark_backfill.evidence.injected import Places, list_places
+from backlogctl.spark_backfill.failures import list_secrets, translating
+from backlogctl.spark_backfill.messages.rules import (
+    HEADERS,
+    OVERHEAD_BYTES,
+    PLACES,
+    hash_message_id,
+)
+from backlogctl.spark_backfill.spark.frames import make_empty
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
-from spark_backfill.archive.reading import select_columns
-from spark_backfill.evidence.injected import Places, list_places
-from spark_backfill.failures import list_secrets, translating
-from spark_backfill.messages.rules import HEADERS, OVERHEAD_BYTES, PLACES, hash_message_id
-from spark_backfill.spark.frames import make_empty
-from spark_backfill.spark.kafka_options import make_java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from spark_backfill.request import PriorChunk
+    from backlogctl.spark_backfill.request import PriorChunk
 
 ORIGINALS_SCHEMA = (
     "source_partition int, source_offset long, timestamp long, timestamp_type tinyint, "

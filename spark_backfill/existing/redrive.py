@@ -12,14 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import KafkaFailure, PutBackAlready, Refused, StagingError, UsageError
-from backlog.formats import Say, format_plural
-from backlog.manifests import Manifest, write_manifest
-from backlog.values import Chunk
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.evidence.consumed import open_consumed
-from spark_backfill.evidence.injected import InjectedEvidence
-from spark_backfill.existing.labels import (
+from backlogctl.errors import KafkaFailure, PutBackAlready, Refused, StagingError, UsageError
+from backlogctl.formats import Say, format_plural
+from backlogctl.manifests import Manifest, write_manifest
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.evidence.consumed import open_consumed
+from backlogctl.spark_backfill.evidence.injected import InjectedEvidence
+from backlogctl.spark_backfill.existing.labels import (
     ELSEWHERE,
     ORDER,
     PUT_BACK,
@@ -31,8 +30,13 @@ from spark_backfill.existing.labels import (
     make_messages,
     write_errors,
 )
-from spark_backfill.existing.messages import ORIGINALS_SCHEMA, StillThere, as_originals, read_log
-from spark_backfill.existing.request import (
+from backlogctl.spark_backfill.existing.messages import (
+    ORIGINALS_SCHEMA,
+    StillThere,
+    as_originals,
+    read_log,
+)
+from backlogctl.spark_backfill.existing.request import (
     Named,
     Origin,
     RedriveCounts,
@@ -40,18 +44,19 @@ from spark_backfill.existing.request import (
     RedriveRequest,
     SourcePartition,
 )
-from spark_backfill.failures import (
+from backlogctl.spark_backfill.failures import (
     find_condition,
     find_first_cause,
     list_secrets,
     planning_into,
     translating,
 )
-from spark_backfill.messages.rules import check_expression
-from spark_backfill.messages.staging import ChunkLimits, stage_messages
-from spark_backfill.placing.placement import EXCLUDE, INCLUDE
-from spark_backfill.plan_log import PlanLog, prepare_staging
-from spark_backfill.spark.frames import make_empty, make_rows, mark_within
+from backlogctl.spark_backfill.messages.rules import check_expression
+from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
+from backlogctl.spark_backfill.placing.placement import EXCLUDE, INCLUDE
+from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
+from backlogctl.spark_backfill.spark.frames import make_empty, make_rows, mark_within
+from backlogctl.values import Chunk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

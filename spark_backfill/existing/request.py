@@ -9,10 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from backlog.config import Source, Stream
-from backlog.manifests import ArchiveManifest
-from backlog.values import OffsetRange
-from spark_backfill.request import PriorChunk
+from backlogctl.config import Source, Stream
+from backlogctl.manifests import ArchiveManifest
+from backlogctl.spark_backfill.request import PriorChunk
+from backlogctl.values import OffsetRange
 
 
 class Origin(StrEnum):

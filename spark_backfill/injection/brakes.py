@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 from confluent_kafka import KafkaError, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable, KafkaFailure, Paused, VerificationFailed
-from backlog.formats import format_bytes
-from backlog.kafka.admin import committed_offsets, list_offsets, read_group_state
-from backlog.kafka.clients import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable, KafkaFailure, Paused, VerificationFailed
+from backlogctl.formats import format_bytes
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state
+from backlogctl.kafka.clients import (
     Admin,
     Connection,
     Properties,
@@ -28,12 +28,12 @@ from backlog.kafka.clients import (
     make_consumer,
     outlast,
 )
-from backlog.kafka.errors import translate
-from backlog.kafka.log_dirs import LogDirs, read_log_dirs
-from backlog.manifests import Manifest, read_chunk
-from backlog.values import Chunk
+from backlogctl.kafka.errors import translate
+from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
+from backlogctl.manifests import Manifest, read_chunk
+from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, PATIENCE, await_visible
+from backlogctl.values import Chunk
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from spark_backfill.injection.job import HIDDEN_SECONDS, PATIENCE, await_visible
 
 _LOOK_AGAIN = 0.5
 

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from backlog.clock import Deadline
-from backlog.errors import Paused, PlanStale
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
-from backlog.kafka.clients import Connection, connect, outlast
-from backlog.kafka.errors import TopicMissing
-from backlog.manifests import Manifest
-from backlog.values import Chunk
-from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.injection.transactional import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import Paused, PlanStale
+from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
+from backlogctl.kafka.clients import Connection, connect, outlast
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.manifests import Manifest
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_PREFIX,
     TRANSACTION_TIMEOUT_MS,
     WriterSettings,
 )
+from backlogctl.values import Chunk
 
 # The rate of an injection: which slots a wave takes, and how fast each chunk is written.
 

@@ -12,12 +12,10 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
-from backlog.kafka.clients import Admin, make_admin
-from backlog.values import Chunk
-from backlogctl_delivery.crashpoints import reach
-from spark_backfill.injection.ledger_topic import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,
     CommittedChunk,
@@ -25,8 +23,10 @@ from spark_backfill.injection.ledger_topic import (
     make_record,
     read_visible,
 )
-from spark_backfill.injection.producing import AttemptError, SlotProducer
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import Chunk
+from backlogctl_delivery.crashpoints import reach
 
 # The interface that writes one chunk to Kafka.
 

@@ -13,17 +13,17 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, VerificationFailed
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_admin
-from backlog.manifests import Manifest, read_chunk
-from backlog.values import Chunk
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, VerificationFailed
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin
+from backlogctl.manifests import Manifest, read_chunk
+from backlogctl.spark_backfill.failures import list_secrets, translating
+from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, await_visible, check_target
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import Chunk
 from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID
-from spark_backfill.failures import list_secrets, translating
-from spark_backfill.injection.job import HIDDEN_SECONDS, await_visible, check_target
-from spark_backfill.spark.frames import last_header, make_empty
-from spark_backfill.spark.kafka_options import make_java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,13 +32,11 @@ if TYPE_CHECKING:
 # A message's fingerprint: SHA-256 over its partition, key, value and headers.
 #
 # All parts are joined twice, with other marks for a border and for NULL. Where the two texts
-# differ
-# there is a mark, and nowhere else, so no two messages are written alike, whatever bytes they
-# hold.
+# differ there is a mark, and nowhere else, so no two messages are written alike, whatever bytes
+# they hold.
 #
 # A topic is read by Spark, a staged file by Python, which reads it to check its hash anyway; so
-# the
-# same is said twice here.
+# the same is said twice here.
 
 # Border, NULL: the second pair is the first one swapped.
 _MARKS = (("\0", "\1"), ("\1", "\0"))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from backlog.clock import Deadline
-from backlog.errors import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import (
     BacklogError,
     HangingTransaction,
     KafkaFailure,
@@ -23,18 +23,16 @@ from backlog.errors import (
     ProducerFenced,
     Refused,
 )
-from backlog.kafka.clients import make_admin, outlast
-from backlog.manifests import read_chunk
-from backlog.values import Chunk
-from backlogctl_delivery.crashpoints import reach
-from spark_backfill.injection.brakes import (
+from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.manifests import read_chunk
+from backlogctl.spark_backfill.injection.brakes import (
     Brakes,
     InjectionProgress,
     NoBrakes,
     await_group_past,
     read_canary_back,
 )
-from spark_backfill.injection.job import (
+from backlogctl.spark_backfill.injection.job import (
     WAVE_SECONDS,
     InjectionJob,
     InjectionResult,
@@ -44,14 +42,14 @@ from spark_backfill.injection.job import (
     choose_slots,
     require_replicas,
 )
-from spark_backfill.injection.ledger_topic import (
+from backlogctl.spark_backfill.injection.ledger_topic import (
     COORDINATOR_SECONDS,
     CommittedChunk,
     check_ledger,
     find_foreign_chunks,
     read_committed_chunks,
 )
-from spark_backfill.injection.transactional import (
+from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
     ChunkResult,
     ChunkWriter,
@@ -62,6 +60,8 @@ from spark_backfill.injection.transactional import (
     fence_slots,
     require_same_hash,
 )
+from backlogctl.values import Chunk
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,7 +144,7 @@ class SparkChunkRunner:
         return int(self._spark.sparkContext.defaultParallelism)
 
     def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
-        from spark_backfill.failures import list_secrets, translating
+        from backlogctl.spark_backfill.failures import list_secrets, translating
 
         settings = self._settings
 

@@ -16,15 +16,25 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from backlog.clock import format_time
-from backlog.config import Expr, Stream, StreamSource
-from backlog.errors import ConfigurationError
-from spark_backfill.failures import find_first_cause
-from spark_backfill.messages.windows import CLOCKS
-from spark_backfill.request import Growth
-from spark_backfill.sources.columns import REASON, TIME_FORMAT, parse_time_text, spark_type
-from spark_backfill.sources.reflection import ColumnKind, SourceColumn, SourceTable, check_columns
-from spark_backfill.spark.frames import make_empty
+from backlogctl.clock import format_time
+from backlogctl.config import Expr, Stream, StreamSource
+from backlogctl.errors import ConfigurationError
+from backlogctl.spark_backfill.failures import find_first_cause
+from backlogctl.spark_backfill.messages.windows import CLOCKS
+from backlogctl.spark_backfill.request import Growth
+from backlogctl.spark_backfill.sources.columns import (
+    REASON,
+    TIME_FORMAT,
+    parse_time_text,
+    spark_type,
+)
+from backlogctl.spark_backfill.sources.reflection import (
+    ColumnKind,
+    SourceColumn,
+    SourceTable,
+    check_columns,
+)
+from backlogctl.spark_backfill.spark.frames import make_empty
 
 # A row's headers: those that it lists itself, then those that the stream's rules name.
 
@@ -119,7 +129,7 @@ def _place_crc32(key: Column, partitions: int) -> Column:
     return (F.crc32(key) % F.lit(partitions)).cast("int")
 
 
-# What `backlog.partitioners` says, to the bit.
+# What `backlogctl.partitioners` says, to the bit.
 PLACES: Mapping[str, Callable[[Column, int], Column]] = {
     "murmur2": _place_murmur2,
     "crc32": _place_crc32,

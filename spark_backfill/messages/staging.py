@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import StagingError
-from backlog.manifests import CHUNK_SCHEMA, HEADER_TYPE, write_chunk
-from backlog.values import Chunk
+from backlogctl.errors import StagingError
+from backlogctl.manifests import CHUNK_SCHEMA, HEADER_TYPE, write_chunk
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.rules import MessageRules, join_headers
+from backlogctl.values import Chunk
 from backlogctl_delivery import stamps
-from spark_backfill.failures import translating
-from spark_backfill.messages.rules import MessageRules, join_headers
 
 # Chunks: cut from batches that are sorted by slot, stamped and written.
 #

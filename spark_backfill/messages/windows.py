@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from backlog.clock import format_time
-from backlog.errors import ConfigurationError, UsageError
-from backlog.values import Gap
-from spark_backfill.sources.reflection import (
+from backlogctl.clock import format_time
+from backlogctl.errors import ConfigurationError, UsageError
+from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
     SQLITE,
     ColumnKind,
@@ -21,9 +20,10 @@ from spark_backfill.sources.reflection import (
     quote_name,
     quote_text,
 )
+from backlogctl.values import Gap
 
 if TYPE_CHECKING:
-    from backlog.config import StreamSource
+    from backlogctl.config import StreamSource
 
 _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)

@@ -14,10 +14,9 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from backlog.clock import format_time
-from backlog.values import Bookmark, EdgeTimes, OffsetRange
-from spark_backfill.evidence.survivors import SurvivorEvidence
-from spark_backfill.placing.ranking import (
+from backlogctl.clock import format_time
+from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.placing.ranking import (
     Anchor,
     Edge,
     EdgeEvidence,
@@ -29,16 +28,16 @@ from spark_backfill.placing.ranking import (
     TimedPlaces,
     Unordered,
 )
-from spark_backfill.request import Stretch, count_offsets
-from spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.spark_backfill.request import Stretch, count_offsets
+from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.values import Bookmark, EdgeTimes, OffsetRange
 
 # Finds the places of a gap's edges; pure.
 #
 # An offset whose row is known is an *anchor*: a bookmark, or the start of the log. Between an
-# edge
-# and the nearest anchor, offsets are counted as rows. The count is off by rows that were never
-# sent,
-# messages whose rows are gone, and offsets that are no messages, so each edge says by how much.
+# edge and the nearest anchor, offsets are counted as rows. The count is off by rows that were
+# never sent, messages whose rows are gone, and offsets that are no messages, so each edge says by
+# how much.
 
 # Below so many survivors with a row, their order proves nothing about the lost ones.
 MIN_COMPARED = 20

@@ -10,18 +10,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from backlog.errors import StagingError
-from backlog.formats import format_plural
-from backlog.values import Certainty, OffsetRange
-from backlogctl_delivery.visible import escape_text
-from spark_backfill.evidence.injected import LOST, OUTSIDE, QUARANTINED, InjectedEvidence
-from spark_backfill.evidence.survivors import Holes, LogSpan, SurvivorEvidence
-from spark_backfill.failures import translating
-from spark_backfill.messages.rules import ORIGINAL, MessageRules
-from spark_backfill.messages.windows import CLOCKS, Bounds, Windows
-from spark_backfill.messages.windows import Window as TimeWindow
-from spark_backfill.placing.measuring import Measurement, cut_rows, is_ordered
-from spark_backfill.placing.ranking import (
+from backlogctl.errors import StagingError
+from backlogctl.formats import format_plural
+from backlogctl.spark_backfill.evidence.injected import LOST, OUTSIDE, QUARANTINED, InjectedEvidence
+from backlogctl.spark_backfill.evidence.survivors import Holes, LogSpan, SurvivorEvidence
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.rules import ORIGINAL, MessageRules
+from backlogctl.spark_backfill.messages.windows import CLOCKS, Bounds, Windows
+from backlogctl.spark_backfill.messages.windows import Window as TimeWindow
+from backlogctl.spark_backfill.placing.measuring import Measurement, cut_rows, is_ordered
+from backlogctl.spark_backfill.placing.ranking import (
     SPREAD,
     Edge,
     EdgeEvidence,
@@ -33,8 +31,10 @@ from spark_backfill.placing.ranking import (
     choose_bookmarks,
     rank_rows,
 )
-from spark_backfill.request import RebuildRequest, Stretch, count_offsets
-from spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.spark_backfill.request import RebuildRequest, Stretch, count_offsets
+from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.values import Certainty, OffsetRange
+from backlogctl_delivery.visible import escape_text
 
 # Decides of each candidate whether it lies in a gap: by its offset, its place, or its time.
 

@@ -12,18 +12,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from backlog.errors import StagingError
-from backlog.values import Bookmark, OffsetRange
-from spark_backfill.evidence.survivors import SurvivorEvidence
-from spark_backfill.failures import translating
-from spark_backfill.request import Stretch
-from spark_backfill.spark.frames import make_rows
+from backlogctl.errors import StagingError
+from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.request import Stretch
+from backlogctl.spark_backfill.spark.frames import make_rows
+from backlogctl.values import Bookmark, OffsetRange
 
 # What is measured of one partition's rows, and where its gaps begin and end among them.
 #
 # Rows of a partition are counted in the stream's order (`order_by`). A *place* is a number of
-# rows:
-# those that come before, without the ones whose message is still in the log.
+# rows: those that come before, without the ones whose message is still in the log.
 
 
 class EdgeEvidence(StrEnum):

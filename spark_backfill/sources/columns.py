@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql import types as T  # noqa: N812
 from sqlalchemy.engine import Connection
 
-from spark_backfill.sources.reflection import (
+from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
     SQLITE,
     ColumnKind,
@@ -29,8 +29,8 @@ from spark_backfill.sources.reflection import (
 # Ranges of a key that are read in parallel: each row is in exactly one of them (fault 29).
 #
 # The database itself finds the boundaries, in its own order of the key, and quotes them as
-# literals;
-# so text in any collation, composite keys and SQLite's mixed types are cut where it says.
+# literals; so text in any collation, composite keys and SQLite's mixed types are cut where it
+# says.
 
 EVERYTHING = "1 = 1"
 # Below this a second connection costs more than it brings.

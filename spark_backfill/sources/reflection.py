@@ -20,11 +20,11 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
 from sqlalchemy.exc import DBAPIError
 
-from backlog.config import Source, Stream
-from backlog.errors import ConfigurationError, SourceError
+from backlogctl.config import Source, Stream
+from backlogctl.errors import ConfigurationError, SourceError
+from backlogctl.spark_backfill.failures import translating
 from backlogctl_delivery.database import add_liveness
 from backlogctl_delivery.database_failures import explain_refusal
-from spark_backfill.failures import translating
 
 # A source that does not let us in: said by the part of its URL that is wrong.
 

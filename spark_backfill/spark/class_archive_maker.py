@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from backlog.config import SparkSection
-from backlog.errors import BacklogError
-from backlog.formats import print_line
-from spark_backfill.spark.session import (
+from backlogctl.config import SparkSection
+from backlogctl.errors import BacklogError
+from backlogctl.formats import print_line
+from backlogctl.spark_backfill.spark.session import (
     DRIVER_OPTIONS,
     ensure_spark_jars,
     find_archive,

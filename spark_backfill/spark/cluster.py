@@ -23,9 +23,9 @@ import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from backlog.errors import BacklogError, StagingError
-from spark_backfill.failures import find_first_cause
-from spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
+from backlogctl.errors import BacklogError, StagingError
+from backlogctl.spark_backfill.failures import find_first_cause
+from backlogctl.spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -39,7 +39,7 @@ START_SETTING = "spark.backlogctl.startTimeout"
 # all it has to the first who asks.
 STANDALONE_DEFAULTS: Mapping[str, str] = {"spark.cores.max": "8"}
 
-_PACKAGES = ("backlogctl_delivery", "backlog", "spark_backfill")
+_PACKAGES = ("backlogctl_delivery", "backlogctl")
 _SPARK_VERSION = ".".join(pyspark.__version__.split(".")[:2])
 _CONNECT_SECONDS = 5.0
 _DOCS = "see docs/spark.md"

@@ -8,15 +8,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from backlog.errors import ConfigurationError
-from backlog.jars import find_java_version
+from backlogctl.errors import ConfigurationError
+from backlogctl.jars import find_java_version
 from backlogctl_delivery.visible import quote_word
 
 # Which private keys Kafka's Java client reads: PKCS#8 in PEM, of the kinds that it knows.
 #
 # What it does with others was tried with kafka-clients 3.9 and 4.3 on Java 17 and 25: it fails
-# with
-# "Private key could not be loaded" when Spark reads first.
+# with "Private key could not be loaded" when Spark reads first.
 
 _PEM = re.compile(r"-----BEGIN ((?:[A-Z0-9]+ )*PRIVATE KEY)-----(.*?)-----END \1-----", re.DOTALL)
 _OLD_FORMS = {

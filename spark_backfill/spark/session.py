@@ -16,11 +16,12 @@ from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from backlog.config.sections import SparkSection
-from backlog.formats import Say
-from backlog.jars import ensure_jars, find_jars, find_java
-from spark_backfill.failures import translating
-from spark_backfill.spark.cluster import (
+from backlogctl import IMPORT_ROOT
+from backlogctl.config.sections import SparkSection
+from backlogctl.formats import Say
+from backlogctl.jars import ensure_jars, find_jars, find_java
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.spark.cluster import (
     STANDALONE_DEFAULTS,
     START_SECONDS,
     START_SETTING,
@@ -56,11 +57,9 @@ def ensure_s3_jars(progress: Say | None = None) -> tuple[Path, ...]:
 
 # Spark's classes, read and verified once for all: with them the driver starts in half the time.
 #
-# `python -m spark_backfill.spark.class_archive_maker` makes the archive, once in an environment:
-# a
-# minute, and 150 MB. It is Java's dynamic class data sharing (JEP 350). Java itself checks at
-# each
-# start that the archive is of this Java and of these jars, and else does without it.
+# `python -m backlogctl.spark_backfill.spark.class_archive_maker` makes the archive, once in an
+# environment: a minute, and 150 MB. It is Java's dynamic class data sharing (JEP 350). Java itself
+# checks at each start that the archive is of this Java and of these jars, else does without it.
 
 DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 # A user who says one of these has an archive, or wants none.
@@ -218,7 +217,7 @@ def _choose_python(own: Mapping[str, str]) -> None:
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    _prepend_path("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    _prepend_path("PYTHONPATH", str(IMPORT_ROOT))
 
 
 def _name_jars(own: Mapping[str, str], local: bool, s3: bool) -> dict[str, str]:

@@ -15,21 +15,21 @@ import pytest
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.values import GapState, Recovery, RecoveryState
-from backlogctl_airflow import questions
-from backlogctl_airflow.layout import ApprovePlan
-from backlogctl_airflow.policies import APPROVE, REJECT
-from backlogctl_airflow.task_context import translated_errors
-from replay.engine.approval import approve_plan, check_approval, reject_plan
-from replay.engine.kind import Workspace
-from replay.engine.plan import Identity, acting_as
-from replay.kinds.rebuild.plan import PlannedGap
-from replay.opening import open_workspace
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.dags import questions
+from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.policies import APPROVE, REJECT
+from backlogctl.dags.task_context import translated_errors
+from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Identity, acting_as
+from backlogctl.replay.kinds.rebuild.plan import PlannedGap
+from backlogctl.replay.opening import open_workspace
+from backlogctl.values import GapState, Recovery, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots
+from tests.kernel.ledger.makers import make_gap
 from tests.replay.makers import (
     PAST,
     change_ledger,

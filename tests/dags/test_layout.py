@@ -17,16 +17,16 @@ import pytest
 from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-import backlogctl_airflow.bundle
-from backlogctl_airflow.policies import EXPAND_POOL, SPARK_POOL
-from backlogctl_airflow.task_context import opened
-from replay import kinds as registered
-from replay.engine.kind import Kind, Registry
-from replay.kinds import KINDS, OFFLOAD
-from replay.kinds.expand.kind import Expand
-from replay.kinds.rebuild.kind import Rebuild
+import backlogctl.dags.bundle
+from backlogctl.dags.policies import EXPAND_POOL, SPARK_POOL
+from backlogctl.dags.task_context import opened
+from backlogctl.replay import kinds as registered
+from backlogctl.replay.engine.kind import Kind, Registry
+from backlogctl.replay.kinds import KINDS, OFFLOAD
+from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.rebuild.kind import Rebuild
 
-FILE = backlogctl_airflow.bundle.RUNBOOKS / "recover_backlog.py"
+FILE = backlogctl.dags.bundle.RUNBOOKS / "recover_backlog.py"
 
 
 class Siphon(Expand):
@@ -122,14 +122,14 @@ def test_a_offload_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert pools == {"expand": "expand", "redrive": "spark"}
 
 
-# Every DAG loads, whatever backlog.yaml is like; the first task then says what is wrong.
+# Every DAG loads, whatever backlogctl.yaml is like; the first task then says what is wrong.
 
 # One process for all files: Airflow takes seconds to import.
 _LOAD = """
 import json, os, sys
 from airflow.dag_processing.dagbag import DagBag
 from airflow.serialization.serialized_objects import DagSerialization
-from backlogctl_airflow.bundle import RUNBOOKS
+from backlogctl.dags.bundle import RUNBOOKS
 
 found = {}
 for file in sys.argv[1:]:
@@ -144,7 +144,7 @@ for file in sys.argv[1:]:
         "stored": [bool(DagSerialization.to_dict(dag)) for dag in bag.dags.values()],
     }
 # Airflow imports SQLAlchemy itself; our ledger is what would use it.
-heavy = {"backlog.ledger", "confluent_kafka", "numpy", "pandas", "psycopg", "pyarrow", "pyspark"}
+heavy = {"backlogctl.ledger", "confluent_kafka", "numpy", "pandas", "psycopg", "pyarrow", "pyspark"}
 heavy &= set(sys.modules)
 print("FOUND" + json.dumps({"files": found, "heavy": sorted(heavy)}))
 """

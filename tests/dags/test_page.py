@@ -19,15 +19,15 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from backlog.config import Config, load_config
-from backlog.errors import BacklogError, ConfigurationError
-from backlog.values import Recovery
-from backlogctl_airflow.page.cache import KEEP, KEEP_ERROR, PageCache
-from backlogctl_airflow.plugin import MOST_AT_ONCE, LazyPage
-from replay.engine.kind import Workspace
-from replay.engine.plan import name_origin
-from replay.present.report import make_report
-from replay.present.report_page import render_page
+from backlogctl.config import Config, load_config
+from backlogctl.dags.page.cache import KEEP, KEEP_ERROR, PageCache
+from backlogctl.dags.plugin import MOST_AT_ONCE, LazyPage
+from backlogctl.errors import BacklogError, ConfigurationError
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import render_page
+from backlogctl.values import Recovery
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk, write_config
 from tests.replay.report_makers import note
@@ -119,7 +119,7 @@ def test_tasks_link_to_their_recovery_and_the_plugin_is_light(tmp_path: Path) ->
         "AIRFLOW__API__BASE_URL": "https://ops.example/airflow/",
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "BACKLOG_CONFIG": str(tmp_path / "backlog.yaml"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dags")]),
+        "PYTHONPATH": str(ROOT),
     }
     told = subprocess.run(
         [sys.executable, "-m", "tests.dags.linked"],
@@ -208,7 +208,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{n}:{r}" for n, r in USERS.items()),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
         "BACKLOG_CONFIG": str(home / "backlog.yaml"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dags")]),
+        "PYTHONPATH": str(ROOT),
     }
     log = home / "server.log"
     with log.open("wb") as out:

@@ -13,9 +13,9 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.config import OffPeak
-from backlog.config.root import Outline, StreamOutline, read_outline
-from backlogctl_airflow.policies import find_cron, find_zone
+from backlogctl.config import OffPeak
+from backlogctl.config.root import Outline, StreamOutline, read_outline
+from backlogctl.dags.policies import find_cron, find_zone
 
 BERLIN, SHANGHAI = "Europe/Berlin", "Asia/Shanghai"
 TIMES = st.times().map(lambda at: at.replace(second=0, microsecond=0))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from fanout.launchers import Role
-from replay.kinds import EXPAND
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.kinds import EXPAND
 from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import APPROVE, WORK, Expansion, relaying, start

@@ -15,9 +15,8 @@ from airflow.sdk.api.datamodels._generated import DagRunState
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, ErrorType
 from airflow.sdk.execution_time.comms import ErrorResponse
 
-from backlog.errors import KafkaFailure, Refused
-from backlogctl_airflow import task_context
-from backlogctl_airflow.task_context import (
+from backlogctl.dags import task_context
+from backlogctl.dags.task_context import (
     DELETED,
     ENDED,
     REASON,
@@ -29,8 +28,9 @@ from backlogctl_airflow.task_context import (
     translated_errors,
     was_marked_failed,
 )
-from replay.engine.brakes import CANARY, INTERRUPTED, PausedBecause
-from replay.runbooks.work import WorkTask
+from backlogctl.errors import KafkaFailure, Refused
+from backlogctl.replay.engine.brakes import CANARY, INTERRUPTED, PausedBecause
+from backlogctl.replay.runbooks.work import WorkTask
 
 
 def test_a_slow_canary_is_not_tried_again() -> None:
@@ -53,7 +53,7 @@ SECRET = "hunter2-of-the-broker"
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A task's first try of three; the secret is known."""
-    monkeypatch.setattr("backlog.config.root._SECRETS", {SECRET})
+    monkeypatch.setattr("backlogctl.config.root._SECRETS", {SECRET})
     return {"ti": MagicMock(try_number=1, max_tries=2)}
 
 

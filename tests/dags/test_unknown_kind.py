@@ -12,15 +12,15 @@ from unittest.mock import MagicMock
 import pytest
 from airflow.sdk import Context
 
-from backlog.clock import utc_now
-from backlog.values import Recovery, RecoveryState
-from backlogctl_airflow import detection, nights, questions, recoveries
-from backlogctl_airflow.layout import ApprovePlan
-from backlogctl_airflow.policies import APPROVE, REJECT
-from backlogctl_airflow.task_context import RunbookRefusal, translated_errors
-from replay.engine.kind import Workspace
-from replay.engine.plan import Identity, acting_as
-from replay.runbooks.nights import Tonight
+from backlogctl.clock import utc_now
+from backlogctl.dags import detection, nights, questions, recoveries
+from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.policies import APPROVE, REJECT
+from backlogctl.dags.task_context import RunbookRefusal, translated_errors
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Identity, acting_as
+from backlogctl.replay.runbooks.nights import Tonight
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
     MYSTERY,
@@ -81,7 +81,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: dict[str, Any
         monkeypatch.setattr(module, "opened", open_it)
     for module in (recoveries, nights, detection, detection):
         monkeypatch.setattr(module, "get_current_context", lambda: context)
-    monkeypatch.setattr("replay.runbooks.detection.look_at_stream", look)
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.look_at_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""
     monkeypatch.setattr(detection, "Variable", variables)

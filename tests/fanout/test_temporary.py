@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from backlog.errors import Refused, UsageError
-from backlog.kafka import admin as verbs
-from backlog.kafka.admin import TopicInfo
-from backlog.kafka.clients import Admin, make_admin
-from backlog.kafka.errors import GroupActive, TopicMissing
-from backlog.ledger import Ledger, TemporaryTopic, open_ledger
-from fanout import temporary_topic
-from fanout.temporary_topic import (
+from backlogctl.errors import Refused, UsageError
+from backlogctl.fanout import temporary_topic
+from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     delete_temporary_topic,
     make_temporary_config,
     name_temporary_topic,
     start_recovery_group,
 )
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.errors import GroupActive, TopicMissing
+from backlogctl.ledger import Ledger, TemporaryTopic, open_ledger
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import (
     commit,
     delete_topic,

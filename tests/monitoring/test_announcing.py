@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from backlog.clock import utc_now
-from backlog.config import Config
-from backlog.kafka.admin import committed_offsets, list_offsets
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause, Certainty, Gap
-from monitoring.verdict.status import GroupStatus, Verdict
-from monitoring.watch import look
-from monitoring.watch.board import Board
-from monitoring.watch.loop import watch_streams
-from replay.engine.kind import Workspace
-from replay.kinds import KINDS
-from replay.web.page.app import make_page
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import utc_now
+from backlogctl.config import Config
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.watch import look
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.web.page.app import make_page
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause, Certainty, Gap
 from tests.kafka_tools import properties_of, set_config, wait_until
 from tests.monitoring.slow_shop import CHECK_SECONDS, SEGMENT_SECONDS, SlowShop, make_settings
 

@@ -15,21 +15,21 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.clock import Deadline
-from backlog.config.streams import Expr, Identity
-from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import Admin, make_admin, make_producer
-from backlog.kafka.peek import peek_at
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Bookmark
+from backlogctl.clock import Deadline
+from backlogctl.config.streams import Expr, Identity
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import Admin, make_admin, make_producer
+from backlogctl.kafka.peek import peek_at
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.offsets import bookmarks
+from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
-from monitoring.offsets import bookmarks
-from monitoring.offsets.bookmarks import Bookmarker
-from monitoring.offsets.observation import observe_stream
-from monitoring.offsets.sampler import take_sample
-from monitoring.watch.loop import watch_streams
-from sandbox.embedded import EmbeddedKafka
 from tests.guarded import allow_all, deny, start_guarded
 from tests.kafka_tools import (
     StreamStub,

@@ -8,11 +8,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backlog.values import Cause, Certainty, Gap, PartitionSample, Sample
-from monitoring.offsets.gaps import Judgement, Suspicion, find_gaps, list_possibly_expired
-from monitoring.offsets.history import make_marks, raise_marks
-from monitoring.watch.look import StreamContext, assess_stream
-from tests.backlog.ledger.makers import NOON, make_gap, make_sample
+from backlogctl.monitoring.offsets.gaps import (
+    Judgement,
+    Suspicion,
+    find_gaps,
+    list_possibly_expired,
+)
+from backlogctl.monitoring.offsets.history import make_marks, raise_marks
+from backlogctl.monitoring.watch.look import StreamContext, assess_stream
+from backlogctl.values import Cause, Certainty, Gap, PartitionSample, Sample
+from tests.kernel.ledger.makers import NOON, make_gap, make_sample
 
 # What expired between two samples is told for as long as the samples last.
 

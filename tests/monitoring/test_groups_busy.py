@@ -11,9 +11,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from monitoring.groups.windows import JudgingTerms, PartitionSeries, judge_busy
-from monitoring.verdict.judge import PartitionView, Point, judge_partition
-from monitoring.verdict.status import PartitionStatus, Retention, Verdict
+from backlogctl.monitoring.groups.windows import JudgingTerms, PartitionSeries, judge_busy
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
+from backlogctl.monitoring.verdict.status import PartitionStatus, Retention, Verdict
 
 DAY = 86400.0
 

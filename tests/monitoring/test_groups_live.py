@@ -24,26 +24,26 @@ from kafka import KafkaAdminClient
 from kafka.cluster import ClusterMetadata
 from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError
 
-from backlog.clock import utc_now
-from backlog.config import root
-from backlog.errors import BacklogError, ClusterUnreachable
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_producer
-from backlog.kafka.raw_client import Coordinators, RawClient
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause
-from monitoring.groups.dating import Tails, make_tail_reader
-from monitoring.groups.layouts import Offsets
-from monitoring.groups.reader import BulkReader
-from monitoring.groups.sampler import GroupSampler
-from monitoring.groups.survey import Survey as test_groups_live_Survey
-from monitoring.groups.survey import SurveyScope
-from monitoring.metrics.catalogue import Family
-from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.offsets.observation import observe_stream
-from monitoring.verdict.status import Verdict
-from monitoring.watch.board import Board, ClusterPass
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import utc_now
+from backlogctl.config import root
+from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.raw_client import Coordinators, RawClient
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.layouts import Offsets
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.groups.sampler import GroupSampler
+from backlogctl.monitoring.groups.survey import Survey as test_groups_live_Survey
+from backlogctl.monitoring.groups.survey import SurveyScope
+from backlogctl.monitoring.metrics.catalogue import Family
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.watch.board import Board, ClusterPass
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -405,7 +405,7 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
 
 @contextmanager
 def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "replay.cli", "watch", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "backlogctl.replay.cli", "watch", "--listen", "127.0.0.1:0"]
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(
             command,

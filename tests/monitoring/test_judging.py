@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import PartitionSample, Sample
-from monitoring.verdict.judge import PartitionView, Point, judge_partition, measure_pace
-from monitoring.verdict.status import Retention, Verdict, find_worst
-from tests.backlog.ledger.makers import NOON
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition, measure_pace
+from backlogctl.monitoring.verdict.status import Retention, Verdict, find_worst
+from backlogctl.values import PartitionSample, Sample
+from tests.kernel.ledger.makers import NOON
 
 # How fast a group read while it ran.
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from backlog.values import Cause, GapState, PartitionSample, Sample, TimeBounds
-from monitoring.offsets.gaps import find_gaps
-from monitoring.offsets.history import READ_SLACK, bound_times, date_loss, estimate_time
-from monitoring.offsets.lag import count_lag, read_retention, read_size_limit
-from monitoring.verdict.status import Retention
-from monitoring.watch.look import StreamContext, assess_stream
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.monitoring.offsets.gaps import find_gaps
+from backlogctl.monitoring.offsets.history import READ_SLACK, bound_times, date_loss, estimate_time
+from backlogctl.monitoring.offsets.lag import count_lag, read_retention, read_size_limit
+from backlogctl.monitoring.verdict.status import Retention
+from backlogctl.monitoring.watch.look import StreamContext, assess_stream
+from backlogctl.values import Cause, GapState, PartitionSample, Sample, TimeBounds
+from tests.kernel.ledger.makers import make_gap
 from tests.monitoring.test_gaps import START, sample
 
 # Offsets to times by stored samples.

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from backlog.clock import utc_now
-from backlog.errors import KafkaFailure, LedgerError
-from backlog.ledger import Ledger, Owner, open_ledger
-from backlog.values import GapState, RecoveryState
+from backlogctl.clock import utc_now
+from backlogctl.errors import KafkaFailure, LedgerError
+from backlogctl.ledger import Ledger, Owner, open_ledger
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
+from backlogctl.monitoring.metrics.groups import escape_value
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Unseen, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.monitoring.watch.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
+from backlogctl.monitoring.watch.board import TopicPartitionState as PartitionState
+from backlogctl.values import GapState, RecoveryState
 from backlogctl_delivery.visible import escape_name
-from monitoring.doctor.checks import Finding, Level
-from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
-from monitoring.metrics.groups import escape_value
-from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.verdict.status import GroupStatus, PartitionStatus, Unseen, Verdict
-from monitoring.verdict.summary import summarize_group
-from monitoring.watch.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
-from monitoring.watch.board import TopicPartitionState as PartitionState
 from scripts.metrics_reference import render_reference
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape

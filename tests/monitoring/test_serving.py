@@ -24,16 +24,16 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from backlog.clock import utc_now
-from backlog.errors import LedgerError, UsageError
-from backlog.ledger import Ledger, open_ledger
-from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.watch.board import Board, ClusterPass
-from replay.web import server as connections
-from replay.web.access import HostGuard, TokenGuard, find_hosts
-from replay.web.app import HealthCheck
-from replay.web.app import make_app as test_serving_make_app
-from replay.web.server import Server, bind_address, parse_address
+from backlogctl.clock import utc_now
+from backlogctl.errors import LedgerError, UsageError
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.watch.board import Board, ClusterPass
+from backlogctl.replay.web import server as connections
+from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
+from backlogctl.replay.web.app import HealthCheck
+from backlogctl.replay.web.app import make_app as test_serving_make_app
+from backlogctl.replay.web.server import Server, bind_address, parse_address
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped
 from tests.monitoring.test_metrics import make_status

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.clock import utc_now
-from backlog.ledger import open_ledger
-from monitoring.offsets import observation, sampler
-from monitoring.offsets.observation import CLOCK_NOISE, measure_skew, observe_stream
-from monitoring.watch.look import assess_stream
-from sandbox.embedded import EmbeddedKafka
-from tests.backlog.ledger.makers import NOON
+from backlogctl.clock import utc_now
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets import observation, sampler
+from backlogctl.monitoring.offsets.observation import CLOCK_NOISE, measure_skew, observe_stream
+from backlogctl.monitoring.watch.look import assess_stream
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, commit, properties_of, publish
+from tests.kernel.ledger.makers import NOON
 
 SECONDS = st.floats(0, 60).map(lambda value: timedelta(seconds=value))
 AHEAD = st.floats(-86400, 86400).map(lambda value: timedelta(seconds=value))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import ClusterUnreachable, KafkaFailure
-from backlog.kafka import peek
-from backlog.ledger import BurndownSample, Ledger, open_ledger
-from backlog.values import Recovery, RecoveryState
-from monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
-from monitoring.watch import look
-from monitoring.watch.look import with_stopped_warning
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import ClusterUnreachable, KafkaFailure
+from backlogctl.kafka import peek
+from backlogctl.ledger import BurndownSample, Ledger, open_ledger
+from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
+from backlogctl.monitoring.watch import look
+from backlogctl.monitoring.watch.look import with_stopped_warning
+from backlogctl.values import Recovery, RecoveryState
 
 # What a look does where the brokers tell less than it asks.
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from backlog.config import Config
-from backlog.errors import ClusterUnreachable
-from backlog.ledger import open_ledger
-from monitoring.offsets.observation import Observation
-from monitoring.offsets.sampler import StreamLike
-from monitoring.watch import loop
-from monitoring.watch.loop import Outages, watch_streams
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import Config
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets.observation import Observation
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.watch import loop
+from backlogctl.monitoring.watch.loop import Outages, watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import publish, set_offsets_raw
 

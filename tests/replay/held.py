@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from backlog.clock import Deadline
-from replay.engine.brakes import check_brakes
-from replay.engine.kind import RunContext
-from replay.injection import steps
-from replay.injection.context import InjectionContext
+from backlogctl.clock import Deadline
+from backlogctl.replay.engine.brakes import check_brakes
+from backlogctl.replay.engine.kind import RunContext
+from backlogctl.replay.injection import steps
+from backlogctl.replay.injection.context import InjectionContext
 
 HELD_AT = "HELD_AT"
 WAVE, VERIFICATION = "wave", "verification"
@@ -53,6 +53,6 @@ def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
 
 if __name__ == "__main__":
     hold(setattr, os.environ[HELD_AT])
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

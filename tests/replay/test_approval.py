@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.errors import ApprovalNeeded, BacklogError, Refused
-from backlog.values import RecoveryState
-from replay.engine.approval import approve_plan, check_approval
-from replay.engine.cancelling import cancel_work
-from replay.engine.kind import Workspace
-from replay.present.status import list_next_commands
+from backlogctl.clock import utc_now
+from backlogctl.errors import ApprovalNeeded, BacklogError, Refused
+from backlogctl.replay.engine.approval import approve_plan, check_approval
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.status import list_next_commands
+from backlogctl.values import RecoveryState
 from tests.replay.makers import PAST, change_ledger, open_desk, store_approved, store_plan
 
 

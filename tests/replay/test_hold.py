@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.errors import Refused
-from backlog.kafka.admin import alter_topic_config, read_topic_overrides
-from backlog.kafka.log_dirs import LogDirs
-from backlog.ledger import OPERATOR
-from fanout.disk import DiskCheck
-from replay.cli import main
-from replay.observe import retention
-from replay.observe.retention import hold_stream, release_due, release_stream
-from replay.opening import open_workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import DiskCheck
+from backlogctl.kafka.admin import alter_topic_config, read_topic_overrides
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.ledger import OPERATOR
+from backlogctl.replay.cli import main
+from backlogctl.replay.observe import retention
+from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
+from backlogctl.replay.opening import open_workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of
 from tests.replay.makers import PAST, change_ledger, write_config

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.errors import LeaseHeld, Paused, ProducerFenced
-from backlog.values import Recovery, RecoveryState
-from replay.engine import cancelling as cancellation
-from replay.engine import runner
-from replay.engine.brakes import CancelRequested
-from replay.engine.kind import RunContext, Workspace
-from replay.engine.runner import Run
-from replay.kinds.rebuild.kind import Rebuild
+from backlogctl.errors import LeaseHeld, Paused, ProducerFenced
+from backlogctl.replay.engine import cancelling as cancellation
+from backlogctl.replay.engine import runner
+from backlogctl.replay.engine.brakes import CancelRequested
+from backlogctl.replay.engine.kind import RunContext, Workspace
+from backlogctl.replay.engine.runner import Run
+from backlogctl.replay.kinds.rebuild.kind import Rebuild
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import open_desk, read_actions, store_approved, take_over
 
 S = RecoveryState

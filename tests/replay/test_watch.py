@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.errors import ClusterUnreachable, LedgerError
-from backlog.ledger.gaps import Gaps
-from backlog.values import Gap, Sample
-from monitoring.offsets.history import make_marks
-from monitoring.offsets.observation import Observation
-from monitoring.watch import loop
-from monitoring.watch.board import Board
-from replay.cli import main
-from replay.cli.watch import RecentTexts
-from replay.observe import retention
-from replay.web import exporter
+from backlogctl.clock import utc_now
+from backlogctl.errors import ClusterUnreachable, LedgerError
+from backlogctl.ledger.gaps import Gaps
+from backlogctl.monitoring.offsets.history import make_marks
+from backlogctl.monitoring.offsets.observation import Observation
+from backlogctl.monitoring.watch import loop
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.replay.cli import main
+from backlogctl.replay.cli.watch import RecentTexts
+from backlogctl.replay.observe import retention
+from backlogctl.replay.web import exporter
+from backlogctl.values import Gap, Sample
 from tests.replay.makers import write_config
 
 STREAMS = {

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from replay.web import exporter
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.replay.web import exporter
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import commit, properties_of, publish, wait_until
 from tests.monitoring.metric_lines import Scraped
 from tests.monitoring.notifications.hook_server import HookServer, Reply, serve_hook
@@ -61,7 +61,7 @@ def watch(directory: Path, environment: dict[str, str]) -> Iterator[Watch]:
     words = ["watch", "--listen", "127.0.0.1:0", "--json"]
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "replay.cli", *words],
+            [sys.executable, "-m", "backlogctl.replay.cli", *words],
             cwd=directory,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdin=subprocess.DEVNULL,

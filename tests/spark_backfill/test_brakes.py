@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
-from backlog.kafka.clients import make_admin, outlast
-from spark_backfill.injection import brakes, job
-from spark_backfill.injection.brakes import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
+from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.spark_backfill.injection import brakes, job
+from backlogctl.spark_backfill.injection.brakes import (
     CombinedBrakes,
     InjectionProgress,
     LiveLagBrake,
     await_group_past,
 )
-from spark_backfill.injection.job import await_visible
+from backlogctl.spark_backfill.injection.job import await_visible
 
 START = InjectionProgress(injected=0, skipped=0, total=10)
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.errors import ConfigurationError, SourceError
-from spark_backfill.messages.candidates import read_rows
-from spark_backfill.messages.rules import build_messages
-from spark_backfill.sources.reflection import (
+from backlogctl.errors import ConfigurationError, SourceError
+from backlogctl.spark_backfill.messages.candidates import read_rows
+from backlogctl.spark_backfill.messages.rules import build_messages
+from backlogctl.spark_backfill.sources.reflection import (
     make_access,
     open_engine,
     reflect_table,

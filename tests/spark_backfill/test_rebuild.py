@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Producer
 
-from backlog.clock import format_time
-from backlog.errors import Refused
-from backlog.manifests import read_manifest
+from backlogctl.clock import format_time
+from backlogctl.errors import Refused
+from backlogctl.manifests import read_manifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill import lost_rows
+from backlogctl.spark_backfill.evidence.survivors import LogOffsets, read_offsets
+from backlogctl.spark_backfill.messages.candidates import count_rows
+from backlogctl.spark_backfill.messages.staging import ChunkLimits
+from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.request import Counts, PriorChunk
 from backlogctl_delivery.stamps import make_message_id
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill import lost_rows
-from spark_backfill.evidence.survivors import LogOffsets, read_offsets
-from spark_backfill.messages.candidates import count_rows
-from spark_backfill.messages.staging import ChunkLimits
-from spark_backfill.rebuild import plan_rebuild
-from spark_backfill.request import Counts, PriorChunk
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

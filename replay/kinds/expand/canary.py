@@ -8,27 +8,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.admin import describe_group_state, read_group_state
-from backlog.kafka.clients import Admin
-from backlog.kafka.errors import GroupActive
-from backlog.kafka.groups import Member
-from backlog.values import Step
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher
+from backlogctl.fanout.relay.guard import find_others
+from backlogctl.fanout.relay.interface import ConsumerCameBack, SourceRange
+from backlogctl.kafka.admin import describe_group_state, read_group_state
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.kafka.groups import Member
+from backlogctl.replay.engine.brakes import CANARY, PausedBecause
+from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
+from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
-from fanout.launchers.interface import CheckStop, Fleet, Launcher
-from fanout.relay.guard import find_others
-from fanout.relay.interface import ConsumerCameBack, SourceRange
-from replay.engine.brakes import CANARY, PausedBecause
-from replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
 
 # What the commits of one consumer say of its speed.
 #
 # A consumer that commits every five seconds (`auto.commit.interval.ms`, Kafka's default) shows
-# its
-# work in steps: what it handled by its first commit began at some unknown time, and before its
-# last
-# one, when nothing more was there, it may have been idle.
+# its work in steps: what it handled by its first commit began at some unknown time, and before
+# its last one, when nothing more was there, it may have been idle.
 
 ENOUGH_SECONDS = 5.0
 ENOUGH_COMMITS = 5

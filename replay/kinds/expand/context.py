@@ -10,28 +10,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
-from backlog.formats import format_plural
-from backlog.kafka.admin import committed_offsets, delete_group, list_offsets
-from backlog.kafka.clients import make_admin
-from backlog.ledger import BurndownSample
-from backlog.values import Certainty
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
+from backlogctl.fanout.launchers.interface import Fleet, Role
+from backlogctl.fanout.quiet import await_decided, await_empty
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.fanout.relay.guard import Guard, find_others, refuse_others
+from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
+from backlogctl.fanout.relay.session import Hooks, RelaySession
+from backlogctl.fanout.temporary_topic import start_recovery_group
+from backlogctl.fanout.unread import Lags, read_lags
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import committed_offsets, delete_group, list_offsets
+from backlogctl.kafka.clients import make_admin
+from backlogctl.ledger import BurndownSample
+from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, fleet_of
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.expand.describe import BurndownView
+from backlogctl.replay.kinds.expand.plan import NAME
+from backlogctl.replay.kinds.expand.topics import (
+    Answer,
+    Brokers,
+    ExpandTopics,
+    note_outsiders,
+    record_gap,
+)
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.values import Certainty
 from backlogctl_delivery.crashpoints import reach
-from fanout.launchers.interface import Fleet, Role
-from fanout.quiet import await_decided, await_empty
-from fanout.relay.commits import fence_relays
-from fanout.relay.guard import Guard, find_others, refuse_others
-from fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
-from fanout.relay.session import Hooks, RelaySession
-from fanout.temporary_topic import start_recovery_group
-from fanout.unread import Lags, read_lags
-from replay.consumers.fleet import CONSUMERS_STAY, fleet_of
-from replay.engine.plan import find_identity
-from replay.kinds.expand.describe import BurndownView
-from replay.kinds.expand.plan import NAME
-from replay.kinds.expand.topics import Answer, Brokers, ExpandTopics, note_outsiders, record_gap
-from replay.observe.stream import note_stream
 
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.

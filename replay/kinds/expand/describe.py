@@ -12,9 +12,12 @@ from typing import Any, Literal
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from backlog.clock import utc_now
-from backlog.config import Stream
-from backlog.formats import (
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream
+from backlogctl.fanout.disk import DiskCheck
+from backlogctl.fanout.layout import Layout, Load, Skew, count_misplaced, measure_drain
+from backlogctl.fanout.quiet import STATIC_SECONDS
+from backlogctl.formats import (
     Ticker,
     format_bytes,
     format_count,
@@ -23,14 +26,10 @@ from backlog.formats import (
     format_plural,
     format_rate,
 )
-from backlog.ledger import BurndownSample, Ledger
-from backlog.values import GapState, Recovery, RecoveryState
-from fanout.disk import DiskCheck
-from fanout.layout import Layout, Load, Skew, count_misplaced, measure_drain
-from fanout.quiet import STATIC_SECONDS
-from replay.engine.guards import warn_about_approval
-from replay.engine.kind import Workspace
-from replay.engine.values import (
+from backlogctl.ledger import BurndownSample, Ledger
+from backlogctl.replay.engine.guards import warn_about_approval
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import (
     Account,
     Checked,
     Count,
@@ -44,11 +43,18 @@ from replay.engine.values import (
     Verification,
     make_actions,
 )
-from replay.kinds.expand.plan import NAME, Backlog, ExpandPlan, PlannedPartition, SettingChange
-from replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED
-from replay.present.layout import Folded, Text, print_line
-from replay.present.progress import describe_progress, name_step
-from replay.present.terminal import draw_progress
+from backlogctl.replay.kinds.expand.plan import (
+    NAME,
+    Backlog,
+    ExpandPlan,
+    PlannedPartition,
+    SettingChange,
+)
+from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED
+from backlogctl.replay.present.layout import Folded, Text, print_line
+from backlogctl.replay.present.progress import describe_progress, name_step
+from backlogctl.replay.present.terminal import draw_progress
+from backlogctl.values import GapState, Recovery, RecoveryState
 
 # Two commits of a consumer may lie seconds apart: less than this says little.
 _SHORT_SECONDS = 60.0

@@ -8,29 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from backlog.clock import Deadline
-from backlog.config import Config, Stream
-from backlog.errors import KafkaFailure, Refused, VerificationFailed
-from backlog.formats import format_plural, format_rate
-from backlog.kafka.admin import committed_offsets, list_offsets, set_group_offsets
-from backlog.kafka.clients import make_admin
-from backlog.values import Gap, GapState, Recovery, Step
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Stream
+from backlogctl.errors import KafkaFailure, Refused, VerificationFailed
+from backlogctl.fanout.quiet import await_empty
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.formats import format_plural, format_rate
+from backlogctl.kafka.admin import committed_offsets, list_offsets, set_group_offsets
+from backlogctl.kafka.clients import make_admin
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
+from backlogctl.replay.engine.cancelling import open_closing
+from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.values import Account, RecoveryRecord, Standing, Telling
+from backlogctl.replay.kinds.expand.context import ExpandContext, end_consumers
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandOptions, ExpandPlan
+from backlogctl.replay.kinds.expand.steps import (
+    CLOSING,
+    remove_temporary_topic,
+    restoring_retention,
+)
+from backlogctl.values import Gap, GapState, Recovery, Step
 from backlogctl_delivery.crashpoints import reach
-from fanout.quiet import await_empty
-from fanout.relay.commits import fence_relays
-from monitoring.verdict.status import Verdict
-from replay.consumers.fleet import LEAVE_CONSUMERS
-from replay.engine.cancelling import open_closing
-from replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
-from replay.engine.plan import Origin
-from replay.engine.values import Account, RecoveryRecord, Standing, Telling
-from replay.kinds.expand.context import ExpandContext, end_consumers
-from replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandOptions, ExpandPlan
-from replay.kinds.expand.steps import CLOSING, remove_temporary_topic, restoring_retention
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
-    from backlog.ledger import Lease, Ledger
+    from backlogctl.kafka.rights import Right
+    from backlogctl.ledger import Lease, Ledger
 
 
 # The way back without a working consumer: the group reads again what was relayed (protocol P4).
@@ -233,7 +237,7 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         say: Say = say_nothing,
     ) -> Recovery:
         """How long, how many, and what is done to whom; Kafka is only read."""
-        from replay.kinds.expand.planning import plan_expand
+        from backlogctl.replay.kinds.expand.planning import plan_expand
 
         return plan_expand(workspace, stream, options, origin=origin, say=say)
 
@@ -261,7 +265,7 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: ExpandPlan | None = None
     ) -> tuple[Right, ...]:
         """A temporary topic is made and deleted, and offsets of two groups are committed."""
-        from replay.observe.rights import select_rights
+        from backlogctl.replay.observe.rights import select_rights
 
         holds = plan is None or bool(plan.hold.changes)
         parts = "see raise expand" if holds else "see expand"
@@ -271,14 +275,14 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
     @property
     def context(self) -> type[RunContext[ExpandPlan]]:
         """Both topics, the relays, the consumers, the view."""
-        from replay.kinds.expand.context import ExpandContext
+        from backlogctl.replay.kinds.expand.context import ExpandContext
 
         return ExpandContext
 
     @property
     def steps(self) -> Sequence[Step[Any]]:
         """From the check of the source to the removal of the temporary topic."""
-        from replay.kinds.expand.steps import STEPS
+        from backlogctl.replay.kinds.expand.steps import STEPS
 
         return STEPS
 
@@ -292,7 +296,7 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         console: Console,
     ) -> None:
         """Cuts over now, and restores the layout: nothing is left only in the temporary topic."""
-        from replay.kinds.expand.context import ExpandContext
+        from backlogctl.replay.kinds.expand.context import ExpandContext
 
         with open_closing(
             ExpandContext, workspace, recovery, lease, context=context, console=console
@@ -301,13 +305,13 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
 
     def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
         """What is behind, how long it takes, and what is done to whom."""
-        from replay.kinds.expand.describe import tell_expansion
+        from backlogctl.replay.kinds.expand.describe import tell_expansion
 
         return tell_expansion(plan, recovery)
 
     def account(self, plan: ExpandPlan, record: RecoveryRecord) -> Account:
         """What was relayed, written and handled."""
-        from replay.kinds.expand.describe import account_for_expansion
+        from backlogctl.replay.kinds.expand.describe import account_for_expansion
 
         return account_for_expansion(plan, record)
 
@@ -334,7 +338,7 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
     ) -> Standing:
         """Who reads, who is stopped, and what exists only in the temporary topic."""
-        from replay.kinds.expand.topics import describe_expansion
+        from backlogctl.replay.kinds.expand.topics import describe_expansion
 
         return describe_expansion(workspace, recovery, self.read_plan(recovery), ask=ask)
 

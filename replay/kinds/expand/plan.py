@@ -10,33 +10,38 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from backlog.clock import Deadline
-from backlog.config import Stream
-from backlog.errors import Refused, UsageError
-from backlog.formats import format_plural
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream
+from backlogctl.errors import Refused, UsageError
+from backlogctl.fanout.layout import MAX_FACTOR, Skew, measure_skew, sample_keys
+from backlogctl.fanout.retention import TimeToLoss, Unread, find_time_to_loss
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import (
     TopicInfo,
     describe_group_state,
     describe_topic,
     list_topic_readers,
     read_group_state,
 )
-from backlog.kafka.clients import make_admin
-from backlog.kafka.groups import GroupState
-from backlog.kafka.log_dirs import LogDirs, read_log_dirs
-from backlog.kafka.peek import Peeked, peek_at
-from backlog.kafka.readers import TopicReaders
-from backlog.values import PartitionSample, Sample
-from fanout.layout import MAX_FACTOR, Skew, measure_skew, sample_keys
-from fanout.retention import TimeToLoss, Unread, find_time_to_loss
-from monitoring.offsets.history import estimate_time
-from monitoring.offsets.lag import RATE_WINDOW, find_end, read_retention, read_size_limit
-from monitoring.verdict.judge import Pace, measure_pace
-from replay.engine.guards import refuse_beyond_end, refuse_changed
-from replay.engine.kind import Say, Workspace
-from replay.engine.options import list_words
-from replay.engine.plan import AllowedWords, Options, Plan, PlanPart, Timestamp
-from replay.observe.stream import list_group_topics, look_at_stream, note_stream, read_history
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.groups import GroupState
+from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
+from backlogctl.kafka.peek import Peeked, peek_at
+from backlogctl.kafka.readers import TopicReaders
+from backlogctl.monitoring.offsets.history import estimate_time
+from backlogctl.monitoring.offsets.lag import RATE_WINDOW, find_end, read_retention, read_size_limit
+from backlogctl.monitoring.verdict.judge import Pace, measure_pace
+from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_changed
+from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.options import list_words
+from backlogctl.replay.engine.plan import AllowedWords, Options, Plan, PlanPart, Timestamp
+from backlogctl.replay.observe.stream import (
+    list_group_topics,
+    look_at_stream,
+    note_stream,
+    read_history,
+)
+from backlogctl.values import PartitionSample, Sample
 
 # What an operator says of an expansion.
 

@@ -8,19 +8,10 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.kafka.admin import (
-    TopicInfo,
-    delete_group,
-    list_offsets,
-    read_group_state,
-    set_group_offsets,
-)
-from backlog.kafka.clients import make_admin
-from backlog.values import Recovery
-from fanout.disk import (
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
     combine_checks,
@@ -28,17 +19,29 @@ from fanout.disk import (
     estimate_hold,
     measure_growth,
 )
-from fanout.launchers import Role, make_launcher
-from fanout.layout import Layout, Load, plan_layout
-from fanout.retention import (
+from backlogctl.fanout.launchers import Role, make_launcher
+from backlogctl.fanout.layout import Layout, Load, plan_layout
+from backlogctl.fanout.retention import (
     FOREVER,
     HOLD_MARGIN_SECONDS,
     HOLD_TIMES,
     compute_expansion_hold,
     needs_hold,
 )
-from fanout.temporary_topic import create_empty_topic, delete_empty_topic, name_temporary_topic
-from replay.consumers.fleet import (
+from backlogctl.fanout.temporary_topic import (
+    create_empty_topic,
+    delete_empty_topic,
+    name_temporary_topic,
+)
+from backlogctl.kafka.admin import (
+    TopicInfo,
+    delete_group,
+    list_offsets,
+    read_group_state,
+    set_group_offsets,
+)
+from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
@@ -46,13 +49,18 @@ from replay.consumers.fleet import (
     launcher_of,
     require_consumers,
 )
-from replay.engine.approval import approve_automatically
-from replay.engine.archives import clear_staging
-from replay.engine.guards import check_denied, refuse_active, refuse_group_type, store_plan
-from replay.engine.kind import Say, Workspace, say_nothing
-from replay.engine.plan import Origin, find_identity
-from replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
-from replay.kinds.expand.describe import (
+from backlogctl.replay.engine.approval import approve_automatically
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.guards import (
+    check_denied,
+    refuse_active,
+    refuse_group_type,
+    store_plan,
+)
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
+from backlogctl.replay.kinds.expand.describe import (
     Facts,
     describe_created,
     describe_given_back,
@@ -65,7 +73,7 @@ from replay.kinds.expand.describe import (
     warn_about_speed,
     warn_about_stream,
 )
-from replay.kinds.expand.plan import (
+from backlogctl.replay.kinds.expand.plan import (
     ALLOW_DISK,
     NAME,
     Backlog,
@@ -82,13 +90,13 @@ from replay.kinds.expand.plan import (
     observe,
     watch_pace,
 )
-from replay.observe.rights import require_rights
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.values import Recovery
 
 # A dry run of one consumer, on an empty topic: whom it joins, and what it reads.
 #
 # Nobody is stopped, and no message is relayed. Topic and group have the same name each time, so
-# what
-# a try that was killed has left is taken over by the next one.
+# what a try that was killed has left is taken over by the next one.
 
 TRIAL_NAME = "try"
 SEEN_SECONDS = 60.0  # a service may need that long until it joins

@@ -8,35 +8,38 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from backlog.clock import Deadline, format_time, utc_now
-from backlog.errors import PlanStale, Refused, VerificationFailed
-from backlog.formats import format_duration, format_plural, format_rate
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline, format_time, utc_now
+from backlogctl.errors import PlanStale, Refused, VerificationFailed
+from backlogctl.fanout.launchers.process import ramp_up
+from backlogctl.fanout.retention import give_back, raise_retention
+from backlogctl.fanout.temporary_topic import (
+    create_temporary_topic,
+    delete_temporary_topic,
+    start_recovery_group,
+)
+from backlogctl.fanout.unread import count_records
+from backlogctl.formats import format_duration, format_plural, format_rate
+from backlogctl.kafka.admin import (
     TopicInfo,
     committed_offsets,
     describe_topic,
     read_topic_id,
     set_group_offsets,
 )
-from backlog.kafka.errors import TopicMissing
-from backlog.kafka.groups import read_standing
-from backlog.ledger import OPERATOR, Hold
-from backlog.values import Step
-from backlogctl_delivery.crashpoints import reach
-from fanout.launchers.process import ramp_up
-from fanout.retention import give_back, raise_retention
-from fanout.temporary_topic import (
-    create_temporary_topic,
-    delete_temporary_topic,
-    start_recovery_group,
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.groups import read_standing
+from backlogctl.ledger import OPERATOR, Hold
+from backlogctl.replay.consumers.fleet import (
+    CONSUMERS_MISSING,
+    CONSUMERS_STAY,
+    await_movement,
+    find_begin,
 )
-from fanout.unread import count_records
-from replay.consumers.fleet import CONSUMERS_MISSING, CONSUMERS_STAY, await_movement, find_begin
-from replay.engine.approval import check_runnable
-from replay.engine.guards import check_configuration, check_denied
-from replay.engine.plan import find_identity
-from replay.kinds.expand.canary import Canary, CanaryLook, find_first
-from replay.kinds.expand.context import (
+from backlogctl.replay.engine.approval import check_runnable
+from backlogctl.replay.engine.guards import check_configuration, check_denied
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.expand.canary import Canary, CanaryLook, find_first
+from backlogctl.replay.kinds.expand.context import (
     LAGS_SECONDS,
     SOURCE_GONE,
     ExpandContext,
@@ -46,10 +49,12 @@ from replay.kinds.expand.context import (
     delete_left_groups,
     delete_recovery_group,
 )
-from replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan, observe
-from replay.kinds.expand.planning import compute_plan, fingerprint_for
-from replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, note_outsiders
-from replay.observe.rights import require_rights
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan, observe
+from backlogctl.replay.kinds.expand.planning import compute_plan, fingerprint_for
+from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, note_outsiders
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.values import Step
+from backlogctl_delivery.crashpoints import reach
 
 
 def require_fitting(context: ExpandContext) -> None:

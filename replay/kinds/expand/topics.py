@@ -8,28 +8,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import BacklogError, KafkaFailure, PlanStale, Refused
-from backlog.formats import Say, format_duration, format_moment, format_plural
-from backlog.kafka.admin import committed_offsets, list_offsets, read_topic_id
-from backlog.kafka.clients import Admin, make_admin
-from backlog.kafka.errors import TopicMissing
-from backlog.kafka.groups import read_standing
-from backlog.ledger import StepRecord, TemporaryTopic
-from backlog.ledger.steps import RESTORE_STEP, has_stopped_consumers
-from backlog.values import Cause, Certainty, Gap, GapState, Recovery
-from fanout.quiet import find_undecided
-from fanout.relay.commits import CommitWithMetadata, read_positions
-from fanout.relay.guard import find_others
-from fanout.relay.interface import Patience
-from fanout.relay.pool import PATIENCE_SECONDS
-from fanout.unread import find_unread
-from monitoring.offsets.history import Timeline
-from replay.consumers.fleet import StoppingContext
-from replay.engine.kind import Workspace
-from replay.engine.values import OnlyThere, Readers, Reading, Reads, Standing
-from replay.kinds.expand.plan import ExpandPlan
-from replay.present.status import make_standing
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused
+from backlogctl.fanout.quiet import find_undecided
+from backlogctl.fanout.relay.commits import CommitWithMetadata, read_positions
+from backlogctl.fanout.relay.guard import find_others
+from backlogctl.fanout.relay.interface import Patience
+from backlogctl.fanout.relay.pool import PATIENCE_SECONDS
+from backlogctl.fanout.unread import find_unread
+from backlogctl.formats import Say, format_duration, format_moment, format_plural
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.groups import read_standing
+from backlogctl.ledger import StepRecord, TemporaryTopic
+from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
+from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.consumers.fleet import StoppingContext
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import OnlyThere, Readers, Reading, Reads, Standing
+from backlogctl.replay.kinds.expand.plan import ExpandPlan
+from backlogctl.replay.present.status import make_standing
+from backlogctl.values import Cause, Certainty, Gap, GapState, Recovery
 
 # Whether the temporary topic is still that of an expansion.
 

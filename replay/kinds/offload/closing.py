@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from backlog.errors import BacklogError, LeaseHeld, Refused, StagingError, VerificationFailed
-from backlog.kafka.groups import EndsBehind
-from replay.engine.archives import name_owner
-from replay.engine.plan import find_identity
-from replay.kinds.offload.context import OffloadContext
-from replay.kinds.offload.gaps import drop_reread
-from replay.kinds.offload.steps import BACK, FORWARD_STEPS
+from backlogctl.errors import BacklogError, LeaseHeld, Refused, StagingError, VerificationFailed
+from backlogctl.kafka.groups import EndsBehind
+from backlogctl.replay.engine.archives import name_owner
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.offload.context import OffloadContext
+from backlogctl.replay.kinds.offload.gaps import drop_reread
+from backlogctl.replay.kinds.offload.steps import BACK, FORWARD_STEPS
 
 GIVEN_UP = "it could not be finished"
 READ_AGAIN = "the group is committed before them, and they were not deleted: it reads them"
@@ -95,9 +95,13 @@ def _throw_away(context: OffloadContext) -> None:
     """The files of an archive that nothing was deleted for."""
     if not context.was_started("archive") or context.plan.place is None:
         return
-    from spark_backfill.archive.local_place import LocalPlace, find_folder
-    from spark_backfill.archive.place import normalize_location
-    from spark_backfill.archive.verification import ForeignArchive, purge_archive, purge_place
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
+    from backlogctl.spark_backfill.archive.place import normalize_location
+    from backlogctl.spark_backfill.archive.verification import (
+        ForeignArchive,
+        purge_archive,
+        purge_place,
+    )
 
     actor, location = str(find_identity()), normalize_location(context.location)
     folder, owner = find_folder(location), name_owner(context.recovery)

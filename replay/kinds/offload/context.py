@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, Refused
-from backlog.formats import format_plural
-from backlog.kafka.admin import describe_group_state, list_offsets, read_group_state
-from backlog.kafka.errors import GroupActive
-from backlog.kafka.groups import LogTruncated, read_standing
-from backlog.kafka.log_dirs import LogDirs
-from backlog.ledger.archives import ArchiveRecord
-from backlog.values import OffsetRange
-from replay.consumers.fleet import StoppingContext
-from replay.engine.archives import open_spark
-from replay.kinds.offload.plan import OffloadPlan, read_disks
-from replay.observe.stream import note_stream
-from replay.present.layout import Bar
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import describe_group_state, list_offsets, read_group_state
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.kafka.groups import LogTruncated, read_standing
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.consumers.fleet import StoppingContext
+from backlogctl.replay.engine.archives import open_spark
+from backlogctl.replay.kinds.offload.plan import OffloadPlan, read_disks
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.replay.present.layout import Bar
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +38,9 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
     Raises:
         StagingError: names what is missing or changed.
     """
-    from spark_backfill.archive.local_place import LocalPlace, find_folder
-    from spark_backfill.archive.place import normalize_location
-    from spark_backfill.archive.verification import (
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
+    from backlogctl.spark_backfill.archive.place import normalize_location
+    from backlogctl.spark_backfill.archive.verification import (
         check_place,
         read_manifest,
         read_manifest_of,
@@ -243,7 +243,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         """Spark, started at the first use."""
         from pyspark import SparkContext
 
-        from spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
         make_java_options(self.properties)  # refuses what it could not use
         self._owns_spark = SparkContext._active_spark_context is None

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, Refused
-from backlog.formats import format_bytes, format_count, format_plural
-from backlog.ledger.steps import RESTORE_STEP, has_stopped_consumers
-from backlog.values import GapState, Recovery, RecoveryState
-from fanout.relay.guard import find_others
-from replay.consumers.fleet import LEAVE_CONSUMERS
-from replay.engine.cancelling import CANCEL_ASKED
-from replay.engine.kind import Workspace
-from replay.engine.values import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.fanout.relay.guard import find_others
+from backlogctl.formats import format_bytes, format_count, format_plural
+from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
+from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
+from backlogctl.replay.engine.cancelling import CANCEL_ASKED
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import (
     Account,
     Checked,
     Count,
@@ -32,11 +31,12 @@ from replay.engine.values import (
     Verification,
     make_actions,
 )
-from replay.kinds.offload.closing import GIVEN_UP, THROWN_AWAY
-from replay.kinds.offload.context import EXPIRED, FORWARD
-from replay.kinds.offload.gaps import COVERED
-from replay.kinds.offload.plan import OffloadPlan, say_problem
-from replay.present.status import make_standing
+from backlogctl.replay.kinds.offload.closing import GIVEN_UP, THROWN_AWAY
+from backlogctl.replay.kinds.offload.context import EXPIRED, FORWARD
+from backlogctl.replay.kinds.offload.gaps import COVERED
+from backlogctl.replay.kinds.offload.plan import OffloadPlan, say_problem
+from backlogctl.replay.present.status import make_standing
+from backlogctl.values import GapState, Recovery, RecoveryState
 
 ARCHIVES, DISCARDS = "archives", "discards"
 # Of the plan, and not said elsewhere in the document.

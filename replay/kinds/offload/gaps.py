@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import BacklogError, LeaseHeld, VerificationFailed
-from backlog.formats import format_plural
-from backlog.kafka.admin import list_offsets, read_group_state
-from backlog.ledger.gaps import ITSELF
-from backlog.manifests import ArchivedRange
-from backlog.values import Cause, Certainty, Gap, GapState, OffsetRange
-from monitoring.offsets.history import Timeline
-from replay.engine.plan import find_identity
-from replay.kinds.offload.context import ASK_SECONDS, EXPIRED, OffloadContext
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import list_offsets, read_group_state
+from backlogctl.ledger.gaps import ITSELF
+from backlogctl.manifests import ArchivedRange
+from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.offload.context import ASK_SECONDS, EXPIRED, OffloadContext
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
 
 COVERED = "an older gap has messages of the archive"
 _EMPTY = "it holds no messages: control records, aborted or compacted ones"

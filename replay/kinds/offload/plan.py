@@ -12,23 +12,28 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.formats import format_bytes, format_plural
-from backlog.kafka.admin import TopicInfo, describe_group_state, describe_topic, list_topic_readers
-from backlog.kafka.groups import GroupState
-from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs, read_log_dirs
-from backlog.kafka.readers import TopicReaders
-from backlog.values import PartitionSample, Sample
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import SAFETY, PartitionBacklog, measure_share
+from backlogctl.formats import format_bytes, format_plural
+from backlogctl.kafka.admin import (
+    TopicInfo,
+    describe_group_state,
+    describe_topic,
+    list_topic_readers,
+)
+from backlogctl.kafka.groups import GroupState
+from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs, read_log_dirs
+from backlogctl.kafka.readers import TopicReaders
+from backlogctl.monitoring.watch.disks import WINDOW, Forecast, forecast_full, make_readings
+from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_changed, refuse_missing_group
+from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.options import list_words
+from backlogctl.replay.engine.plan import AllowedWords, Options, Plan, PlanPart
+from backlogctl.replay.observe.stream import list_group_topics, look_at_stream
+from backlogctl.values import PartitionSample, Sample
 from backlogctl_delivery.visible import quote_word
-from fanout.disk import SAFETY, PartitionBacklog, measure_share
-from monitoring.watch.disks import WINDOW, Forecast, forecast_full, make_readings
-from replay.engine.guards import refuse_beyond_end, refuse_changed, refuse_missing_group
-from replay.engine.kind import Say, Workspace
-from replay.engine.options import list_words
-from replay.engine.plan import AllowedWords, Options, Plan, PlanPart
-from replay.observe.stream import list_group_topics, look_at_stream
 
 # What an operator says of an offload.
 

@@ -5,34 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from backlog.clock import utc_now
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.formats import format_bytes, format_duration, format_plural
-from backlog.values import Recovery
-from backlogctl_delivery.visible import quote_word
-from fanout.disk import PartitionBacklog, measure_share
-from fanout.launchers import Role, make_launcher
-from monitoring.watch.disks import Forecast
-from replay.consumers.fleet import (
+from backlogctl.clock import utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import PartitionBacklog, measure_share
+from backlogctl.fanout.launchers import Role, make_launcher
+from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.monitoring.watch.disks import Forecast
+from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
     keep_waits,
     require_consumers,
 )
-from replay.engine.approval import approve_automatically
-from replay.engine.archives import clear_staging
-from replay.engine.guards import (
+from backlogctl.replay.engine.approval import approve_automatically
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.guards import (
     check_denied,
     refuse_active,
     refuse_group_type,
     store_plan,
     warn_about_approval,
 )
-from replay.engine.kind import Say, Workspace, say_nothing
-from replay.engine.plan import Origin, find_identity
-from replay.kinds.offload.plan import (
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
     ALLOW_LOSE,
     ALLOW_UNKNOWN,
@@ -54,7 +52,9 @@ from replay.kinds.offload.plan import (
     refuse_cutting,
     say_problem,
 )
-from replay.observe.rights import require_rights, select_rights
+from backlogctl.replay.observe.rights import require_rights, select_rights
+from backlogctl.values import Recovery
+from backlogctl_delivery.visible import quote_word
 
 # What an offload will do to Kafka and to consumers, in sentences that an approver reads.
 

@@ -5,34 +5,38 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline
-from backlog.errors import Refused, VerificationFailed
-from backlog.formats import format_bytes, format_plural
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import Refused, VerificationFailed
+from backlogctl.formats import format_bytes, format_plural
+from backlogctl.kafka.admin import (
     delete_records,
     describe_topic,
     list_offsets,
     list_topic_readers,
     set_group_offsets,
 )
-from backlog.kafka.groups import read_standing
-from backlog.values import OffsetRange, Step
-from backlogctl_delivery.crashpoints import reach
-from replay.consumers.fleet import CONSUMERS_MISSING, await_movement, find_begin
-from replay.engine.approval import check_runnable
-from replay.engine.archives import name_owner
-from replay.engine.brakes import HELD, PausedBecause, check_requests
-from replay.engine.guards import check_configuration, check_denied
-from replay.engine.plan import find_identity
-from replay.kinds.offload.context import ASK_SECONDS, BYTES_BEFORE, FENCED, FORWARD, OffloadContext
-from replay.kinds.offload.gaps import (
+from backlogctl.kafka.groups import read_standing
+from backlogctl.replay.consumers.fleet import CONSUMERS_MISSING, await_movement, find_begin
+from backlogctl.replay.engine.approval import check_runnable
+from backlogctl.replay.engine.archives import name_owner
+from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
+from backlogctl.replay.engine.guards import check_configuration, check_denied
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.offload.context import (
+    ASK_SECONDS,
+    BYTES_BEFORE,
+    FENCED,
+    FORWARD,
+    OffloadContext,
+)
+from backlogctl.replay.kinds.offload.gaps import (
     note_skipped,
     record_discarded,
     record_expired,
     refuse_skipped,
     stage_discarded,
 )
-from replay.kinds.offload.plan import (
+from backlogctl.replay.kinds.offload.plan import (
     ALLOW_UNKNOWN,
     find_cut_groups,
     look_at_place,
@@ -40,12 +44,14 @@ from replay.kinds.offload.plan import (
     refuse_cutting,
     refuse_undeletable,
 )
-from replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
-from replay.observe.rights import require_rights, select_rights
+from backlogctl.replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
+from backlogctl.replay.observe.rights import require_rights, select_rights
+from backlogctl.values import OffsetRange, Step
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
-    from backlog.manifests import ArchiveManifest
-    from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
+    from backlogctl.manifests import ArchiveManifest
+    from backlogctl.spark_backfill.archive.job import ArchiveJob, ArchiveProgress
 
 _SECONDS = 60.0
 
@@ -90,8 +96,8 @@ class CheckSource(Step[OffloadContext]):
         """
         if context.plan.place is None or context.was_started("stop_consumers"):
             return
-        from spark_backfill.archive.place import ArchivePlace
-        from spark_backfill.archive.verification import refuse_foreign
+        from backlogctl.spark_backfill.archive.place import ArchivePlace
+        from backlogctl.spark_backfill.archive.verification import refuse_foreign
 
         context.say("starting Spark")
         place = ArchivePlace(context.spark, context.location)
@@ -221,8 +227,8 @@ def _write(context: OffloadContext) -> ArchiveManifest:
     context.bar.say("starting Spark")
     context.bar.start()
     spark = context.spark  # runs already, but where an earlier run was killed
-    from spark_backfill.archive.place import ArchiveFull, ArchiveLagging
-    from spark_backfill.archive.writing import write_archive
+    from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchiveLagging
+    from backlogctl.spark_backfill.archive.writing import write_archive
 
     context.bar.say("archiving")
     while True:
@@ -257,7 +263,7 @@ def _write(context: OffloadContext) -> ArchiveManifest:
 
 def make_job(context: OffloadContext) -> ArchiveJob:
     """What is to be archived."""
-    from spark_backfill.archive.job import ArchiveJob
+    from backlogctl.spark_backfill.archive.job import ArchiveJob
 
     plan, recovery = context.plan, context.recovery
     each = None if plan.bytes is None or not plan.unread else plan.bytes / plan.unread

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from backlog.formats import format_count, format_plural
-from backlog.values import Certainty, Recovery
-from replay.engine.values import (
+from backlogctl.formats import format_count, format_plural
+from backlogctl.replay.engine.values import (
     Account,
     Action,
     Count,
@@ -19,10 +18,11 @@ from replay.engine.values import (
     Telling,
     Unexplained,
 )
-from replay.injection.kind import READ_BACK, describe_read_back, list_injected
-from replay.injection.plan import To, say_staged, say_when
-from replay.injection.target import say_target
-from replay.kinds.rebuild.plan import RebuildPlan
+from backlogctl.replay.injection.kind import READ_BACK, describe_read_back, list_injected
+from backlogctl.replay.injection.plan import To, say_staged, say_when
+from backlogctl.replay.injection.target import say_target
+from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
+from backlogctl.values import Certainty, Recovery
 
 # The words, the sign, and whether it is shown where it is zero.
 _COUNTS = {

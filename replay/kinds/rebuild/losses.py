@@ -8,13 +8,26 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-from backlog.clock import read_time
-from backlog.config import Stream
-from backlog.errors import Refused, UsageError
-from backlog.formats import format_plural
-from backlog.kafka.admin import TopicInfo
-from backlog.ledger.chunks import ChunkRecord
-from backlog.values import (
+from backlogctl.clock import read_time
+from backlogctl.config import Stream
+from backlogctl.errors import Refused, UsageError
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.ledger.chunks import ChunkRecord
+from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.replay.injection.archived import (
+    find_archive,
+    list_archives,
+    list_free,
+    suggest_redrive,
+    touches,
+)
+from backlogctl.replay.injection.ledger import locate_chunks
+from backlogctl.replay.injection.unprocessed import is_in_log
+from backlogctl.replay.kinds.rebuild.plan import ALLOW_PROOF, NAME, RebuildPlan
+from backlogctl.values import (
     Cause,
     EdgeTimes,
     Gap,
@@ -24,23 +37,10 @@ from backlog.values import (
     RecoveryState,
     Sample,
 )
-from monitoring.offsets.history import Timeline
-from replay.engine.kind import Workspace
-from replay.engine.plan import Plan
-from replay.injection.archived import (
-    find_archive,
-    list_archives,
-    list_free,
-    suggest_redrive,
-    touches,
-)
-from replay.injection.ledger import locate_chunks
-from replay.injection.unprocessed import is_in_log
-from replay.kinds.rebuild.plan import ALLOW_PROOF, NAME, RebuildPlan
 
 if TYPE_CHECKING:
-    from backlog.ledger import Ledger
-    from spark_backfill.request import Growth, PriorChunk
+    from backlogctl.ledger import Ledger
+    from backlogctl.spark_backfill.request import Growth, PriorChunk
 
 
 # Which gaps of a group a recovery for another group of the topic has put back already.
@@ -205,7 +205,7 @@ def _index_history(gaps: Iterable[Gap], history: Sequence[Sample]) -> dict[str, 
 
 def find_growth(history: Sequence[Sample], topic_id: str) -> tuple[Growth, ...]:
     """When the topic got partitions, as the samples saw it, oldest first."""
-    from spark_backfill.request import Growth
+    from backlogctl.spark_backfill.request import Growth
 
     own = [sample for sample in history if sample.topic_id == topic_id]
     return tuple(

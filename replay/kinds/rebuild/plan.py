@@ -8,18 +8,18 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from backlog.clock import Deadline
-from backlog.config import Stream
-from backlog.config.base import fail_at
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
-from backlog.kafka.readers import TopicReaders
-from backlog.values import Gap, SequenceRange
-from replay.engine.kind import Workspace
-from replay.engine.options import OptionalMoment, list_words
-from replay.engine.plan import AllowedWords, Options, PlanPart
-from replay.injection.plan import ALLOW_LEDGER, InjectionPlan, PlannedTarget, To
-from replay.injection.target import choose_target
-from spark_backfill.request import RebuildOutcome
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream
+from backlogctl.config.base import fail_at
+from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
+from backlogctl.kafka.readers import TopicReaders
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.options import OptionalMoment, list_words
+from backlogctl.replay.engine.plan import AllowedWords, Options, PlanPart
+from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan, PlannedTarget, To
+from backlogctl.replay.injection.target import choose_target
+from backlogctl.spark_backfill.request import RebuildOutcome
+from backlogctl.values import Gap, SequenceRange
 
 # What an operator says of a rebuild.
 

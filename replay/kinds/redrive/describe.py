@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from backlog.clock import format_time
-from backlog.config import Stream
-from backlog.formats import format_count, format_moment, format_plural
-from backlog.values import Recovery
-from replay.engine.kind import Workspace
-from replay.engine.values import (
+from backlogctl.clock import format_time
+from backlogctl.config import Stream
+from backlogctl.formats import format_count, format_moment, format_plural
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import (
     Account,
     Action,
     Count,
@@ -21,14 +20,20 @@ from replay.engine.values import (
     Telling,
     Unexplained,
 )
-from replay.injection.archived import suggest_redrive
-from replay.injection.kind import READ_BACK, describe_read_back, list_injected, warn_about_readers
-from replay.injection.plan import To, say_staged, say_when
-from replay.injection.target import say_target
-from replay.injection.unprocessed import WORD
-from replay.kinds.redrive.plan import RedrivePlan
-from replay.kinds.redrive.sources import Seen
-from spark_backfill.existing.request import Named, Origin, RedriveOutcome
+from backlogctl.replay.injection.archived import suggest_redrive
+from backlogctl.replay.injection.kind import (
+    READ_BACK,
+    describe_read_back,
+    list_injected,
+    warn_about_readers,
+)
+from backlogctl.replay.injection.plan import To, say_staged, say_when
+from backlogctl.replay.injection.target import say_target
+from backlogctl.replay.injection.unprocessed import WORD
+from backlogctl.replay.kinds.redrive.plan import RedrivePlan
+from backlogctl.replay.kinds.redrive.sources import Seen
+from backlogctl.spark_backfill.existing.request import Named, Origin, RedriveOutcome
+from backlogctl.values import Recovery
 
 
 def list_cautions(

@@ -8,13 +8,13 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from backlog.config.base import fail_at
-from backlog.errors import UsageError
-from backlog.values import OffsetRange
-from replay.engine.options import OptionalMoment, list_words
-from replay.engine.plan import AllowedWords, Options, PlanPart
-from replay.injection.plan import ALLOW_LEDGER, InjectionPlan
-from spark_backfill.existing.request import Origin, RedriveOutcome
+from backlogctl.config.base import fail_at
+from backlogctl.errors import UsageError
+from backlogctl.replay.engine.options import OptionalMoment, list_words
+from backlogctl.replay.engine.plan import AllowedWords, Options, PlanPart
+from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
+from backlogctl.spark_backfill.existing.request import Origin, RedriveOutcome
+from backlogctl.values import OffsetRange
 
 # What an operator says of a redrive.
 

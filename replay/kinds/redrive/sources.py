@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline
-from backlog.config import Stream
-from backlog.errors import BacklogError, Refused, UsageError
-from backlog.formats import format_count, format_moment
-from backlog.kafka.admin import TopicInfo, describe_topic
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import ArchiveRecord
-from backlog.manifests import read_chunk, read_manifest
-from backlog.values import Gap, OffsetRange
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.formats import format_count, format_moment
+from backlogctl.kafka.admin import TopicInfo, describe_topic
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.manifests import read_chunk, read_manifest
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import Fact
+from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
+from backlogctl.replay.injection.plan import PlannedTarget
+from backlogctl.replay.injection.unprocessed import WORD
+from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
+from backlogctl.replay.present.messages import Mask, show_part
+from backlogctl.spark_backfill.existing.labels import read_errors
+from backlogctl.spark_backfill.existing.request import Archived, Origin
+from backlogctl.values import Gap, OffsetRange
 from backlogctl_delivery.visible import escape_name
-from replay.engine.kind import Workspace
-from replay.engine.values import Fact
-from replay.injection.archived import ARCHIVE, ArchivedGap
-from replay.injection.plan import PlannedTarget
-from replay.injection.unprocessed import WORD
-from replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
-from replay.present.messages import Mask, show_part
-from spark_backfill.existing.labels import read_errors
-from spark_backfill.existing.request import Archived, Origin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,7 +133,7 @@ def open_archive(spark: SparkSession, record: ArchiveRecord) -> Archived:
     Raises:
         StagingError: names what is missing or damaged.
     """
-    from spark_backfill.archive.verification import read_manifest, verify_archive
+    from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
 
     manifest = read_manifest(spark, record.location, record.manifest_sha256)
     check = verify_archive(spark, record.location, manifest)

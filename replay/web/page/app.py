@@ -10,15 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import utc_now
-from backlog.errors import LedgerError, UsageError
-from backlog.values import Recovery
-from monitoring.watch.board import Board
-from replay.engine.kind import Workspace
-from replay.present.status import list_next_commands
-from replay.web.deliveries import DeliveryLook
-from replay.web.page.overview import Statuses, StoredStatuses, read_overview, shorten_commands
-from replay.web.page.rendering import Renderer
+from backlogctl.clock import utc_now
+from backlogctl.errors import LedgerError, UsageError
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.status import list_next_commands
+from backlogctl.replay.web.deliveries import DeliveryLook
+from backlogctl.replay.web.page.overview import (
+    Statuses,
+    StoredStatuses,
+    read_overview,
+    shorten_commands,
+)
+from backlogctl.replay.web.page.rendering import Renderer
+from backlogctl.values import Recovery
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 # The headers of every answer, and the answer where the program itself failed.
 
-LOG = logging.getLogger("backlog.console.page")
+LOG = logging.getLogger("backlogctl.console.page")
 OWN_SITE = ("'self'",)
 
 
@@ -137,8 +142,8 @@ def make_page(
     from fastapi.responses import FileResponse, HTMLResponse
     from starlette.exceptions import HTTPException
 
-    from replay.web.page.recoveries import read_recovery
-    from replay.web.page.streams import read_stream
+    from backlogctl.replay.web.page.recoveries import read_recovery
+    from backlogctl.replay.web.page.streams import read_stream
 
     ledger, config = workspace.ledger, workspace.config
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)

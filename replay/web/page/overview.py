@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from backlog.config import Config, Stream
-from backlog.errors import LedgerError
-from backlog.formats import format_count, format_duration, format_plural
-from backlog.ledger import Ledger
-from backlog.values import Recovery, RecoveryState
-from monitoring.doctor.checks import Finding
-from monitoring.verdict.status import GroupStatus, Verdict
-from monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
-from monitoring.watch.look import judge_stored, with_stopped_warning
-from replay.engine.plan import ACTIVE
-from replay.web.deliveries import DeliveryLook, LookBackStatus
-from replay.web.page.words import is_stale
+from backlogctl.config import Config, Stream
+from backlogctl.errors import LedgerError
+from backlogctl.formats import format_count, format_duration, format_plural
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
+from backlogctl.monitoring.watch.look import judge_stored, with_stopped_warning
+from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.web.deliveries import DeliveryLook, LookBackStatus
+from backlogctl.replay.web.page.words import is_stale
+from backlogctl.values import Recovery, RecoveryState
 
 if TYPE_CHECKING:
     from backlogctl_delivery.lookback.admin import Count

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backlog.values import Recovery, RecoveryState
-from replay.engine.kind import Workspace
-from replay.present.document import (
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.document import (
     EventLine,
     RecoveryDocument,
     hide_bug,
     list_event_lines,
     read_document,
 )
-from replay.present.figures import (
+from backlogctl.replay.present.figures import (
     Figure,
     describe_burndown,
     describe_disks,
@@ -25,9 +24,10 @@ from replay.present.figures import (
     list_lag_figures,
     list_work_figures,
 )
-from replay.present.status import list_lines
-from replay.web.page.overview import has_runner
-from replay.web.page.words import say_moment, say_word
+from backlogctl.replay.present.status import list_lines
+from backlogctl.replay.web.page.overview import has_runner
+from backlogctl.replay.web.page.words import say_moment, say_word
+from backlogctl.values import Recovery, RecoveryState
 
 MOST_EVENTS = 200
 _DISK_LOOK_BACK = timedelta(hours=1)

@@ -7,11 +7,11 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Config
+from backlogctl.config import Config
+from backlogctl.replay.web.page.overview import STANDINGS
+from backlogctl.replay.web.page.streams import LEGEND
+from backlogctl.replay.web.page.words import MEANINGS, list_filters, say_ago
 from backlogctl_delivery.visible import show_value
-from replay.web.page.overview import STANDINGS
-from replay.web.page.streams import LEGEND
-from replay.web.page.words import MEANINGS, list_filters, say_ago
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -47,7 +47,7 @@ class Renderer:
     def __init__(self, config: Config, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._seconds = max(2, round(config.watch.interval.total_seconds()))
-        self._environment = make_environment(config.mask_secrets, "replay.web.page")
+        self._environment = make_environment(config.mask_secrets, "backlogctl.replay.web.page")
         self._environment.globals.update(meanings=MEANINGS, standings=STANDINGS, legend=LEGEND)
 
     def render(self, template: str, up: str, *, busy: bool = False, **values: Any) -> str:

@@ -11,18 +11,18 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from backlog.config import Config, Stream
-from backlog.ledger import Hold, Ledger
-from backlog.ledger.measurements import AuditRecord
-from backlog.values import Gap, GapState, PartitionSample, Sample
-from monitoring.offsets.lag import count_lag
-from monitoring.plots import Series, Threshold
-from monitoring.verdict.status import PartitionStatus
-from monitoring.watch.board import TopicPartitionState
-from monitoring.watch.look import read_timeline
-from replay.engine.plan import ACTIVE
-from replay.present.figures import Figure, make_counts_figure
-from replay.web.page.overview import NextCommand, RecoveryRow, Statuses, StreamView
+from backlogctl.config import Config, Stream
+from backlogctl.ledger import Hold, Ledger
+from backlogctl.ledger.measurements import AuditRecord
+from backlogctl.monitoring.offsets.lag import count_lag
+from backlogctl.monitoring.plots import Series, Threshold
+from backlogctl.monitoring.verdict.status import PartitionStatus
+from backlogctl.monitoring.watch.board import TopicPartitionState
+from backlogctl.monitoring.watch.look import read_timeline
+from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.present.figures import Figure, make_counts_figure
+from backlogctl.replay.web.page.overview import NextCommand, RecoveryRow, Statuses, StreamView
+from backlogctl.values import Gap, GapState, PartitionSample, Sample
 
 # What the last audits of a stream found.
 

@@ -6,8 +6,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from backlog.formats import format_bytes, format_count, format_duration, format_plural, format_rate
-from monitoring.verdict.status import Verdict
+from backlogctl.formats import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_plural,
+    format_rate,
+)
+from backlogctl.monitoring.verdict.status import Verdict
 
 # A sample older than this many intervals is marked.
 STALE_INTERVALS = 3

@@ -12,14 +12,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from backlogctl.replay.kinds.offload import plan, steps
+from backlogctl.spark_backfill.archive import writing
 from backlogctl_delivery import crashpoints
-from replay.kinds.offload import plan, steps
-from spark_backfill.archive import writing
 from tests.replay.expand.shortened import Patch, shorten
 
 if TYPE_CHECKING:
-    from replay.kinds.offload.context import OffloadContext
-    from spark_backfill.archive.job import ArchiveJob
+    from backlogctl.replay.kinds.offload.context import OffloadContext
+    from backlogctl.spark_backfill.archive.job import ArchiveJob
 
 STOP_INSTEAD = "STOP_INSTEAD"
 # Of a piece: some dozens of messages.
@@ -46,6 +46,6 @@ def _make_small(context: OffloadContext) -> ArchiveJob:
 if __name__ == "__main__":
     shorten_offload(setattr)
     os.environ[crashpoints.GROUP] = str(os.getpgrp())
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from apprise.plugins import pagerduty
 
-from monitoring.notifications.changes import Change
-from monitoring.notifications.messages import (
+from backlogctl.monitoring.notifications.changes import Change
+from backlogctl.monitoring.notifications.messages import (
     Answer,
     Message,
     MessageContext,
     Outcome,
     WebhookClient,
 )
-from monitoring.verdict.status import Verdict
+from backlogctl.monitoring.verdict.status import Verdict
 from tests.monitoring.notifications.hook_server import HookServer, Reply, serve_hook
 from tests.monitoring.notifications.makers import COMMAND, make_hook, see
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import BacklogError, ClusterUnreachable
-from backlog.ledger import open_ledger
-from monitoring.notifications.notifier import Notifier, Pauses, check_hooks
-from monitoring.verdict.status import Verdict
-from monitoring.watch.loop import watch_streams
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.notifications.notifier import Notifier, Pauses, check_hooks
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, commit, properties_of, publish, wait_until
 from tests.monitoring.notifications.hook_server import OK, HookServer, Reply, Request, serve_hook
 from tests.monitoring.notifications.makers import make_hook, make_look

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from backlog.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
-from backlog.values import OffsetRange
-from monitoring.producers.profile import Folding, LogProfile
+from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
+from backlogctl.monitoring.producers.profile import Folding, LogProfile
+from backlogctl.values import OffsetRange
 
 START_MS = 1_800_000_000_000
 

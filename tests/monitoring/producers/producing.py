@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Producer
 
-from backlog.kafka.clients import make_producer
+from backlogctl.kafka.clients import make_producer
 
 
 class Busy:

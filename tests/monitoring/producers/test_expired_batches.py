@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import make_admin, make_producer
-from backlog.kafka.raw_client import RawClient, translate_properties
-from monitoring.producers.findings import SuspicionCode, find_suspicions
-from monitoring.producers.profile import BreakKind, LogProfile
-from monitoring.producers.reader import profile_topic
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import Deadline
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.kafka.raw_client import RawClient, translate_properties
+from backlogctl.monitoring.producers.findings import SuspicionCode, find_suspicions
+from backlogctl.monitoring.producers.profile import BreakKind, LogProfile
+from backlogctl.monitoring.producers.reader import profile_topic
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.java_tools import write_script
 from tests.kafka_tools import properties_of, wait_until
 from tests.monitoring.producers.producing import send

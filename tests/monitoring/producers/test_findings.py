@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from monitoring.producers.findings import Suspicion, SuspicionCode, find_suspicions, tell_limits
-from monitoring.producers.profile import LogProfile, PartitionProfile
+from backlogctl.monitoring.producers.findings import (
+    Suspicion,
+    SuspicionCode,
+    find_suspicions,
+    tell_limits,
+)
+from backlogctl.monitoring.producers.profile import LogProfile, PartitionProfile
 from tests.monitoring.producers.makers import START_MS, Log, fold
 
 

@@ -8,17 +8,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from backlog.errors import UsageError
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_producer
-from backlog.kafka.errors import TopicMissing
-from backlog.kafka.raw_fetch import FetchedBatches, fetch_batches
-from backlog.values import OffsetRange
-from monitoring.producers import reader
-from monitoring.producers.findings import SuspicionCode, find_suspicions, tell_limits
-from monitoring.producers.profile import Folding
-from monitoring.producers.reader import profile_topic
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import UsageError
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.raw_fetch import FetchedBatches, fetch_batches
+from backlogctl.monitoring.producers import reader
+from backlogctl.monitoring.producers.findings import SuspicionCode, find_suspicions, tell_limits
+from backlogctl.monitoring.producers.profile import Folding
+from backlogctl.monitoring.producers.reader import profile_topic
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, properties_of, publish, set_config, wait_until
 from tests.monitoring.producers.producing import Busy

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.kafka.raw_fetch import FetchedBatches
-from backlog.values import OffsetRange
-from monitoring.producers.profile import BreakKind, Folding, SequenceBreak, Sequences
+from backlogctl.kafka.raw_fetch import FetchedBatches
+from backlogctl.monitoring.producers.profile import BreakKind, Folding, SequenceBreak, Sequences
+from backlogctl.values import OffsetRange
 from tests.monitoring.producers.makers import Log, fold
 
 

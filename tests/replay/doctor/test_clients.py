@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import UsageError
-from monitoring.doctor.clients import Dialect, judge_client, read_client_file
+from backlogctl.errors import UsageError
+from backlogctl.monitoring.doctor.clients import Dialect, judge_client, read_client_file
 
 GOOD_JAVA = """\
 # of the order service

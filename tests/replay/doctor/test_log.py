@@ -13,19 +13,19 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Stream
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import make_admin, make_producer
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.facts import Topic
+from backlogctl.monitoring.doctor.producers import judge_producers
+from backlogctl.monitoring.producers import reader
+from backlogctl.monitoring.producers.reader import NewestLog, read_newest_log
+from backlogctl.replay.doctor.stream import examine_stream
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
-from monitoring.doctor.checks import Finding, Level
-from monitoring.doctor.facts import Topic
-from monitoring.doctor.producers import judge_producers
-from monitoring.producers import reader
-from monitoring.producers.reader import NewestLog, read_newest_log
-from replay.doctor.stream import examine_stream
-from replay.engine.kind import Workspace
-from sandbox.embedded import EmbeddedKafka
 from tests.guarded import deny, start_guarded
 from tests.kafka_tools import properties_of, publish, wait_until
 from tests.monitoring.producers.makers import Log, fold

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from monitoring.doctor.checks import CATALOGUE
-from replay.doctor.reference import render_page
+from backlogctl.monitoring.doctor.checks import CATALOGUE
+from backlogctl.replay.doctor.reference import render_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == render_page(), (
-        "run: python -m replay.doctor.reference > docs/doctor.md"
+        "run: python -m backlogctl.replay.doctor.reference > docs/doctor.md"
     )
 
 

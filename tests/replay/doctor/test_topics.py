@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_producer
-from backlog.kafka.topics import read_metadata
-from monitoring.doctor.checks import Finding, Level
-from replay.doctor import stream
-from replay.engine.kind import Workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.topics import read_metadata
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.replay.doctor import stream
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, list_levels, make_workspace
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.errors import UsageError
-from backlog.kafka.admin import describe_group_state
-from fanout.launchers import Role
-from replay.kinds.expand import plan
-from replay.kinds.expand.kind import KIND as EXPAND
-from replay.kinds.expand.plan import ExpandOptions
-from replay.kinds.expand.planning import plan_expand
+from backlogctl.errors import UsageError
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import describe_group_state
+from backlogctl.replay.kinds.expand import plan
+from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
+from backlogctl.replay.kinds.expand.plan import ExpandOptions
+from backlogctl.replay.kinds.expand.planning import plan_expand
 from tests.kafka_tools import wait_until
 from tests.replay.expand.world import REPLICAS, World
 

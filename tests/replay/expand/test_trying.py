@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.kafka.admin import describe_group_state
-from backlog.kafka.topics import read_metadata
-from fanout.launchers import Role
-from replay.kinds.expand import planning
-from replay.kinds.expand.canary import CanaryFailed
+from backlogctl.errors import Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import describe_group_state
+from backlogctl.kafka.topics import read_metadata
+from backlogctl.replay.kinds.expand import planning
+from backlogctl.replay.kinds.expand.canary import CanaryFailed
 from tests.kafka_tools import join, wait_until
 from tests.replay.expand.world import World
 

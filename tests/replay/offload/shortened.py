@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from backlog.values import OffsetRange
-from replay.kinds.offload import plan, steps
-from spark_backfill.archive import writing
-from spark_backfill.archive.job import cut_ranges
+from backlogctl.replay.kinds.offload import plan, steps
+from backlogctl.spark_backfill.archive import writing
+from backlogctl.spark_backfill.archive.job import cut_ranges
+from backlogctl.values import OffsetRange
 from tests.replay.expand import shortened
 
 OFFSETS = 60.0  # a file; so that an archive takes several batches
@@ -35,6 +35,6 @@ def _cut_small(
 
 if __name__ == "__main__":
     shorten(setattr)
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

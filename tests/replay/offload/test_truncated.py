@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.kafka import groups
-from backlog.kafka.groups import EndsBehind
-from backlog.kafka.topics import list_offsets
-from replay.kinds.offload import context
+from backlogctl.errors import Refused
+from backlogctl.kafka import groups
+from backlogctl.kafka.groups import EndsBehind
+from backlogctl.kafka.topics import list_offsets
+from backlogctl.replay.kinds.offload import context
 from tests.kafka_tools import wait_until
 from tests.replay.offload.conftest import READ
 from tests.replay.offload.world import OffloadWorld, find_fence

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.live import Live
 
-from replay.present.layout import (
+from backlogctl.replay.present.layout import (
     Bar,
     Facts,
     Folded,

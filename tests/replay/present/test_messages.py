@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.present.layout import WholeConsole
-from replay.present.messages import HIDDEN, Form, Mask, draw_message, show_message, show_part
+from backlogctl.replay.present.layout import WholeConsole
+from backlogctl.replay.present.messages import (
+    HIDDEN,
+    Form,
+    Mask,
+    draw_message,
+    show_message,
+    show_part,
+)
 
 NONE = Mask()
 EMAIL = Mask.read(["email"])

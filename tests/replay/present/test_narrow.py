@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 import typer
 
-from backlog.clock import format_time
-from backlog.formats import format_count, format_duration
-from backlog.values import Cause, Certainty, Event, Gap, GapState, Recovery
-from replay.cli import app
-from replay.engine.kind import Workspace
-from replay.engine.values import Telling
-from replay.present.layout import WholeConsole
-from replay.present.progress import describe_progress
-from replay.present.report import make_report
-from replay.present.report_page import draw_summary
-from replay.present.status import describe_gap, tell_plan
-from replay.present.tables import draw_examinations, draw_groups
-from replay.present.terminal import (
+from backlogctl.clock import format_time
+from backlogctl.formats import format_count, format_duration
+from backlogctl.replay.cli import app
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import Telling
+from backlogctl.replay.present.layout import WholeConsole
+from backlogctl.replay.present.progress import describe_progress
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import draw_summary
+from backlogctl.replay.present.status import describe_gap, tell_plan
+from backlogctl.replay.present.tables import draw_examinations, draw_groups
+from backlogctl.replay.present.terminal import (
     draw_events,
     draw_gaps,
     draw_plan,
@@ -34,7 +33,8 @@ from replay.present.terminal import (
     draw_status,
     print_next,
 )
-from tests.backlog.ledger.makers import NOON
+from backlogctl.values import Cause, Certainty, Event, Gap, GapState, Recovery
+from tests.kernel.ledger.makers import NOON
 from tests.replay.calling import call_main
 from tests.replay.expand_makers import make_burndown, make_step, store_expand_plan
 from tests.replay.makers import open_desk, store_plan

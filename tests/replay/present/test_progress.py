@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.ledger import ChunkRecord
-from backlog.values import Chunk, ChunkState, RecoveryState
-from replay.engine.approval import approve_plan
-from replay.injection import steps
-from replay.kinds.expand.describe import BurndownView
-from replay.present.layout import Bar, spin
-from replay.present.progress import describe_progress, find_share
-from replay.present.terminal import draw_progress
-from spark_backfill.injection.brakes import InjectionProgress
-from spark_backfill.injection.transactional import ChunkResult, Outcome
-from tests.backlog.ledger.makers import NOON
+from backlogctl.ledger import ChunkRecord
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.injection import steps
+from backlogctl.replay.kinds.expand.describe import BurndownView
+from backlogctl.replay.present.layout import Bar, spin
+from backlogctl.replay.present.progress import describe_progress, find_share
+from backlogctl.replay.present.terminal import draw_progress
+from backlogctl.spark_backfill.injection.brakes import InjectionProgress
+from backlogctl.spark_backfill.injection.transactional import ChunkResult, Outcome
+from backlogctl.values import Chunk, ChunkState, RecoveryState
+from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_burndown
 from tests.replay.makers import open_desk, store_plan
 

@@ -13,19 +13,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.formats import format_plural
-from backlog.values import Cause, Certainty, Chunk, Event, Gap, GapState, Recovery, RecoveryState
-from monitoring.verdict.status import PartitionStatus
-from monitoring.verdict.summary import summarize_group
-from replay.cli import main
-from replay.engine.kind import Workspace
-from replay.present.layout import Bar, spin
-from replay.present.progress import describe_progress
-from replay.present.report import make_report
-from replay.present.report_page import render_page
-from replay.present.status import describe_gap, describe_recovery, describe_run, tell_plan
-from replay.present.terminal import (
+from backlogctl.clock import utc_now
+from backlogctl.formats import format_plural
+from backlogctl.monitoring.verdict.status import PartitionStatus
+from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.replay.cli import main
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.layout import Bar, spin
+from backlogctl.replay.present.progress import describe_progress
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import render_page
+from backlogctl.replay.present.status import (
+    describe_gap,
+    describe_recovery,
+    describe_run,
+    tell_plan,
+)
+from backlogctl.replay.present.terminal import (
     draw_events,
     draw_gaps,
     draw_plan,
@@ -35,10 +39,11 @@ from replay.present.terminal import (
     print_next,
     say_done,
 )
-from replay.runbooks.descriptions import describe_body
-from replay.web.page.recoveries import read_recovery
-from replay.web.page.rendering import Renderer
-from tests.backlog.ledger.makers import NOON
+from backlogctl.replay.runbooks.descriptions import describe_body
+from backlogctl.replay.web.page.recoveries import read_recovery
+from backlogctl.replay.web.page.rendering import Renderer
+from backlogctl.values import Cause, Certainty, Chunk, Event, Gap, GapState, Recovery, RecoveryState
+from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_step, store_expand_plan
 from tests.replay.makers import open_desk, store_approved, store_plan
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import UsageError
-from backlog.values import RecoveryState
-from replay.engine.approval import approve_plan
-from replay.engine.kind import Workspace
-from replay.present.report import make_report
-from replay.present.report_page import draw_summary
-from replay.present.timeline import find_rise
-from tests.backlog.ledger.makers import NOON
+from backlogctl.errors import UsageError
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import draw_summary
+from backlogctl.replay.present.timeline import find_rise
+from backlogctl.values import RecoveryState
+from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import change_ledger, open_desk, store_approved, store_plan
 from tests.replay.report_makers import drain, plan_lost, print_text, put_back, report, sample

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import format_time, read_time
-from backlog.values import Cause, Gap, RecoveryState, SequenceRange
-from replay.engine.kind import Workspace
-from replay.present.report import make_report
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.clock import format_time, read_time
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.report import make_report
+from backlogctl.values import Cause, Gap, RecoveryState, SequenceRange
+from tests.kernel.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan, store_expand_plan
 from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
 from tests.replay.report_makers import drain, note, plan_lost, report, sample
@@ -98,7 +98,7 @@ def test_what_was_not_lost_unread_is_not_called_that(desk: Workspace) -> None:
 def test_very_many_gaps_are_cut_on_the_page(
     desk: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.present.report_page._GAPS_SHOWN", 1)
+    monkeypatch.setattr("backlogctl.replay.present.report_page._GAPS_SHOWN", 1)
     document, page = report(desk, plan_lost(desk))
     assert len(document["losses"]["gaps"]) == 2
     assert page.text.count("100–104") == 1

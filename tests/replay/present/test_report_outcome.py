@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.manifests import hash_value
-from backlog.values import RecoveryState
-from replay.engine.approval import approve_plan
-from replay.engine.kind import Workspace
-from replay.present.report import make_report
+from backlogctl.errors import Refused
+from backlogctl.manifests import hash_value
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.report import make_report
+from backlogctl.values import RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan, open_desk, store_approved
 from tests.replay.report_makers import drain, plan_lost, put_back, report

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import BacklogError, UsageError
-from replay.cli import main
-from replay.engine.kind import Workspace
-from replay.present.progress import thin
-from replay.present.report import make_report
-from replay.present.report_page import render_page, write_whole
+from backlogctl.errors import BacklogError, UsageError
+from backlogctl.replay.cli import main
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.progress import thin
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import render_page, write_whole
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import open_desk, store_plan
 from tests.replay.report_makers import Page, note, put_back, report

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.errors import BacklogError, KafkaFailure, Paused
-from backlog.ledger import BurndownSample
-from backlog.values import Recovery, RecoveryState
-from backlogctl_airflow.task_context import RunbookError, translated_errors
-from replay.engine.approval import approve_plan
-from replay.engine.cancelling import telling_standing
-from replay.engine.kind import Workspace
-from replay.present.status import find_standing, list_lines
+from backlogctl.clock import utc_now
+from backlogctl.dags.task_context import RunbookError, translated_errors
+from backlogctl.errors import BacklogError, KafkaFailure, Paused
+from backlogctl.ledger import BurndownSample
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.cancelling import telling_standing
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.status import find_standing, list_lines
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.calling import call_main
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import open_desk, store_approved
@@ -26,10 +26,10 @@ S = RecoveryState
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    monkeypatch.setattr("replay.kinds.expand.topics._SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.replay.kinds.expand.topics._SECONDS", 1.0)
     for module in ("groups", "topics", "readers", "configs"):
-        monkeypatch.setattr(f"backlog.kafka.{module}.DEFAULT_SECONDS", 1.0)
-    monkeypatch.setattr("replay.observe.stream.LOOK_SECONDS", 1.0)
+        monkeypatch.setattr(f"backlogctl.kafka.{module}.DEFAULT_SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.replay.observe.stream.LOOK_SECONDS", 1.0)
     return open_desk(tmp_path)
 
 

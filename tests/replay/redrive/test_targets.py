@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from backlog.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
-from replay.injection import target
+from backlogctl.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
+from backlogctl.replay.injection import target
 from tests.conftest import MakeTopic
 from tests.kafka_tools import commit, delete_topic, set_config
 from tests.replay.redrive.world import (

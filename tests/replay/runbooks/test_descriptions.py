@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from backlog.config import load_config
-from backlog.errors import BacklogError
-from backlog.values import Recovery, RecoveryState
-from backlogctl_delivery.visible import escape_text
-from replay.audits import AUDITS
-from replay.audits.audit import AuditOptions, AuditResult, Finding, Level
-from replay.engine.kind import Workspace
-from replay.engine.plan import name_origin
-from replay.runbooks.descriptions import (
+from backlogctl.config import load_config
+from backlogctl.errors import BacklogError
+from backlogctl.replay.audits import AUDITS
+from backlogctl.replay.audits.audit import AuditOptions, AuditResult, Finding, Level
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.runbooks.descriptions import (
     NightAudit,
     describe,
     describe_body,
@@ -33,6 +31,8 @@ from replay.runbooks.descriptions import (
     is_alarming,
     list_night_audits,
 )
+from backlogctl.values import Recovery, RecoveryState
+from backlogctl_delivery.visible import escape_text
 from tests.replay.makers import make_recovery
 from tests.replay.runbooks.desks import bring, make_expand, make_rebuild, open_shop, store
 

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.config import Stream
-from backlog.ledger import Ledger
-from backlog.values import Cause, GapState, RecoveryState
-from monitoring.verdict.status import Verdict
-from replay.engine.approval import NOBODY, reject_plan
-from replay.engine.cancelling import cancel_work
-from replay.engine.kind import Registry, Workspace
-from replay.kinds.expand.kind import Expand
-from replay.runbooks import detection
-from replay.runbooks.detection import (
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.approval import NOBODY, reject_plan
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.kind import Registry, Workspace
+from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.runbooks import detection
+from backlogctl.replay.runbooks.detection import (
     Came,
     Detection,
     Started,
@@ -29,6 +28,7 @@ from replay.runbooks.detection import (
     find_declined,
     should_plan,
 )
+from backlogctl.values import Cause, GapState, RecoveryState
 from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

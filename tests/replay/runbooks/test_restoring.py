@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.errors import KafkaFailure, LeaseHeld, Refused
-from backlog.ledger import Owner
-from backlog.values import Recovery, RecoveryState
-from replay.engine import cancelling as cancellation
-from replay.engine.brakes import OPERATOR, WINDOW
-from replay.engine.cancelling import request_pause
-from replay.engine.kind import Workspace
-from replay.engine.plan import acting_as
-from replay.kinds.expand.kind import Expand
-from replay.kinds.offload.kind import Offload
-from replay.runbooks import work
-from replay.runbooks.work import list_left_open, restore_layout
+from backlogctl.errors import KafkaFailure, LeaseHeld, Refused
+from backlogctl.ledger import Owner
+from backlogctl.replay.engine import cancelling as cancellation
+from backlogctl.replay.engine.brakes import OPERATOR, WINDOW
+from backlogctl.replay.engine.cancelling import request_pause
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import acting_as
+from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.offload.kind import Offload
+from backlogctl.replay.runbooks import work
+from backlogctl.replay.runbooks.work import list_left_open, restore_layout
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import read_actions
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,

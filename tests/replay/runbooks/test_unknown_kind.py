@@ -10,19 +10,28 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.errors import Refused
-from backlog.values import Recovery, RecoveryState
-from monitoring.verdict.status import Verdict
-from replay.engine.kind import Workspace
-from replay.engine.plan import name_origin
-from replay.kinds import KINDS
-from replay.runbooks import detection, nights
-from replay.runbooks.descriptions import describe_body, describe_outcome, describe_subject
-from replay.runbooks.detection import choose_actions, detect_backlog, find_declined, should_plan
-from replay.runbooks.nights import Tonight, find_night_work
-from replay.runbooks.requests import RecoveryRequest, find_or_plan
-from replay.runbooks.work import carry_on, list_left_open, restore_layout
+from backlogctl.clock import utc_now
+from backlogctl.errors import Refused
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.runbooks import detection, nights
+from backlogctl.replay.runbooks.descriptions import (
+    describe_body,
+    describe_outcome,
+    describe_subject,
+)
+from backlogctl.replay.runbooks.detection import (
+    choose_actions,
+    detect_backlog,
+    find_declined,
+    should_plan,
+)
+from backlogctl.replay.runbooks.nights import Tonight, find_night_work
+from backlogctl.replay.runbooks.requests import RecoveryRequest, find_or_plan
+from backlogctl.replay.runbooks.work import carry_on, list_left_open, restore_layout
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import make_recovery
 from tests.replay.runbooks.desks import (
     MYSTERY,

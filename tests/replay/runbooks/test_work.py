@@ -9,16 +9,15 @@ from zoneinfo import ZoneInfo
 import pytest
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.errors import ApprovalNeeded, KafkaFailure, LeaseHeld
-from backlog.values import Cause, Recovery, RecoveryState
-from replay.engine.brakes import CANARY, INTERRUPTED, OPERATOR, WINDOW, PausedBecause
-from replay.engine.cancelling import request_pause
-from replay.engine.kind import Workspace
-from replay.engine.plan import acting_as, name_origin
-from replay.engine.runner import Run
-from replay.runbooks import work
-from replay.runbooks.work import (
+from backlogctl.clock import utc_now
+from backlogctl.errors import ApprovalNeeded, KafkaFailure, LeaseHeld
+from backlogctl.replay.engine.brakes import CANARY, INTERRUPTED, OPERATOR, WINDOW, PausedBecause
+from backlogctl.replay.engine.cancelling import request_pause
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import acting_as, name_origin
+from backlogctl.replay.engine.runner import Run
+from backlogctl.replay.runbooks import work
+from backlogctl.replay.runbooks.work import (
     MARKED,
     Carried,
     WaitingWork,
@@ -32,6 +31,7 @@ from replay.runbooks.work import (
     list_waiting_work,
     note_task,
 )
+from backlogctl.values import Cause, Recovery, RecoveryState
 from tests.replay.makers import PAST, change_ledger, read_actions
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,

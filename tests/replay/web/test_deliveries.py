@@ -15,13 +15,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import create_engine, text
 
-from backlog.config import Config
-from backlog.errors import BacklogError
+from backlogctl.config import Config
+from backlogctl.errors import BacklogError
+from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.web.deliveries import (
+    DeliveryLook,
+    DeliveryWatch,
+    LookBackStatus,
+    collect_deliveries,
+)
+from backlogctl.replay.web.exporter import open_exporter
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.admin import OutboxStatus
-from replay.opening import open_workspace
-from replay.web.deliveries import DeliveryLook, DeliveryWatch, LookBackStatus, collect_deliveries
-from replay.web.exporter import open_exporter
 from tests.delivery.kit import Shop
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped, scrape_registry

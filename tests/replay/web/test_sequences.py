@@ -18,19 +18,19 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import Admin
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import Admin
+from backlogctl.monitoring.watch.board import SequenceLook
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.web import sequences
+from backlogctl.replay.web.exporter import open_exporter
+from backlogctl.replay.web.sequences import Round, SequenceReader, Settled, Settling
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.checker import Hole
 from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from backlogctl_delivery.stamps import RECOVERY_ID
-from monitoring.watch.board import SequenceLook
-from replay.engine.kind import Workspace
-from replay.web import sequences
-from replay.web.exporter import open_exporter
-from replay.web.sequences import Round, SequenceReader, Settled, Settling
-from sandbox.embedded import EmbeddedKafka
 from tests.guarded import allow_all, deny, start_guarded
 from tests.kafka_tools import move_log_start, properties_of, wait_until
 from tests.monitoring.metric_lines import Scraped

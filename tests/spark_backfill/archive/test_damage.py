@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.errors import Refused, StagingError
-from backlog.manifests import ARCHIVE_MANIFEST, ArchiveManifest
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.verification import (
+from backlogctl.errors import Refused, StagingError
+from backlogctl.manifests import ARCHIVE_MANIFEST, ArchiveManifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive.verification import (
     ForeignArchive,
     Purged,
     purge_archive,
     read_manifest,
     verify_archive,
 )
-from spark_backfill.archive.writing import write_archive
+from backlogctl.spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 

@@ -11,15 +11,19 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.errors import KafkaFailure, Paused, PlanStale, Refused, StagingError
-from backlog.kafka.admin import create_topic, describe_topic, list_offsets, read_metadata
-from backlog.kafka.clients import make_consumer
-from backlog.values import Chunk
-from spark_backfill.injection import job as targets
-from spark_backfill.injection.brakes import Brake, CombinedBrakes, InjectionProgress
-from spark_backfill.injection.job import MAX_TRANSACTION_SECONDS
-from spark_backfill.injection.producing import AttemptError, SlotProducer
-from spark_backfill.injection.transactional import ChunkResult, Outcome, TransactionalWriter
+from backlogctl.errors import KafkaFailure, Paused, PlanStale, Refused, StagingError
+from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets, read_metadata
+from backlogctl.kafka.clients import make_consumer
+from backlogctl.spark_backfill.injection import job as targets
+from backlogctl.spark_backfill.injection.brakes import Brake, CombinedBrakes, InjectionProgress
+from backlogctl.spark_backfill.injection.job import MAX_TRANSACTION_SECONDS
+from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
+from backlogctl.spark_backfill.injection.transactional import (
+    ChunkResult,
+    Outcome,
+    TransactionalWriter,
+)
+from backlogctl.values import Chunk
 from tests.crash.scenario import judge
 from tests.kafka_tools import delete_topic
 from tests.spark_backfill.injection.conftest import MakeScenario

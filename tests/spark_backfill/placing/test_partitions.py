@@ -7,10 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.values import Bookmark
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.request import Growth
+from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import hash_identity
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.request import Growth
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Message, Producer
 
-from backlog.manifests import read_chunk, read_manifest
+from backlogctl.manifests import read_chunk, read_manifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill import lost_rows
+from backlogctl.spark_backfill.request import PriorChunk, RebuildRequest
 from backlogctl_delivery import stamps
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill import lost_rows
-from spark_backfill.request import PriorChunk, RebuildRequest
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from backlog.clock import format_time
-from backlog.ledger.measurements import AuditRecord
+from backlogctl.clock import format_time
+from backlogctl.ledger.measurements import AuditRecord
 from tests.replay.web.page.night import NOW, Night
 
 

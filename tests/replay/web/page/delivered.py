@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from backlogctl.replay.web.deliveries import DeliveryLook, LookBackStatus
 from backlogctl_delivery.lookback.admin import OPEN, Count
 from backlogctl_delivery.lookback.messages import State
 from backlogctl_delivery.outbox.admin import OutboxStatus
-from replay.web.deliveries import DeliveryLook, LookBackStatus
 from tests.replay.web.page.night import NOW, Night
 
 SEEN = NOW - timedelta(seconds=11)

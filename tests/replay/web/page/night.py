@@ -9,10 +9,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backlog.config import Config
-from backlog.ledger import Ledger, open_ledger
-from backlog.manifests import hash_value
-from backlog.values import (
+from backlogctl.config import Config
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.manifests import hash_value
+from backlogctl.monitoring.verdict.status import GroupStatus, Retention
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.look import StreamContext, assess_stream, read_timeline
+from backlogctl.replay.engine.kind import Traits, Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.web.deliveries import DeliveryLook
+from backlogctl.replay.web.page.words import say_word
+from backlogctl.values import (
     Cause,
     Certainty,
     Gap,
@@ -22,14 +30,6 @@ from backlog.values import (
     RecoveryState,
     Sample,
 )
-from monitoring.verdict.status import GroupStatus, Retention
-from monitoring.watch.board import Board
-from monitoring.watch.look import StreamContext, assess_stream, read_timeline
-from replay.engine.kind import Traits, Workspace
-from replay.engine.plan import Plan
-from replay.kinds import KINDS
-from replay.web.deliveries import DeliveryLook
-from replay.web.page.words import say_word
 
 NOW = datetime(2026, 11, 21, 6, 40, tzinfo=UTC)
 DAY = timedelta(hours=24)
@@ -212,7 +212,7 @@ def make_group(
     **changes: Any,
 ) -> GroupStatus:
     """A group that no stream is about."""
-    from monitoring.verdict.status import Verdict
+    from backlogctl.monitoring.verdict.status import Verdict
 
     values: dict[str, Any] = {
         "stream": "",

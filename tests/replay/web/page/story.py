@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backlog.ledger import BurndownSample, Owner
-from backlog.values import Chunk, GapState, Recovery, RecoveryState
-from monitoring.doctor.checks import Finding, Level
-from monitoring.watch.board import Checkup, ClusterPass, MemberLook
-from replay.engine.kind import STEP_COMPLETED, STEP_STARTED
-from replay.kinds.rebuild.plan import PlannedGap
-from spark_backfill.request import PartitionOutcome
+from backlogctl.ledger import BurndownSample, Owner
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.watch.board import Checkup, ClusterPass, MemberLook
+from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
+from backlogctl.replay.kinds.rebuild.plan import PlannedGap
+from backlogctl.spark_backfill.request import PartitionOutcome
+from backlogctl.values import Chunk, GapState, Recovery, RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan
 from tests.replay.web.page.audited import tell_audits

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.web.deliveries import DeliveryLook
-from replay.web.page.overview import DeliveryRow, list_rows
+from backlogctl.replay.web.deliveries import DeliveryLook
+from backlogctl.replay.web.page.overview import DeliveryRow, list_rows
 from tests.replay.web.page.delivered import SEEN, describe_deliveries, make_look_back, make_outbox
 from tests.replay.web.page.night import SECRET, Night, make_stream
 from tests.replay.web.page.story import tell_night

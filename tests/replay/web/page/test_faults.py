@@ -14,14 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from backlog.config import Config
-from backlog.values import Recovery, RecoveryState
-from replay.engine.kind import Workspace
-from replay.kinds import KINDS
-from replay.present.progress import format_detail
-from replay.present.status import describe_recovery, tell_plan
-from replay.present.terminal import draw_plan
-from replay.web.page.app import HEADERS, make_headers
+from backlogctl.config import Config
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.present.progress import format_detail
+from backlogctl.replay.present.status import describe_recovery, tell_plan
+from backlogctl.replay.present.terminal import draw_plan
+from backlogctl.replay.web.page.app import HEADERS, make_headers
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan, make_recovery
 from tests.replay.web.page.night import NOW, Night
@@ -124,7 +124,7 @@ def test_a_fault_of_the_program_has_a_page_and_its_headers(
     def fail(_: Workspace, __: Recovery) -> list[str]:
         raise RuntimeError(PAYLOAD)
 
-    for module in ("replay.web.page.app", "replay.present.document"):
+    for module in ("backlogctl.replay.web.page.app", "backlogctl.replay.present.document"):
         monkeypatch.setattr(f"{module}.list_next_commands", fail)
     recovery = quiet.plan(make_rebuild_plan())
     client = serve(quiet)

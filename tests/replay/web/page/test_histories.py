@@ -8,10 +8,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import PartitionSample, Sample
-from monitoring.offsets.history import estimate_time
-from replay.web.page.streams import measure_ages, measure_left, read_history, sum_lag, thin
-from tests.backlog.ledger.makers import NOON, make_sample
+from backlogctl.monitoring.offsets.history import estimate_time
+from backlogctl.replay.web.page.streams import (
+    measure_ages,
+    measure_left,
+    read_history,
+    sum_lag,
+    thin,
+)
+from backlogctl.values import PartitionSample, Sample
+from tests.kernel.ledger.makers import NOON, make_sample
 
 STEP = timedelta(minutes=1)
 

@@ -9,10 +9,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import Gap, GapState
-from monitoring.verdict.status import PartitionStatus
-from replay.web.page.streams import Kind, Segment, join_thin, map_partition, map_partitions
-from tests.backlog.ledger.makers import make_gap, make_sample
+from backlogctl.monitoring.verdict.status import PartitionStatus
+from backlogctl.replay.web.page.streams import (
+    Kind,
+    Segment,
+    join_thin,
+    map_partition,
+    map_partitions,
+)
+from backlogctl.values import Gap, GapState
+from tests.kernel.ledger.makers import make_gap, make_sample
 
 OFFSET = st.integers(0, 60)
 

@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from backlog.values import Cause, Certainty, RecoveryState
-from monitoring.groups.survey import describe_cluster
-from monitoring.watch.board import Board, ClusterPass, TopicPartitionState
-from replay.web.page.app import HEADERS, make_page
+from backlogctl.monitoring.groups.survey import describe_cluster
+from backlogctl.monitoring.watch.board import Board, ClusterPass, TopicPartitionState
+from backlogctl.replay.web.page.app import HEADERS, make_page
+from backlogctl.values import Cause, Certainty, RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan
 from tests.replay.web.page.night import DAY, NOW, SECRET, STREAMS, Night, make_group

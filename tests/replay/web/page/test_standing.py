@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from backlog.ledger import BurndownSample
-from backlog.values import Recovery, RecoveryState
-from replay.engine.cancelling import STANDING
-from replay.engine.values import Readers, Reads
-from replay.kinds import KINDS
+from backlogctl.ledger import BurndownSample
+from backlogctl.replay.engine.cancelling import STANDING
+from backlogctl.replay.engine.values import Readers, Reads
+from backlogctl.replay.kinds import KINDS
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.web.page.night import ACTOR, NOW, Night
 from tests.replay.web.page.visits import read, strip

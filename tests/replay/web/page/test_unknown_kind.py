@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from backlog.values import RecoveryState
-from monitoring.metrics.ledger import Record
-from replay.cli import main
+from backlogctl.monitoring.metrics.ledger import Record
+from backlogctl.replay.cli import main
+from backlogctl.values import RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan
 from tests.replay.web.page.night import Night, make_stream

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from backlog.values import RecoveryState
-from monitoring.verdict.status import GroupStatus, Verdict
-from replay.web.page.overview import choose_commands
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.replay.web.page.overview import choose_commands
+from backlogctl.values import RecoveryState
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan
 from tests.replay.web.page.night import NOW, Night, make_group

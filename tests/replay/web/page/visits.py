@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from replay.web.page.app import make_page
+from backlogctl.replay.web.page.app import make_page
 from tests.replay.web.page.night import Night
 
 
