@@ -56,7 +56,7 @@ demo-delivery: $(DEMO) ## Kill an outbox, look-back and their consumers at rando
 
 .PHONY: airflow
 airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trouble; Ctrl-C stops all
-	@$(PYTHON) -m backlogctl_airflow.local.demo $(ARGS)
+	@$(PYTHON) -m backlogctl.dags.local.demo $(ARGS)
 
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium

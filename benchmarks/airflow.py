@@ -22,13 +22,13 @@ from urllib.parse import quote
 import httpx
 from rich.table import Table
 
-from backlog.progress import Say
-from backlogctl_airflow.local import demo
-from backlogctl_airflow.local.standalone import AirflowStandalone
+from backlogctl.dags.local import demo
+from backlogctl.dags.local.standalone import AirflowStandalone
+from backlogctl.formats import Say
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark, Figures, tabulate
 from examples.shop import await_commits, make_backlog
 from examples.stage import SHORT_LIVED_JVM
-from sandbox.embedded import EmbeddedKafka
 
 _API = "/api/v2/dags/recover_backlog/dagRuns"
 _WITHIN = 600.0
@@ -45,7 +45,7 @@ print(time.perf_counter() - began)
 _OUR_FILES = """
 import time; began = time.perf_counter()
 import runpy
-from backlogctl_airflow.bundle import RUNBOOKS
+from backlogctl.dags.bundle import RUNBOOKS
 for file in sorted(RUNBOOKS.glob("*.py")):
     runpy.run_path(str(file))
 print(time.perf_counter() - began)

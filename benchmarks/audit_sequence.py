@@ -14,10 +14,12 @@ from typing import Any
 
 from rich.table import Table
 
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_producer
-from backlog.progress import Say
-from backlog.values import OffsetRange
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_producer
+from backlogctl.spark_backfill.audits.sequence import audit_sequence
+from backlogctl.spark_backfill.existing.messages import read_log
+from backlogctl.values import OffsetRange
 from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from benchmarks.harness import (
     Benchmark,
@@ -33,8 +35,6 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from spark_backfill.audits.sequence import audit_sequence
-from spark_backfill.originals.reading import read_log
 
 PARTITIONS = 4
 LEFT_OUT = 20

@@ -16,7 +16,7 @@ import redis
 import sqlalchemy as sa
 from rich.table import Table
 
-from backlog.progress import Say
+from backlogctl.formats import Say
 from benchmarks import delivery_look_back, delivery_once, delivery_outbox
 from benchmarks.harness import (
     Benchmark,

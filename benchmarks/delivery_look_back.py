@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import delete
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl_delivery.lookback.messages import Decided, Event, Prepared, write_envelope
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from backlogctl_delivery.lookback.service import Service

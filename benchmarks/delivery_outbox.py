@@ -15,7 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, s
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from backlog.kafka.clients import make_producer
+from backlogctl.kafka.clients import make_producer
 from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
 from backlogctl_delivery.outbox.database import State, messages
 from benchmarks.harness import Broker

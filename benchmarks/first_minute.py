@@ -22,13 +22,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from backlog.clock import utc_now
-from backlog.progress import Say
+from backlogctl.clock import utc_now
+from backlogctl.formats import Say
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark, Figures, run_apart, tabulate
 from examples.lost_orders import make_topic, render_configuration
 from examples.rebuild import lose_orders
 from examples.stage import SHORT_LIVED_JVM, Stage
-from sandbox.embedded import EmbeddedKafka
 
 COLUMNS = {
     "wall": "wall",
@@ -107,10 +107,10 @@ def plan(directory: Path, environment: dict[str, str]) -> dict[str, Figures]:
     os.environ.update(environment)
     os.chdir(directory)
     phases = Phases()
-    from backlog.config import load_config
-    from replay.kinds.rebuild.options import RebuildOptions
-    from replay.kinds.rebuild.planning import plan_rebuild
-    from replay.opening import open_workspace
+    from backlogctl.config import load_config
+    from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+    from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
+    from backlogctl.replay.opening import open_workspace
 
     config = load_config(Path("backlog.yaml"))
     workspace = open_workspace(config)

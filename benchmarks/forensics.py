@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from backlog.kafka.clients import make_producer
-from backlog.progress import Say
+from backlogctl.formats import Say
+from backlogctl.kafka.clients import make_producer
+from backlogctl.monitoring.producers.reader import profile_topic
 from benchmarks.harness import (
     Benchmark,
     Broker,
@@ -27,7 +28,6 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from monitoring.forensics.reading import profile_topic
 
 PARTITIONS = 6
 BATCHES = {"1000": "batches of 1,000", "100": "batches of 100"}

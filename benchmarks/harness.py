@@ -26,10 +26,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from backlog.config import SparkSection
-from backlog.kafka.admin import create_topic
-from backlog.progress import Say
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import SparkSection
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import create_topic
+from backlogctl.sandbox.embedded import EmbeddedKafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,7 +190,7 @@ def open_spark() -> Iterator[SparkSession]:
     """The session that is open here, or one of its own."""
     from pyspark.sql import SparkSession
 
-    from spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.spark.session import open_session
 
     if (shared := SparkSession.getActiveSession()) is not None:
         yield shared

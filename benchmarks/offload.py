@@ -22,11 +22,19 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from backlog.config import load_config
-from backlog.kafka.admin import list_offsets, read_topic_id
-from backlog.kafka.clients import make_admin
-from backlog.progress import Say
-from backlog.values import OffsetRange
+from backlogctl.config import load_config
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import list_offsets, read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.runner import Run
+from backlogctl.replay.kinds import REDRIVE
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions
+from backlogctl.replay.opening import open_workspace
+from backlogctl.spark_backfill.archive.job import ArchiveJob, ArchiveProgress
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.writing import write_archive
+from backlogctl.values import OffsetRange
 from benchmarks.harness import (
     Benchmark,
     Broker,
@@ -42,21 +50,13 @@ from benchmarks.harness import (
     take_turns,
 )
 from benchmarks.relay import PARTITIONS, publish_orders
-from replay.kinds import REDRIVE
-from replay.kinds.redrive.options import RedriveOptions
-from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.runner import Run
-from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.writing import write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-    from backlog.archive import ArchiveManifest
+    from backlogctl.manifests import ArchiveManifest
 
 TITLES = {"archive": "archive", "spark": "Spark's own to Parquet", "kcat": "kcat > file"}
 ROWS = (

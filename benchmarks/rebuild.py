@@ -27,24 +27,23 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from rich.table import Table
 
-from backlog.config import Config
-from backlog.kafka.admin import create_topic, describe_topic
-from backlog.kafka.clients import make_admin, make_producer
-from backlog.manifest import read_manifest
-from backlog.partitioners import place_murmur2
-from backlog.progress import Say
-from backlog.values import Cause, Certainty, Gap, GapState
+from backlogctl.config import Config
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import create_topic, describe_topic
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.manifests import read_manifest
+from backlogctl.partitioners import place_murmur2
+from backlogctl.spark_backfill.injection.brakes import InjectionProgress
+from backlogctl.spark_backfill.injection.job import InjectionJob, record_target_ends
+from backlogctl.spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
+from backlogctl.spark_backfill.injection.verification import verify
+from backlogctl.spark_backfill.injection.waves import inject
+from backlogctl.spark_backfill.messages.staging import CANARY_CHUNKS
+from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
+from backlogctl.spark_backfill.spark.session import open_session
+from backlogctl.values import Cause, Certainty, Gap, GapState
 from benchmarks.harness import Benchmark, Figures, open_world, run_apart, send, tabulate
-from spark_backfill.injection.brakes import InjectionProgress
-from spark_backfill.injection.job import InjectionJob
-from spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
-from spark_backfill.injection.targets import record_target_ends
-from spark_backfill.injection.verification import verify
-from spark_backfill.injection.waves import inject
-from spark_backfill.messages.staging import CANARY_CHUNKS
-from spark_backfill.rebuild import plan_rebuild
-from spark_backfill.request import RebuildOutcome, RebuildRequest
-from spark_backfill.spark.session import open_session
 from tests.services import EmbeddedPostgres
 
 PARTITIONS = 4

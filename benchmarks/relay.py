@@ -18,10 +18,13 @@ import numpy as np
 from confluent_kafka import TopicPartition
 from rich.table import Table
 
-from backlog.jars import find_java
-from backlog.kafka.admin import list_offsets, set_group_offsets
-from backlog.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
-from backlog.progress import Say
+from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.interface import Order, Position, RelayTask, SourceRange
+from backlogctl.fanout.relay.pool import RelayPool
+from backlogctl.formats import Say
+from backlogctl.jars import find_java
+from backlogctl.kafka.admin import list_offsets, set_group_offsets
+from backlogctl.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
 from benchmarks.harness import (
     NUMBER,
     Benchmark,
@@ -37,9 +40,6 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from fanout.relay.guard import Guard
-from fanout.relay.interface import Order, Position, RelayTask, SourceRange
-from fanout.relay.pool import RelayPool
 
 PARTITIONS, TARGETS = 3, 30
 TITLES = {"kcat": "kcat | kcat", "key": "relay, by key", "round_robin": "relay, round robin"}

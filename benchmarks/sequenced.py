@@ -21,9 +21,9 @@ from typing import Any
 from confluent_kafka import Producer
 from rich.table import Table
 
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_admin
-from backlog.progress import Say
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin
 from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from benchmarks.harness import (

@@ -20,18 +20,17 @@ from collections.abc import Callable, Iterable
 import psutil
 from rich.table import Table
 
-from backlog.ledger import open_ledger
-from backlog.progress import Say
+from backlogctl.formats import Say
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.reader import BulkReader, ClusterReader
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
+from backlogctl.monitoring.metrics.catalogue import Family
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.watch.board import Board
 from benchmarks.harness import Benchmark, open_world, run_apart, tabulate
 from benchmarks.harness import Figures as Measured
 from benchmarks.watch_world import Figures, make_groups, read_no_tails
-from monitoring.board import Board
-from monitoring.groups.bulk import BulkReader
-from monitoring.groups.reading import ClusterReader
-from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
-from monitoring.metrics.catalogue import Family
-from monitoring.metrics.scrape import Exported, Scrape
 
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
 MIB = 1024 * 1024

@@ -23,16 +23,16 @@ import httpx
 import psutil
 from rich.table import Table
 
-from backlog.config import load_config
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic, set_group_offsets
-from backlog.kafka.clients import make_admin, make_producer
-from backlog.progress import Say
+from backlogctl.config import load_config
+from backlogctl.errors import BacklogError
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import create_topic, set_group_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.web.exporter import open_exporter
 from benchmarks.harness import Benchmark, Figures, open_world, tabulate
 from benchmarks.watch_world import make_groups
-from monitoring.watcher import watch_streams
-from replay.console.exporting import open_exporter
-from replay.opening import open_workspace
 
 MIB = 1024 * 1024
 STEP = 20  # rounds between two samples

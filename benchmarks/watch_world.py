@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backlog.kafka.layouts import ClusterLayout, ListedGroup, Offsets, TopicLayout
-from monitoring.lag import EmptyReading, TopicOffset
+from backlogctl.monitoring.groups.layouts import ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
 
 
 @dataclass

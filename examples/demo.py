@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from backlog.errors import BacklogError
+from backlogctl.errors import BacklogError
+from backlogctl.replay.present.report_page import check_writable
 from examples import expand, offload, rebuild
 from examples.delivery import story as delivery
-from replay.report.files import check_writable
 
 STORIES = {
     "rebuild": "lose 1,000 of 10,000 orders for real, and put exactly those back",

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from backlog.errors import VerificationFailed
-from backlog.kafka.admin import describe_group_state, describe_topic
-from backlog.kafka.clients import make_admin
-from backlog.ledger import open_ledger
+from backlogctl.errors import VerificationFailed
+from backlogctl.kafka.admin import describe_group_state, describe_topic
+from backlogctl.kafka.clients import make_admin
+from backlogctl.ledger import open_ledger
+from backlogctl.replay.present.layout import Text
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.shop import (
     CONFIG,
     GROUP,
@@ -45,8 +47,6 @@ from examples.stage import (
     tell_progress,
     write_report,
 )
-from replay.telling.layout import Text
-from sandbox.embedded import EmbeddedKafka
 
 _NS = 1_000_000_000
 

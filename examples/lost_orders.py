@@ -17,18 +17,18 @@ from decimal import Decimal
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
+from confluent_kafka.admin import (
+    AdminClient,  # type: ignore[attr-defined]
+    AlterConfigOpType,  # type: ignore[attr-defined]
+    ConfigEntry,  # type: ignore[attr-defined]
+    ConfigResource,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
 )
 
-from backlog.clock import format_time, read_time
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import Properties
+from backlogctl.clock import format_time, read_time
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import Properties
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.shop import find_off_peak
 from examples.stage import PRODUCER, Audit, count_orders, flush, read_topic, send

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import create_topic
-from backlog.kafka.log_dirs import BrokerLogDirs, read_log_dirs
-from backlog.ledger import open_ledger
-from backlog.numbers import format_bytes
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import KafkaFailure
+from backlogctl.formats import format_bytes
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.log_dirs import BrokerLogDirs, read_log_dirs
+from backlogctl.ledger import open_ledger
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.shop import (
     CONFIG,
     GROUP,
@@ -42,7 +43,6 @@ from examples.stage import (
     tell_progress,
     write_report,
 )
-from sandbox.embedded import EmbeddedKafka
 
 _LOOK_EACH = 1_000  # orders
 

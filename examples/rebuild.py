@@ -9,11 +9,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.kafka.clients import Properties, make_admin
-from backlog.kafka.rights import make_bindings
-from backlog.numbers import format_duration
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.formats import format_duration
+from backlogctl.kafka.clients import Properties, make_admin
+from backlogctl.kafka.rights import make_bindings
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.observe.rights import list_rights
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import add_rules, add_user
 from examples.lost_orders import (
     RETENTION,
     TOPIC,
@@ -39,10 +43,6 @@ from examples.stage import (
     tell_progress,
     write_report,
 )
-from replay.around.rights import list_rights
-from replay.kinds import KINDS
-from sandbox.embedded import EmbeddedKafka
-from sandbox.secured import add_rules, add_user
 
 USER = "backlogctl"
 

@@ -16,13 +16,13 @@ from typing import Self
 
 from confluent_kafka import Producer
 
-from backlog.clock import Deadline
-from backlog.config import load_config
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import committed_offsets, create_topic
-from backlog.kafka.clients import make_admin
+from backlogctl.clock import Deadline
+from backlogctl.config import load_config
+from backlogctl.errors import KafkaFailure
+from backlogctl.fanout.launchers import Fleet, ProcessLauncher, Role
+from backlogctl.kafka.admin import committed_offsets, create_topic
+from backlogctl.kafka.clients import make_admin
 from examples.stage import PRODUCER, flush, send
-from fanout.launchers import Fleet, ProcessLauncher, Role
 
 TOPIC = "orders"
 GROUP = "order-service"

@@ -22,14 +22,13 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.admin import committed_offsets, list_offsets
-from backlog.kafka.clients import Properties, make_admin
-from backlog.ledger import open_ledger
-from backlog.numbers import format_duration
-from backlog.progress import Say
-from replay.telling.layout import Text
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.formats import Say, format_duration
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.kafka.clients import Properties, make_admin
+from backlogctl.ledger import open_ledger
+from backlogctl.replay.present.layout import Text
 
 # How a demo's customers order; Kafka's own partitioner, so that a key keeps its partition.
 PRODUCER: dict[str, str | int | bool] = {
@@ -190,7 +189,7 @@ class Stage:
 
 def make_command(*words: str) -> tuple[str, ...]:
     """How a process runs `backlogctl`."""
-    return (sys.executable, "-m", "replay.cli", *words)
+    return (sys.executable, "-m", "backlogctl.replay.cli", *words)
 
 
 def write_report(stage: Stage, recovery_id: str, report: Path | None) -> None:

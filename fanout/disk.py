@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from backlog.kafka.log_dirs import LogDirs
-from backlog.numbers import format_bytes
-from backlog.values import Sample
+from backlogctl.formats import format_bytes
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.values import Sample
 
 SAFETY = 1.2
 _SHORTEST = 30.0  # seconds that samples must span to give a rate

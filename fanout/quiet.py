@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from backlog.clock import Deadline
-from backlog.errors import Refused
-from backlog.kafka.admin import committed_offsets, describe_group_state, read_group_state
-from backlog.kafka.clients import Admin, make_admin
-from backlog.kafka.errors import GroupActive
-from fanout.relay.guard import CLIENT_ID
+from backlogctl.clock import Deadline
+from backlogctl.errors import HangingTransaction, Refused
+from backlogctl.fanout.relay.guard import CLIENT_ID
+from backlogctl.kafka.admin import (
+    committed_offsets,
+    describe_group_state,
+    list_offsets,
+    read_group_state,
+)
+from backlogctl.kafka.clients import Admin, Connection, make_admin
+from backlogctl.kafka.errors import GroupActive
 
 # Kafka's clients commit every 5 s by themselves; one that assigns its partitions never shows as a
 # member, so only its commits reveal it.
@@ -98,3 +103,49 @@ def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: f
                 hint=hint,
             )
         time.sleep(_POLL_SECONDS)
+
+
+# Waits until no transaction is open on a topic, so that a read_committed reader sees all of it.
+#
+# A commit is answered before its markers are written, and a hanging transaction holds back the
+# last stable offset of its partition: before that, "nothing unread" would be a guess.
+
+# Our relays' transactions time out after 15 s; the coordinator checks every 10 s by default.
+DECIDED_SECONDS = 40.0
+_DECIDED_POLL_SECONDS = 0.05
+
+
+def find_undecided(connection: Connection, topic: str, partitions: int) -> dict[int, int]:
+    """Partitions with an open transaction, and the last stable offset that it holds back."""
+    numbers = range(partitions)
+    stable = list_offsets(connection, topic, numbers, "latest", "read_committed")
+    ends = list_offsets(connection, topic, numbers, "latest", "read_uncommitted")
+    return {number: at for number, at in stable.items() if at < ends[number]}
+
+
+def await_decided(
+    connection: Connection,
+    topic: str,
+    partitions: int,
+    look: Callable[[], None],
+    *,
+    within: float = DECIDED_SECONDS,
+) -> None:
+    """Waits until no transaction is open on the topic, which must have no writer.
+
+    Raises:
+        HangingTransaction: one stays open for too long.
+    """
+    limit = Deadline(within)
+    while undecided := find_undecided(connection, topic, partitions):
+        look()
+        if limit.expired:
+            places = ", ".join(f"{n} at offset {at}" for n, at in sorted(undecided.items()))
+            raise HangingTransaction(
+                f"a transaction is open for more than {within:g} s on partitions {places}: what "
+                "lies behind it cannot be read",
+                subject=f"topic {topic}",
+                hint="find it with `kafka-transactions.sh find-hanging` and abort it, then run the "
+                "recovery again",
+            )
+        time.sleep(_DECIDED_POLL_SECONDS)

@@ -12,11 +12,11 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable
-from backlog.kafka.clients import Admin, assign_partitions, find_addresses, make_consumer
-from backlog.kafka.errors import translate
-from backlog.kafka.standing import read_standing
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.kafka.clients import Admin, assign_partitions, find_addresses, make_consumer
+from backlogctl.kafka.errors import translate
+from backlogctl.kafka.groups import GroupStanding, read_standing
 
 IDLE_SECONDS = 60.0
 _READ_AT_ONCE = 10_000
@@ -168,3 +168,64 @@ class _Reading:
         place, at = message.partition(), message.offset()
         if place in self._open and at is not None and at >= self._ends[place]:
             self._open.discard(place)
+
+
+# What is left in both topics while a backlog is drained.
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """Offsets left, so upper bounds on messages; by partition.
+
+    Attributes:
+        source: not relayed yet.
+        temporary: relayed, and not handled yet.
+    """
+
+    source: Mapping[int, int]
+    temporary: Mapping[int, int]
+
+    @property
+    def source_total(self) -> int:
+        return sum(self.source.values())
+
+    @property
+    def temporary_total(self) -> int:
+        return sum(self.temporary.values())
+
+
+def read_lags(
+    admin: Admin,
+    *,
+    source: str,
+    group: str,
+    partitions: int,
+    temporary: str,
+    recovery_group: str,
+    temporary_partitions: int,
+    last_offsets: Mapping[int, int] | None = None,
+    limit: Deadline | None = None,
+) -> Lags:
+    """Reads both lags; commits first, then the ends, so that no lag is negative.
+
+    Args:
+        last_offsets: the last data record of temporary partitions, where it is known: what lies
+            behind it are control records, which no consumer commits past.
+
+    Raises:
+        EndsBehind, LogTruncated: an end lies below a commit, or below `last_offsets`.
+        ClusterUnreachable, KafkaFailure.
+    """
+    deadline = limit or Deadline(30.0)
+    known = last_offsets or {}
+    left = read_standing(admin, group, source, range(partitions), deadline)
+    copied = read_standing(
+        admin,
+        recovery_group,
+        temporary,
+        range(temporary_partitions),
+        deadline,
+        written={number: last + 1 for number, last in known.items()},
+    )
+    data = {p: min(end, known[p] + 1) if p in known else end for p, end in copied.ends.items()}
+    return Lags(left.lag, GroupStanding(copied.commits, data).lag)

@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from typing import Literal
 
-from backlog.numbers import format_bytes, format_count, format_duration
+from backlogctl.formats import format_bytes, format_count, format_duration
 from backlogctl_delivery.visible import escape_text
 
 Unit = Literal["messages", "seconds", "rate", "bytes"]

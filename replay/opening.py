@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backlog.config import Config
-from replay.kinds import KINDS
-from replay.recovery.workspace import Workspace
+from backlogctl.config import Config
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds import KINDS
 
 
 def open_workspace(config: Config, *, passing: bool = False) -> Workspace:

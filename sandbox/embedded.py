@@ -1,8 +1,7 @@
 """A real Kafka on this machine, for the demo, the tests and the benchmarks.
 
-KRaft, one JVM a broker, from the jars of `sandbox.jars`. A broker started here ends with the
-process that started it, however that ends (see `sandbox.watchdog`), unless it is started detached
-(see `sandbox.detached`).
+KRaft, one JVM a broker. A broker started here ends with the process that started it, however that
+ends (see `backlogctl.sandbox.watchdog`), unless it is started detached.
 """
 
 from __future__ import annotations
@@ -19,19 +18,29 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
+import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from backlog.errors import EmbeddedError
-from backlog.jars import find_java
-from backlog.progress import Say
-from sandbox import watchdog
-from sandbox.jars import ensure_kafka_jars
-from sandbox.ports import HOST, free_port, listens
-from sandbox.secured import PROTOCOL, Security
-from sandbox.small_disk import limit_disk
+from backlogctl.errors import EmbeddedError
+from backlogctl.formats import Say
+from backlogctl.jars import ensure_jars, find_java
+from backlogctl.sandbox import watchdog
+from backlogctl.sandbox.secured import HOST, PROTOCOL, Security, free_port, listens
+from backlogctl.sandbox.small_disk import limit_disk
+
+# The jars of a Kafka broker.
+
+KAFKA_VERSION = "4.3.1"
+_LISTED = Path(__file__).with_name("kafka.jars")
+
+
+def ensure_kafka_jars(progress: Say | None = None) -> tuple[Path, ...]:
+    """The class path of a Kafka broker; fetched at the first call on this machine."""
+    return ensure_jars(_LISTED, progress)
+
 
 _UP_WITHIN = 120.0
 _DOWN_WITHIN = 20.0
@@ -396,3 +405,78 @@ def _find_reason(text: str) -> str:
             if sign in line and not line.startswith("at "):
                 return line[:300]
     return lines[-1][:300] if lines else ""
+
+
+# A broker that outlives the process that started it: `backlogctl broker start|stop|status`.
+#
+# A process is taken for the broker only when its command line names this directory's settings,
+# never by the pid of the state file alone.
+
+
+class BrokerState(NamedTuple):
+    """What the state file records of a detached broker, and whether it runs."""
+
+    pid: int
+    bootstrap: str
+    running: bool
+
+
+def start_broker(
+    directory: Path | str,
+    *,
+    properties: Mapping[str, str] | None = None,
+    heap: str = "512m",
+    port: int = 0,
+    progress: Say | None = None,
+) -> BrokerState:
+    """Start a broker that outlives this process; one that runs there already is left as it is."""
+    place = Path(directory).resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    state = broker_state(place)
+    if state is not None and state.running:
+        return state
+    kafka = EmbeddedKafka.start(
+        place, properties=properties, heap=heap, port=port, progress=progress, detached=True
+    )
+    document = {"pid": kafka.pid, "bootstrap": kafka.bootstrap}
+    written = _state_file(place).with_suffix(".tmp")
+    written.write_text(json.dumps(document))
+    written.replace(_state_file(place))
+    return BrokerState(kafka.pid, kafka.bootstrap, running=True)
+
+
+def broker_state(directory: Path | str) -> BrokerState | None:
+    """The broker that `start_broker` started in this directory; None when it started none."""
+    try:
+        state = json.loads(_state_file(Path(directory)).read_text())
+    except FileNotFoundError:
+        return None
+    pid = int(state["pid"])
+    return BrokerState(pid, str(state["bootstrap"]), _find_broker(pid, directory) is not None)
+
+
+def stop_broker(directory: Path | str) -> bool:
+    """Stop the broker that `start_broker` left here; False when none was running."""
+    state = broker_state(directory)
+    broker = _find_broker(state.pid, directory) if state else None
+    if broker:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            broker.terminate()
+            if psutil.wait_procs([broker], _DOWN_WITHIN)[1]:
+                broker.kill()
+                psutil.wait_procs([broker], _DOWN_WITHIN)
+    _state_file(Path(directory)).unlink(missing_ok=True)
+    return broker is not None
+
+
+def _state_file(directory: Path) -> Path:
+    return directory / "broker.json"
+
+
+def _find_broker(pid: int, directory: Path | str) -> psutil.Process | None:
+    try:
+        process = psutil.Process(pid)
+        settings = str(Path(directory).resolve() / "broker-1" / "server.properties")
+        return process if settings in process.cmdline() else None
+    except psutil.Error:
+        return None

@@ -5,23 +5,69 @@ SASL_SSL with SCRAM-SHA-512 on a certificate made here, and nobody may do what n
 
 from __future__ import annotations
 
+import random
 import secrets
+import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AdminClient,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
+from confluent_kafka.admin import (
+    AclBinding,  # type: ignore[attr-defined]
+    AdminClient,  # type: ignore[attr-defined]
+    ScramCredentialInfo,  # type: ignore[attr-defined]
+    ScramMechanism,  # type: ignore[attr-defined]
+    UserScramCredentialUpsertion,  # type: ignore[attr-defined]
 )
 
-from backlog.errors import EmbeddedError
-from backlog.jars import find_java
-from sandbox.ports import HOST
+from backlogctl.errors import EmbeddedError
+from backlogctl.jars import find_java
+
+# Ports on this machine.
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port that nobody listens on, outside the range that outgoing connections are given.
+
+    Within that range a client that keeps trying to reach a stopped broker ends up connected to
+    itself, and the broker cannot come back on its port.
+    """
+    low, high = _ephemeral_range()
+    for port in _candidates(low, high):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise EmbeddedError("no free port was found", subject=HOST)
+
+
+def _candidates(low: int, high: int) -> Iterator[int]:
+    outside = [*range(15000, low), *range(high + 1, 65536)] or list(range(low, high + 1))
+    # Not the shared generator: tests seed it, and two processes would try the same ports.
+    chance = random.SystemRandom()
+    for _ in range(200):
+        yield chance.choice(outside)
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 49152, 65535
+    return int(low), int(high)
+
+
+def listens(port: int) -> bool:
+    """True when somebody accepts connections on this port."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((HOST, port)) == 0
+
 
 PROTOCOL = "SASL_SSL"
 MECHANISM = "SCRAM-SHA-512"

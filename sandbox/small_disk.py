@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from backlog.errors import EmbeddedError
+from backlogctl.errors import EmbeddedError
 
 # What was formatted before is copied onto the new disk.
 _SCRIPT = """

@@ -13,16 +13,16 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from backlog.config import Config, Expr, render_template
-from backlog.config.base import LATER_KEYS, LATER_VALUES, Names, find_model, known_keys
-from backlog.config.kafka_properties import (
+from backlogctl.config import Config, Expr, render_template
+from backlogctl.config.base import LATER_KEYS, LATER_VALUES, Names, find_model, known_keys
+from backlogctl.config.kafka_properties import (
     ALLOWED_PROPERTIES,
     CODE_PROPERTIES,
     OWN_PROPERTIES,
     SECRET_PROPERTIES,
 )
-from backlog.config.sections import Cluster
-from backlog.config.streams import ClockTime
+from backlogctl.config.sections import Cluster
+from backlogctl.config.streams import ClockTime
 
 _INTRO = """\
 # Configuration

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pyspark
 
-from backlog.jars import find_java
-from sandbox.jars import KAFKA_VERSION
+from backlogctl.jars import find_java
+from backlogctl.sandbox.embedded import KAFKA_VERSION
 
 
 class Wanted(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from backlogctl.monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS
+from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl_delivery.idempotent import metrics as once
 from backlogctl_delivery.lookback import metrics as look_back
 from backlogctl_delivery.metrics import Metric
 from backlogctl_delivery.outbox import metrics as outbox
-from monitoring.metrics.catalogue import KAFKA_EXPORTER, KAFKA_LAG_EXPORTER, OURS
-from monitoring.verdicts import Verdict
 
 _INTRO = """\
 # Metrics

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from backlog.config import Config
-from backlog.kafka.rights import Resource, Right
-from replay.around.rights import AIRFLOW, list_jobs, list_rights
-from replay.kinds import KINDS
+from backlogctl.config import Config
+from backlogctl.kafka.rights import Resource, Right
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.observe.rights import AIRFLOW, list_jobs, list_rights
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/permissions.md"
 _BEGIN, _END = "<!-- made by `python -m scripts.permissions_reference` -->", "<!-- end -->"

@@ -98,9 +98,9 @@ def serve_night() -> Iterator[tuple[str, dict[str, str]]]:
     """The page on a free port, and the newest recovery of each stream."""
     import uvicorn
 
-    from replay.console.page.app import make_page
-    from tests.replay.console.page.night import NOW
-    from tests.replay.console.page.story import tell_night
+    from backlogctl.replay.web.page.app import make_page
+    from tests.replay.web.page.night import NOW
+    from tests.replay.web.page.story import tell_night
 
     with tempfile.TemporaryDirectory() as directory:
         night = tell_night(Path(directory))
@@ -152,8 +152,8 @@ def picture_page() -> None:
 
 def picture_loss() -> None:
     """What on-call sees before and after, beside what `backlogctl status` says."""
-    from backlog.kafka.admin import create_topic
-    from sandbox.embedded import EmbeddedKafka
+    from backlogctl.kafka.admin import create_topic
+    from backlogctl.sandbox.embedded import EmbeddedKafka
     from tests.monitoring.slow_shop import SlowShop, make_settings
 
     with tempfile.TemporaryDirectory() as name, EmbeddedKafka.start(Path(name) / "kafka") as kafka:

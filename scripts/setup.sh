@@ -62,16 +62,16 @@ esac
 # Java's libraries come beside Python's; the modules that fetch them need nothing installed. What could
 # not be fetched is asked for again, and its absence explained, by what needs it.
 PYTHONPATH=.:delivery "$python" -c '
-from sandbox.jars import ensure_kafka_jars
-from spark_backfill.spark.jars import ensure_spark_jars
+from backlogctl.sandbox.embedded import ensure_kafka_jars
+from backlogctl.spark_backfill.spark.session import ensure_spark_jars
 ensure_spark_jars(), ensure_kafka_jars()' &
 jars=$!
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
 wait $jars || true
 if [ "${1:-}" != demo ]; then
-    env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlog delivery/backlogctl_delivery sandbox monitoring fanout spark_backfill replay dags
+    env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlogctl delivery
     # Every start of Spark is quicker with it. Everything works without it, only slower; a demo
     # starts Spark too seldom to make up for the minute that this takes.
-    .venv/bin/python -m spark_backfill.spark.class_archive_maker || true
+    .venv/bin/python -m backlogctl.spark_backfill.spark.class_archive_maker || true
 fi
 echo "setup: ready, the command is .venv/bin/backlogctl"

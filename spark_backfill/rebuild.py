@@ -11,12 +11,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import PutBackAlready, Refused, UsageError
-from backlog.manifest import Manifest, write_manifest
-from backlog.numbers import format_plural
-from backlog.progress import Say
-from backlog.values import Chunk, OffsetRange
-from spark_backfill.evidence import (
+from backlogctl.errors import PutBackAlready, Refused, UsageError
+from backlogctl.formats import Say, format_plural
+from backlogctl.manifests import Manifest, write_manifest
+from backlogctl.spark_backfill.evidence import (
     CONSUMED,
     INJECTED,
     LOST,
@@ -25,39 +23,50 @@ from spark_backfill.evidence import (
     SURVIVING,
     ConsumedEvidence,
 )
-from spark_backfill.evidence.archives import OpenArchive, open_archives
-from spark_backfill.evidence.zones import explaining
-from spark_backfill.finding import MORE_OFTEN, Found, Reading, find_lost
-from spark_backfill.full_disk import planning_into
-from spark_backfill.guards import (
+from backlogctl.spark_backfill.evidence.archives import OpenArchive, open_archives
+from backlogctl.spark_backfill.evidence.consumed import open_consumed, open_source
+from backlogctl.spark_backfill.existing.messages import place_originals
+from backlogctl.spark_backfill.failures import planning_into
+from backlogctl.spark_backfill.lost_rows import (
+    MORE_OFTEN,
+    Found,
+    Reading,
     check_policy,
     find_basis,
+    find_lost,
     require_messages,
     warn_about_rows,
     warn_about_rules,
 )
-from spark_backfill.messages.candidates import SourceAccess
-from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
-from spark_backfill.messages.staging import ChunkLimits, stage_lost
-from spark_backfill.opening import open_consumed, open_source
-from spark_backfill.originals.placing import place_originals
-from spark_backfill.phases import PlanLog
-from spark_backfill.placing.attribution import EXCLUDE, INCLUDE, fill_needs
-from spark_backfill.placing.placement import describe_evidence
-from spark_backfill.request import (
+from backlogctl.spark_backfill.messages.candidates import SourceAccess
+from backlogctl.spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
+from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_lost
+from backlogctl.spark_backfill.placing.placement import (
+    EXCLUDE,
+    INCLUDE,
+    describe_evidence,
+    fill_needs,
+)
+from backlogctl.spark_backfill.plan_log import PlanLog
+from backlogctl.spark_backfill.proof import explaining
+from backlogctl.spark_backfill.request import (
     Counts,
     Quarantine,
     RebuildOutcome,
     RebuildRequest,
     Uncertain,
 )
-from spark_backfill.tally import (
+from backlogctl.spark_backfill.verdict import (
     LabelCounts,
+    RebuildVerdict,
+    count_expected,
     count_labels,
+    count_unsent,
+    judge_plan,
     write_quarantine,
     write_uncertain,
 )
-from spark_backfill.verdict import RebuildVerdict, count_expected, count_unsent, judge_plan
+from backlogctl.values import Chunk, OffsetRange
 
 
 def plan_rebuild(

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backlog.config import Source, Stream
-from backlog.values import Bookmark, EdgeTimes, Gap
+from backlogctl.config import Source, Stream
+from backlogctl.values import Bookmark, EdgeTimes, Gap
 
 ALLOW_PROOF = "proof"
 

@@ -2,7 +2,7 @@
 
 Of several pytest processes the one that leads them is the lender: it starts a service when the
 first test asks for it, and stops it when all processes have ended. A lender that is killed takes
-its services along (see `sandbox.watchdog`). They talk through files in a folder of the run.
+its services along (see `backlogctl.sandbox.watchdog`). They talk through files in a folder of the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.services import EmbeddedPostgres
 
 _WITHIN = 200.0  # seconds; a service that does not start gives up before, and says why

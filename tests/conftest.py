@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from backlog.clock import Deadline
-from backlog.config import root
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import Admin, make_admin
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import Deadline
+from backlogctl.config import root
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
 from tests.mariadb import EmbeddedMariaDb
@@ -254,8 +254,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from backlog.config import SparkSection
-    from spark_backfill.spark.session import open_session
+    from backlogctl.config import SparkSection
+    from backlogctl.spark_backfill.spark.session import open_session
 
     session = open_session(SparkSection(master="local[2]", conf=conf), "backlogctl tests")
     yield session

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from backlog.jars import ensure_jars, find_java
+from backlogctl.jars import ensure_jars, find_java
 
 _TOOLS = Path(__file__).with_name("kafka-tools.jars")
 

@@ -14,10 +14,15 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
+    AdminClient,  # type: ignore[attr-defined]
+    AlterConfigOpType,  # type: ignore[attr-defined]
+    ConfigEntry,  # type: ignore[attr-defined]
+    ConfigResource,  # type: ignore[attr-defined]
+)
 
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 
 HOUR_MS = 3_600_000
 

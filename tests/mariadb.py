@@ -15,8 +15,8 @@ from typing import Self
 
 import pymysql
 
-from sandbox import watchdog
-from sandbox.ports import HOST, free_port
+from backlogctl.sandbox import watchdog
+from backlogctl.sandbox.secured import HOST, free_port
 
 
 def find_program(name: str) -> str:

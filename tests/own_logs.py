@@ -9,4 +9,8 @@ import pytest
 
 def list_own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """The records of our own loggers."""
-    return [one for one in caplog.records if one.name.partition(".")[0] in ("backlog", "delivery")]
+    return [
+        one
+        for one in caplog.records
+        if one.name.partition(".")[0] in ("backlogctl", "backlogctl_delivery")
+    ]

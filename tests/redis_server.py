@@ -16,8 +16,8 @@ from typing import Self
 
 import redis
 
-from sandbox import watchdog
-from sandbox.ports import HOST, free_port
+from backlogctl.sandbox import watchdog
+from backlogctl.sandbox.secured import HOST, free_port
 
 
 class EmbeddedRedis:

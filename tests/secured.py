@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from backlog.kafka.clients import make_admin
-from backlog.kafka.rights import Right, make_bindings, read_rights
-from sandbox.embedded import EmbeddedKafka
-from sandbox.secured import add_rules, add_user
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.rights import Right, make_bindings, read_rights
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import add_rules, add_user
 from tests.kafka_tools import wait_until
 
 PASSWORD = "a-long-password"

@@ -16,9 +16,9 @@ from typing import Self
 
 import psycopg
 
-from sandbox import watchdog
-from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import HOST, free_port
+from backlogctl.sandbox import watchdog
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import HOST, free_port
 
 
 def find_postgres() -> Path | None:

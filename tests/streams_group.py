@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.kafka.coordinators import Coordinators
-from backlog.kafka.raw_client import RawClient, translate_properties
-from sandbox.jars import ensure_kafka_jars
+from backlogctl.clock import Deadline
+from backlogctl.kafka.raw_client import Coordinators, RawClient, translate_properties
+from backlogctl.sandbox.embedded import ensure_kafka_jars
 
 _NAMES = ("StreamsGroupHeartbeatRequest", "StreamsGroupHeartbeatResponse")
 _PACKAGE = "streams_group_schemas"

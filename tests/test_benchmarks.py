@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark
-from sandbox.embedded import EmbeddedKafka
 
 SPARK = ("audit_sequence", "offload", "rebuild")
 PLAIN = ("delivery", "first_minute", "forensics", "relay", "sequenced", "watch", "watch_memory")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.ports import free_port
+from backlogctl.sandbox.secured import free_port
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -53,7 +53,7 @@ def run_example(tmp_path: Path, name: str, **changes: str) -> list[str]:
         assert "Traceback" not in done.stdout, done.stdout
         return done.stdout.splitlines()
     finally:
-        stop = [sys.executable, "-m", "replay.cli", "broker", "stop", "--dir"]
+        stop = [sys.executable, "-m", "backlogctl.replay.cli", "broker", "stop", "--dir"]
         subprocess.run(
             [*stop, place / ".backlog-broker"], cwd=ROOT, check=False, capture_output=True
         )

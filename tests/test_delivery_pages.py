@@ -18,14 +18,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import MetaData, create_engine, inspect
 
 import backlogctl_delivery.outbox
-from backlog.clock import Deadline
-from backlog.config import load_config
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_admin
+from backlogctl.clock import Deadline
+from backlogctl.config import load_config
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.messages import Prepared, read_envelope
 from backlogctl_delivery.stamps import EVENT_ID, find_header
-from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, read_all
 from tests.redis_server import EmbeddedRedis
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from backlog.config import load_config
+from backlogctl.config import load_config
 from examples import demo, expand, rebuild
 from examples.delivery import story as delivery
 from examples.delivery.facts import Facts, Row, Sent, audit_facts

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import typer
 
-from monitoring.forensics.findings import SuspicionCode
-from replay.audits.sequence import SURE, UNSURE
-from replay.cli import app
+from backlogctl.monitoring.producers.findings import SuspicionCode
+from backlogctl.replay.audits.sequence import SURE, UNSURE
+from backlogctl.replay.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -22,9 +22,9 @@ _COMMAND = re.compile(r"(?:^\$ |`)(?:\.venv/bin/)?(backlogctl [^`\n]+)", re.MULT
 # What programs say: the page's templates, and the sentences beside them.
 SPOKEN = sorted(
     [
-        ROOT / "monitoring/advice.py",
-        *ROOT.glob("replay/console/page/*.py"),
-        *ROOT.glob("replay/console/page/templates/*.html"),
+        ROOT / "monitoring/verdict/summary.py",
+        *ROOT.glob("replay/web/page/*.py"),
+        *ROOT.glob("replay/web/page/templates/*.html"),
     ]
 )
 _SPOKEN_COMMAND = re.compile(r"(backlogctl [a-z][^`\"<{\n]*)")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backlog.config import load_config
+from backlogctl.config import load_config
 from examples.lost_orders import render_configuration
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9][0-9]-*"))

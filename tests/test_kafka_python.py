@@ -12,11 +12,11 @@ _LOOKED_AT = "3.0.12"
 _LOOK_AGAIN = f"""
 kafka-python is {kafka.__version__}; its private parts were last looked at in {_LOOKED_AT}. Before
 you write the new version here, run tests/monitoring/test_groups*.py and look again at:
-- backlog/kafka/raw_client.py: `_manager` (call_soon, send, cluster.brokers), what `call_soon` gives
+- backlogctl/kafka/raw_client.py: `_manager` (call_soon, send, cluster.brokers), what `call_soon` gives
   back, `_closed` beside `__new__`, and close() of a client that could not connect
-- monitoring/groups/bulk.py: `_list_group_offsets_requests`
-- backlog/kafka/schemas: `ApiMessage` with `load_json`; does it have these requests itself by now?
-- backlog/kafka/coordinators.py: `_manager` (broker_version_data, cluster.add_coordinator)
+- monitoring/groups/reader.py: `_list_group_offsets_requests`
+- backlogctl/kafka/schemas: `ApiMessage` with `load_json`; does it have these requests itself by now?
+- backlogctl/kafka/raw_client.py: `_manager` (broker_version_data, cluster.add_coordinator)
 """
 
 
@@ -39,7 +39,7 @@ def test_the_files_that_use_them_are_named() -> None:
     using = {
         str(path.relative_to(root))
         for folder in (
-            "backlog",
+            "backlogctl",
             "delivery",
             "monitoring",
             "fanout",

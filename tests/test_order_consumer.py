@@ -8,11 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from backlog.config import Consumers
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_producer
-from fanout.launchers import Fleet, ProcessLauncher, Role
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import Consumers
+from backlogctl.fanout.launchers import Fleet, ProcessLauncher, Role
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_producer
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, wait_until
 

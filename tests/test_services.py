@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Producer
 from sqlalchemy import create_engine, text
 
-from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import listens
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import listens
 from tests.borrowing import Lender, borrow
 from tests.kafka_tools import wait_until
 

@@ -1,6 +1,6 @@
 """Kafka clients made from a mapping of client properties; confluent_kafka's errors become ours.
 
-librdkafka's own log goes to the logger `backlog.kafka.client`, never to stderr.
+librdkafka's own log goes to the logger `backlogctl.kafka.client`, never to stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backlogctl_delivery.errors import (
     KafkaFailure,
 )
 
-CLIENT_LOG = logging.getLogger("backlog.kafka.client")
+CLIENT_LOG = logging.getLogger("backlogctl.kafka.client")
 # Without a handler of its own Python would print librdkafka's warnings to stderr.
 CLIENT_LOG.addHandler(logging.NullHandler())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from backlog.kafka.admin import committed_offsets, create_topic, set_group_offsets
+from backlogctl.kafka.admin import committed_offsets, create_topic, set_group_offsets
 
 PARTITIONS = range(3)
 # Receipts come by the outbox; look-back reads the last.

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from settings import ALIVE, catch_signals, connect, read_rate
 from sqlalchemy import Engine, create_engine, text
 
-from backlog.clock import format_time
+from backlogctl.clock import format_time
 from backlogctl_delivery.outbox import Outbox
 
 _TICK = 0.5

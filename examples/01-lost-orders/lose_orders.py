@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from backlog.clock import utc_now
-from backlog.kafka.clients import Properties
+from backlogctl.clock import utc_now
+from backlogctl.kafka.clients import Properties
 from examples.lost_orders import (
     YOUNG,
     expire_old,

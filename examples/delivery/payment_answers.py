@@ -14,8 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from backlogctl.sandbox.secured import HOST
 from examples.delivery.facts import PAYMENTS, open_engine
-from sandbox.ports import HOST
 
 
 def find_out(engine: sa.Engine, payment_id: str) -> str:

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from confluent_kafka import Producer
 from sqlalchemy.exc import DBAPIError
 
-from backlog.errors import KafkaFailure
+from backlogctl.errors import KafkaFailure
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from examples.delivery.facts import (
     PAYMENTS,

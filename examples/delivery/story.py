@@ -25,10 +25,13 @@ from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import Properties
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import Properties
+from backlogctl.sandbox import watchdog
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import free_port
 from backlogctl_delivery.lookback.admin import count_messages
 from backlogctl_delivery.lookback.tables import LookBackDatabase
 from backlogctl_delivery.outbox.admin import OutboxAdmin
@@ -63,9 +66,6 @@ from examples.stage import (
     read_topic,
     tell_progress,
 )
-from sandbox import watchdog
-from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import free_port
 
 # Processes that are killed at random moments, and started again at once.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backlog.config import Consumers
-from backlog.progress import Say
-from fanout.launchers.command import CommandLauncher
-from fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
-from fanout.launchers.left import LeftLauncher
-from fanout.launchers.manual import ManualLauncher
-from fanout.launchers.process import ConsumerState, ProcessLauncher
-from fanout.launchers.ramp import ramp_up
+from backlogctl.config import Consumers
+from backlogctl.fanout.launchers.command import CommandLauncher
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
+from backlogctl.fanout.launchers.manual import LeftLauncher, ManualLauncher
+from backlogctl.fanout.launchers.process import ConsumerState, ProcessLauncher, ramp_up
+from backlogctl.formats import Say
 
 __all__ = [
     "CheckStop",

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from backlog.clock import Deadline
-from backlog.config import Consumers, mask_secrets
-from backlog.config.arguments import fill_in
-from backlog.errors import BacklogError
+from backlogctl.clock import Deadline
+from backlogctl.config import Consumers, mask_secrets
+from backlogctl.config.consumers import fill_in
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, find_inherited
 from backlogctl_delivery.visible import join_lines, join_words
-from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
 _TICK = 0.02
 _ASK_EVERY = 1.0

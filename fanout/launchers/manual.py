@@ -6,18 +6,51 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
+from backlogctl.formats import Say, format_plural
+from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
     read_group_state,
     read_topic_id,
 )
-from backlog.kafka.clients import Admin, make_admin
-from backlog.numbers import format_plural
-from backlog.progress import Say
-from fanout.launchers.interface import CheckStop, Fleet, Role
+from backlogctl.kafka.clients import Admin, make_admin
+
+# Consumers that are left as they are: a person starts and ends them.
+
+
+class LeftLauncher:
+    """Says what is left to do, and does nothing; for a launcher that fails."""
+
+    name = "left"
+
+    def __init__(self, real: Launcher, say: Say) -> None:
+        self._real = real
+        self._say = say
+
+    def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
+        """Nobody is started; says who is to be."""
+        self._say(
+            f"start {format_plural(count, 'consumer')} of group {fleet.group} on topic "
+            f"{fleet.topic} yourself: {self._real.describe(fleet)}"
+        )
+
+    def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
+        """Nobody is ended: the caller looks at the group, and names who is in it."""
+
+    def count_running(self, fleet: Fleet) -> int | None:
+        """Not known."""
+        return None
+
+    def explain(self, fleet: Fleet) -> str | None:
+        """Not known."""
+        return None
+
+    def describe(self, fleet: Fleet) -> str:
+        return "started and ended by you"
+
 
 Answer = TypeVar("Answer")
 

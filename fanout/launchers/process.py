@@ -14,21 +14,68 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.config import Consumers, mask_secrets
-from backlog.config.arguments import fill_in
-from backlog.errors import BacklogError
+from backlogctl.clock import Deadline
+from backlogctl.config import Consumers, Ramp, mask_secrets
+from backlogctl.config.consumers import fill_in
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers import supervisor
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, find_inherited
+from backlogctl.fanout.launchers.manual import ManualLauncher
 from backlogctl_delivery.visible import join_lines, join_words
-from fanout.launchers import supervisor
-from fanout.launchers.interface import CheckStop, Fleet, find_inherited
 
-_TICK = 0.02
+# More consumers in steps, so that what they write to survives.
+
+_TICK = 0.05
+
+
+def ramp_up(
+    launcher: Launcher,
+    fleet: Fleet,
+    count: int,
+    ramp: Ramp,
+    check_stop: CheckStop,
+    on_step: Callable[[int], None],
+    *,
+    max_consumers: int | None = None,
+) -> int:
+    """Starts consumers from what runs up to `count`, `ramp.step` at a time.
+
+    A step begins `ramp.every` after the one before it began, or once that has ended. People are
+    asked once, for all of them.
+
+    Args:
+        on_step: called after each step with how many run.
+        max_consumers: never more than this.
+
+    Returns:
+        How many were asked for: `count`, or `max_consumers`.
+
+    Raises:
+        BacklogError: what the launcher or `check_stop` raises.
+    """
+    wanted = count if max_consumers is None else min(count, max_consumers)
+    running = min(launcher.count_running(fleet) or 0, wanted)
+    step = wanted if isinstance(launcher, ManualLauncher) else ramp.step
+    while True:
+        check_stop()
+        pause = Deadline(ramp.every.total_seconds())
+        running = min(running + step, wanted)
+        launcher.scale(fleet, running, check_stop)
+        on_step(running)
+        if running == wanted:
+            return wanted
+        while not pause.expired:
+            check_stop()
+            time.sleep(pause.remaining(_TICK))
+
+
+_PROCESS_TICK = 0.02
 _SETTLED = 0.5  # seconds that a consumer must have run to be counted as started
 _QUICK_ENDS = 3
 _KEEPS_ENDING = 2
@@ -102,7 +149,7 @@ class ProcessLauncher:
                 # It hangs; its consumers end with it, and the next one starts others.
                 self._kill_supervisor(state)
                 limit = Deadline(self._stop_within + _SUPERVISOR_WITHIN)
-            time.sleep(_TICK)
+            time.sleep(_PROCESS_TICK)
 
     def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
         """Ends every process of the fleet: SIGTERM, then SIGKILL after `stop_within`."""
@@ -121,7 +168,7 @@ class ProcessLauncher:
             _follow(fleet, 0)
             if limit.expired:
                 self._kill_supervisor(_read_state(fleet))
-            time.sleep(_TICK)
+            time.sleep(_PROCESS_TICK)
 
     def count_running(self, fleet: Fleet) -> int | None:
         """How many processes live, by pid and start time."""

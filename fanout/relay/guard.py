@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.admin import Member, describe_group_state, read_group_state
-from backlog.kafka.clients import make_admin, make_consumer
-from backlog.kafka.errors import translate
-from fanout.relay.interface import ConsumerCameBack, GuardLost
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.fanout.relay.interface import ConsumerCameBack, GuardLost
+from backlogctl.kafka.admin import Member, describe_group_state, read_group_state
+from backlogctl.kafka.clients import make_admin, make_consumer
+from backlogctl.kafka.errors import translate
 
 CLIENT_ID = "backlogctl-guard"
 SESSION_TIMEOUT_MS = 6_000

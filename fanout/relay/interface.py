@@ -10,7 +10,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from backlog.errors import BacklogError, KafkaFailure
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+
+# How long failures without progress in between are tolerated.
+
+
+class Patience:
+    """Begins with the first failure after progress, so that idle hours do not use it up."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._limit: Deadline | None = None
+
+    def note_progress(self) -> None:
+        """Something went on: the next failure is a first one."""
+        self._limit = None
+
+    def is_over(self) -> bool:
+        """Called at a failure: whether they have gone on for too long."""
+        if self._limit is None:
+            self._limit = Deadline(self._seconds)
+        return self._limit.expired
+
 
 Order = Literal["key", "round_robin"]
 

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
-from fanout.relay.interface import GuardLost, Position, PositionExpired, RelayTask, SourceRange
-from fanout.relay.patience import Patience
-from fanout.relay.worker import read_error, read_position, write_task
+from backlogctl import IMPORT_ROOT
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced
+from backlogctl.fanout.relay.interface import (
+    GuardLost,
+    Patience,
+    Position,
+    PositionExpired,
+    RelayTask,
+    SourceRange,
+)
+from backlogctl.fanout.relay.worker import read_error, read_position, write_task
 
 DEFAULT_ENGINE = "records"
 STOP_SECONDS = 60.0
@@ -272,7 +279,7 @@ def _spawn(log_path: Path) -> subprocess.Popen[str]:
     log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with log_path.open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "fanout.relay.worker"],
+            [sys.executable, "-m", "backlogctl.fanout.relay.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -292,7 +299,7 @@ def _close_pipes(child: subprocess.Popen[str]) -> None:
 
 def _find_environment() -> dict[str, str]:
     """Ours, with the place our packages are imported from; numpy needs no threads here."""
-    root = str(Path(__file__).parents[2])
+    root = str(IMPORT_ROOT)
     paths = [root, os.environ.get("PYTHONPATH", "")]
     ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
     return {**os.environ, **ours}

@@ -2,35 +2,225 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
-from backlog.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
-from backlogctl_delivery.crashpoints import reach
-from backlogctl_delivery.kafka import unwrap
-from fanout.relay.client_settings import make_reader_settings, make_writer_settings
-from fanout.relay.commits import read_positions, read_start
-from fanout.relay.counters import Counters, write_counters
-from fanout.relay.interface import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.fanout.relay.commits import Counters, read_positions, read_start, write_counters
+from backlogctl.fanout.relay.interface import (
     GuardLost,
     Notify,
+    Order,
     Position,
+    PositionExpired,
     RelayTask,
     ShouldStop,
     SourceRange,
 )
-from fanout.relay.routing import Router
-from fanout.relay.source_reading import Batch, read_batch
-from fanout.relay.watchdog import WATCHDOG
+from backlogctl.kafka.clients import (
+    Admin,
+    assign_partitions,
+    make_admin,
+    make_consumer,
+    make_producer,
+)
+from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
+from backlogctl.partitioners import PARTITIONERS
+from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.kafka import unwrap
+
+# Settings of a relay's reader and writer; a process's partitions share its memory.
+
+# Of one process.
+READ_KBYTES, WRITE_KBYTES = 65_536, 262_144
+_LEAST_KBYTES = 2_048
+
+_CONSUMER: Mapping[str, Any] = {
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 50,
+    "max.partition.fetch.bytes": 8 * 1024 * 1024,
+}
+_PRODUCER: Mapping[str, Any] = {
+    # A transaction's end sends what waits, and fuller batches cost everybody less.
+    "linger.ms": 100,
+    "queue.buffering.max.messages": 200_000,
+    # The broker's limit on the temporary topic decides, not the client's.
+    "message.max.bytes": 100_000_000,
+}
+
+
+def make_reader_settings(side_by_side: int) -> dict[str, Any]:
+    """For one of `side_by_side` partitions of a process."""
+    share = max(_LEAST_KBYTES, READ_KBYTES // side_by_side)
+    return {**_CONSUMER, "queued.max.messages.kbytes": share}
+
+
+def make_writer_settings(side_by_side: int) -> dict[str, Any]:
+    """For one of `side_by_side` partitions of a process."""
+    share = max(_LEAST_KBYTES, WRITE_KBYTES // side_by_side)
+    return {**_PRODUCER, "queue.buffering.max.kbytes": share}
+
+
+# Which temporary partition a message goes to.
+
+
+class Router:
+    """Places the messages of one source partition.
+
+    `key`: the hash of the source's producers modulo the temporary partitions; messages without a
+    key go round robin. `round_robin`: one after another over all partitions. The turn starts at
+    `turn`, which is how many messages went before, so a restart keeps it even.
+    """
+
+    def __init__(self, order: Order, partitioner: str, partitions: int, turn: int) -> None:
+        self._place = PARTITIONERS[partitioner] if order == "key" else None
+        self._partitions = partitions
+        self._turn = turn
+
+    def place(self, keys: Sequence[bytes | None]) -> list[int]:
+        """The temporary partitions of messages with these keys, in order."""
+        count = len(keys)
+        turns = (np.arange(self._turn, self._turn + count) % self._partitions).astype(np.int32)
+        self._turn += count
+        if self._place is None:
+            found: list[int] = turns.tolist()
+            return found
+        placed = self._place(_make_array(keys), self._partitions)
+        if None in keys:
+            without = np.fromiter((key is None for key in keys), np.bool_, count)
+            placed = np.where(without, turns, placed)
+        mixed: list[int] = placed.tolist()
+        return mixed
+
+
+def _make_array(keys: Sequence[bytes | None]) -> pa.Array:
+    """The keys as a column, an empty one for none.
+
+    `pa.array(keys)` would load pandas to see whether they are its own: half a second of a relay's
+    start.
+    """
+    filled = [key or b"" for key in keys]
+    offsets = np.zeros(len(filled) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, filled), np.int64, len(filled)), out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(filled))]
+    return pa.Array.from_buffers(pa.large_binary(), len(filled), buffers)
+
+
+# Reads of one source partition (protocol P4.6, step 4).
+
+READ_AT_ONCE = 5_000
+
+
+@dataclass
+class Batch:
+    """Messages in order, the position after them, and whether nothing more is there now."""
+
+    messages: list[Message]
+    reached: int
+    at_end: bool
+
+
+def read_batch(consumer: Consumer, position: int, end: int | None, subject: str) -> Batch:
+    """The next messages from `position` on, before `end`.
+
+    Raises:
+        PositionExpired: retention was faster.
+    """
+    found = Batch([], position, at_end=False)
+    for message in consumer.consume(READ_AT_ONCE, 0.1):
+        error = message.error()
+        if error is None:
+            offset = message.offset()
+            if offset is None or (end is not None and offset >= end):
+                found.reached, found.at_end = max(found.reached, end or 0), True
+                break
+            found.messages.append(message)
+            found.reached = offset + 1
+            found.at_end = False
+        elif error.code() == KafkaError._PARTITION_EOF:
+            # What lies before it and was not delivered are control and aborted records.
+            at = message.offset() or 0
+            found.reached = max(found.reached, at if end is None else min(at, end))
+            found.at_end = True
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise PositionExpired(
+                f"the messages at offset {position} are gone before they were relayed",
+                subject=subject,
+                hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
+            )
+        elif error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            raise translate(error, subject, "read the source")
+    return found
+
+
+# Ends the relay's process where a call of the client does not come back.
+#
+# `send_offsets_to_transaction` was seen to hang for minutes, far beyond its own timeout, after
+# the
+# group's coordinator had moved to another broker (librdkafka 2.16.0, three brokers, one of them
+# killed). A relay may be killed at any moment: the next one aborts what is open, and goes on from
+# the
+# last commit.
+
+LATE_SECONDS = 15.0  # beyond a call's own timeout
+HUNG = 71  # exit code
+_LOOK_SECONDS = 1.0
+
+
+class Watchdog:
+    """Watches calls of any number of threads."""
+
+    def __init__(
+        self, late: float = LATE_SECONDS, *, end: Callable[[int], object] = os._exit
+    ) -> None:
+        self._late = late
+        self._end = end
+        self._due: dict[int, tuple[float, str]] = {}
+        self._started = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def watching(self, doing: str, seconds: float) -> Iterator[None]:
+        """A call that has a timeout of so many seconds."""
+        self._start()
+        thread = threading.get_ident()
+        self._due[thread] = (time.monotonic() + seconds + self._late, doing)
+        try:
+            yield
+        finally:
+            self._due.pop(thread, None)
+
+    def _start(self) -> None:
+        with self._lock:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(_LOOK_SECONDS, self._late))
+            now = time.monotonic()
+            for due, doing in list(self._due.values()):
+                if now > due:
+                    sys.stderr.write(f"the client did not come back from: {doing}\n")
+                    sys.stderr.flush()
+                    self._end(HUNG)
+
+
+WATCHDOG = Watchdog()
 
 # The same message would be refused again.
 _LASTING = frozenset(

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, KafkaFailure, ProducerFenced
-from fanout.relay.guard import Guard
-from fanout.relay.interface import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced
+from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.interface import (
     GuardLost,
+    Patience,
     Position,
     PositionExpired,
     RelayTask,
     SourceRange,
 )
-from fanout.relay.patience import Patience
-from fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
+from backlogctl.fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
 
 # A relay that is fenced twice within this time has a competing relay.
 FENCED_AGAIN_SECONDS = 60.0

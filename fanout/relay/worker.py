@@ -1,4 +1,4 @@
-"""A relay process: `python -m fanout.relay.worker`, some source partitions, a thread each.
+"""A relay process, `python -m backlogctl.fanout.relay.worker`: a thread for each source partition.
 
 The task comes as the first line on stdin (it holds secrets, so it is no argument); a second line
 asks to stop between two transactions. When stdin ends, the runner is gone: the process ends at
@@ -17,9 +17,8 @@ import threading
 from dataclasses import asdict, replace
 from typing import Any
 
-from backlog.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
-from backlog.kafka.errors import TopicMissing
-from fanout.relay.interface import (
+from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
+from backlogctl.fanout.relay.interface import (
     GuardLost,
     Position,
     PositionExpired,
@@ -27,7 +26,8 @@ from fanout.relay.interface import (
     RelayTask,
     SourceRange,
 )
-from fanout.relay.records import RecordEngine
+from backlogctl.fanout.relay.records import RecordEngine
+from backlogctl.kafka.errors import TopicMissing
 
 ENGINES: dict[str, type[RelayEngine]] = {RecordEngine.name: RecordEngine}
 _ERRORS: dict[str, type[BacklogError]] = {

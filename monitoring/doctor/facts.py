@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
+    ConfigResource,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
-from backlog.kafka.calls import ask, wait_for
-from backlog.kafka.clients import Admin, Properties, find_addresses
-from backlog.kafka.peek import peek_at
-from backlog.kafka.raw_client import RawClient, translate_error, translate_properties
-from backlog.kafka.topics import describe_topic, list_offsets, read_metadata
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.clients import Admin, Properties, ask, find_addresses, wait_for
+from backlogctl.kafka.peek import peek_at
+from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlogctl.kafka.topics import describe_topic, list_offsets, read_metadata
 
 # Newest messages of each partition that are looked at.
 NEWEST = 200

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from backlog.numbers import format_bytes, format_plural
-from monitoring.doctor.facts import Topic
-from monitoring.doctor.finding import Finding, Level, Room
-from monitoring.forensics.findings import (
+from backlogctl.formats import format_bytes, format_plural
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room
+from backlogctl.monitoring.doctor.facts import Topic
+from backlogctl.monitoring.producers.findings import (
     ADVICE,
     Suspicion,
     SuspicionCode,
@@ -15,8 +15,8 @@ from monitoring.forensics.findings import (
     is_hot,
     tell_hot,
 )
-from monitoring.forensics.newest import SHARE_WINDOW, NewestLog
-from monitoring.forensics.profile import PartitionProfile
+from backlogctl.monitoring.producers.profile import PartitionProfile
+from backlogctl.monitoring.producers.reader import SHARE_WINDOW, NewestLog
 
 # Of a break nobody can tell from the log whether messages are missing.
 _LEVELS: Mapping[SuspicionCode, Level] = {

@@ -5,23 +5,85 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 
-from backlog.clock import utc_now
-from backlog.errors import BacklogError
-from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets
-from monitoring.board import ClusterPass, TopicPartitionState
-from monitoring.groups.dating import OffsetDates
-from monitoring.groups.judging import GroupHistory, GroupJudge, SampleRows
-from monitoring.groups.reading import ClusterReader
-from monitoring.groups.tails import Tails
-from monitoring.groups.unreadable import UnreadableGroups
-from monitoring.groups.unseen import add_unseen, describe_cluster
-from monitoring.groups.windows import SampleTimes, TopicHistory, fit
-from monitoring.lag import read_retention, read_size_limit
-from monitoring.status import UNLIMITED, GroupStatus, Retention
+from backlogctl.clock import utc_now
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.formats import format_plural
+from backlogctl.monitoring.groups.dating import OffsetDates, Tails
+from backlogctl.monitoring.groups.judge import GroupHistory, GroupJudge, SampleRows
+from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, ListedGroup, Offsets
+from backlogctl.monitoring.groups.reader import ClusterReader, UnreadableGroups
+from backlogctl.monitoring.groups.windows import SampleTimes, TopicHistory, fit
+from backlogctl.monitoring.offsets.lag import read_retention, read_size_limit
+from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Retention, Unseen
+from backlogctl.monitoring.watch.board import ClusterPass, TopicPartitionState
+from backlogctl_delivery.kafka import AccessDenied
+
+# What a pass over all groups could not see, of the cluster and of each group.
+
+_HINT = "`backlogctl acl see STREAM --principal P` prints what grants it"
+_SHOWN = 3
+
+
+def describe_cluster(
+    cluster: str, sees_all: bool | None, denied: Mapping[str, BacklogError]
+) -> tuple[Unseen, ...]:
+    """What holds for the cluster.
+
+    Args:
+        sees_all: whether the brokers list every group; None where they do not tell.
+        denied: topics whose tails may not be read, and why.
+    """
+    found: list[Unseen] = []
+    subject = f"cluster {cluster}"
+    if sees_all is False:
+        reason = "may not list all groups (DESCRIBE on the cluster is missing)"
+        found.append(Unseen("groups", AccessDenied(reason, subject=subject, hint=_HINT)))
+    elif sees_all is None:
+        reason = "the brokers do not tell whether it may list all groups"
+        found.append(Unseen("groups", KafkaFailure(reason, subject=subject)))
+    if denied:
+        names = sorted(denied)
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        reason = f"may not read {format_plural(len(names), 'topic')} ({shown}): READ is missing"
+        found.append(Unseen("tails", AccessDenied(reason, subject=subject, hint=_HINT)))
+    return tuple(found)
+
+
+def add_unseen(
+    statuses: Iterable[GroupStatus],
+    tails: Mapping[tuple[str, str], BacklogError],
+    retentions: Collection[str],
+) -> list[GroupStatus]:
+    """The statuses, each with what could not be seen of it.
+
+    Args:
+        tails: by group and topic, why a small lag could not be looked into.
+        retentions: the topics whose retention is known.
+    """
+    return [
+        replace(status, unseen=found)
+        if (found := tuple(_list_unseen(status, tails, retentions)))
+        else status
+        for status in statuses
+    ]
+
+
+def _list_unseen(
+    status: GroupStatus,
+    tails: Mapping[tuple[str, str], BacklogError],
+    retentions: Collection[str],
+) -> Iterable[Unseen]:
+    if status.topic not in retentions:
+        reason = "could not read its settings (is DESCRIBE_CONFIGS on it missing?)"
+        error = KafkaFailure(reason, subject=f"topic {status.topic}", hint=_HINT)
+        yield Unseen("retention", error)
+    if error_of_tail := tails.get((status.group, status.topic)):
+        yield Unseen("tails", error_of_tail)
+
 
 # Rows of a window, beside the one before it and the newest; ends kept up to the horizon.
 WINDOW_ROWS = 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,17 +12,85 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from backlog.ledger import Ledger
+from backlogctl.clock import utc_now
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.metrics.catalogue import CATALOGUE, Family
+from backlogctl.monitoring.metrics.groups import CounterSeries as scrape_Counter
+from backlogctl.monitoring.metrics.groups import CounterSeries as sequences_Counter
+from backlogctl.monitoring.metrics.groups import (
+    GaugeSeries,
+    Lines,
+    list_others,
+    write_group_totals,
+    write_groups,
+    write_head,
+    write_topics,
+)
+from backlogctl.monitoring.metrics.ledger import Record
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.watch.board import Board, BoardState, ClusterPass, MemberLook
 from backlogctl_delivery.metrics import Poll
-from monitoring.board import Board, BoardState, ClusterPass
-from monitoring.metrics.catalogue import CATALOGUE, Family
-from monitoring.metrics.checkups import describe_checkups, describe_members
-from monitoring.metrics.exposition import Counter, Gauge, Lines, write_head
-from monitoring.metrics.families import list_others, write_group_totals, write_groups, write_topics
-from monitoring.metrics.recorded import Record
-from monitoring.metrics.sequences import describe_sequences
-from monitoring.sampler import StreamLike
-from monitoring.status import GroupStatus
+
+# Families of what is looked at now and then: members of streams in trouble, the doctor.
+
+
+def describe_members(seen: BoardState) -> Iterator[Metric]:
+    """Members by client id and host."""
+    partitions = GaugeSeries("backlog_member_partitions")
+    ages = GaugeSeries("backlog_member_commit_age_seconds")
+    now = utc_now()
+    for stream, members in sorted(seen.members.items()):
+        if (status := seen.streams.get(stream)) is None:
+            continue
+        places: defaultdict[tuple[str, str], list[MemberLook]] = defaultdict(list)
+        for one in members:
+            places[one.client_id, one.host].append(one)
+        for place, same in sorted(places.items()):
+            labels = (status.cluster, status.group, status.topic, stream, *place)
+            partitions.add_metric(labels, sum(len(one.partitions) for one in same))
+            known = [one.last_commit for one in same if one.last_commit is not None]
+            if known:
+                ages.add_metric(labels, max(0.0, (now - max(known)).total_seconds()))
+    yield partitions
+    yield ages
+
+
+def describe_checkups(seen: BoardState) -> Iterator[Metric]:
+    """How many findings of each check, and when it was looked."""
+    findings = GaugeSeries("backlog_doctor_findings")
+    times = GaugeSeries("backlog_doctor_timestamp_seconds")
+    for stream, checkup in sorted(seen.checkups.items()):
+        counts = Counter((one.check, str(one.level)) for one in checkup.findings)
+        for (check, level), count in sorted(counts.items()):
+            findings.add_metric((stream, check, level), count)
+        times.add_metric((stream,), checkup.taken_at.timestamp())
+    yield findings
+    yield times
+
+
+# Families of the sequence check: what it has read, and what is missing.
+
+
+def describe_sequences(seen: BoardState) -> Iterator[Metric]:
+    """What the sequence check has read and misses; nothing of what it cannot tell."""
+    up, behind = GaugeSeries("backlog_sequence_up"), GaugeSeries("backlog_sequence_behind_messages")
+    checked = sequences_Counter("backlog_sequence_checked_messages")
+    unreadable = sequences_Counter("backlog_sequence_unreadable_messages")
+    missing = GaugeSeries("backlog_sequence_missing_messages")
+    for stream, look in sorted(seen.sequences.items()):
+        place = (look.cluster, stream)
+        up.add_metric(place, int(not look.trouble))
+        checked.add_metric(place, look.checked)
+        unreadable.add_metric(place, look.unreadable)
+        if look.behind is not None:
+            behind.add_metric(place, look.behind)
+        for certainty, count in (("lost", look.lost), ("suspect", look.suspect)):
+            # A count that nobody keeps up with is a lower bound: then zero says nothing.
+            if count is not None and (count or not look.trouble):
+                missing.add_metric((*place, certainty), count)
+    yield from (up, behind, checked, unreadable, missing)
+
 
 # Cluster, group, topic.
 _Place = tuple[str, str, str]
@@ -103,13 +172,13 @@ class Scrape:
         yield from describe_members(seen)
         yield from describe_checkups(seen)
         yield from describe_sequences(seen)
-        sent = Counter("backlog_notifications")
+        sent = scrape_Counter("backlog_notifications")
         for key, count in sorted(self._exported.notifications().items()):
             sent.add_metric(key, count)
         yield sent
         yield from self._exported.more()
         recorded = self.ledger.read()
-        answers = Gauge("backlog_ledger_up")
+        answers = GaugeSeries("backlog_ledger_up")
         answers.add_metric((), int(recorded is not None))
         yield answers
         yield from recorded or ()
@@ -185,8 +254,8 @@ def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
 
 def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
-    ages = Gauge("backlog_sample_age_seconds")
-    failures = Counter("backlog_sample_failures")
+    ages = GaugeSeries("backlog_sample_age_seconds")
+    failures = scrape_Counter("backlog_sample_failures")
     # Where nothing was ever seen, the age is that of the watching.
     times = {(name, ""): board.started_at for name in exported.clusters}
     times |= {(one.cluster, name): board.started_at for name, one in exported.streams.items()}
@@ -196,9 +265,9 @@ def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Itera
         failures.add_metric(key, seen.failures.get(key, 0))
     yield ages
     yield failures
-    seconds, groups = Gauge("backlog_pass_seconds"), Gauge("backlog_groups")
-    left_out = Gauge("backlog_partitions_left_out")
-    unreadable = Gauge("backlog_groups_unreadable")
+    seconds, groups = GaugeSeries("backlog_pass_seconds"), GaugeSeries("backlog_groups")
+    left_out = GaugeSeries("backlog_partitions_left_out")
+    unreadable = GaugeSeries("backlog_groups_unreadable")
     for name, done in sorted(seen.clusters.items()):
         seconds.add_metric([name], done.seconds)
         streams = (status.group for status in seen.streams.values() if status.cluster == name)

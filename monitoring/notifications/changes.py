@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Condition
 
-from monitoring.sampler import StreamLike
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 
 # A cluster that is away for a moment is no news; the page calls a stream stale after as many.
 BLIND_LOOKS = 3

@@ -15,23 +15,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from backlog.clock import utc_now
-from backlog.config import Hook, mask_secrets
-from backlog.errors import BacklogError, NotificationFailed
-from monitoring.notifications.changes import Change, Damper, Look, Mailbox
-from monitoring.notifications.posting import (
+from backlogctl.clock import utc_now
+from backlogctl.config import Hook, mask_secrets
+from backlogctl.errors import BacklogError, NotificationFailed
+from backlogctl.monitoring.notifications.changes import Change, Damper, Look, Mailbox
+from backlogctl.monitoring.notifications.messages import (
     Answer,
     Message,
     MessageContext,
     Outcome,
     WebhookClient,
 )
-from monitoring.outages import OnOutage
-from monitoring.sampler import StreamLike
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.watch.loop import OnOutage
 
-LOG = logging.getLogger("backlog.monitoring.notifications")
+LOG = logging.getLogger("backlogctl.monitoring.notifications")
 
 REPLACED = "replaced"
 OUTCOMES = (*map(str, Outcome), REPLACED)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from replay.audits.audit import Audit
-from replay.audits.consumed import ConsumedAuditing
-from replay.audits.counts import CountsAuditing
-from replay.audits.producers import ProducerAuditing
-from replay.audits.sequence import SequenceAuditing
+from backlogctl.replay.audits.audit import Audit
+from backlogctl.replay.audits.consumed import ConsumedAuditing
+from backlogctl.replay.audits.counts import CountsAuditing
+from backlogctl.replay.audits.producers import ProducerAuditing
+from backlogctl.replay.audits.sequence import SequenceAuditing
 
 AUDITS: tuple[Audit, ...] = (
     SequenceAuditing(),

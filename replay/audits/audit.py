@@ -2,25 +2,114 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import psutil
 from pydantic import Field
 
-from backlog.clock import format_time, utc_now
-from backlog.config import Stream
-from backlog.config.base import Duration
-from backlog.kafka.rights import Right
-from backlog.values import Gap
-from replay.around.rights import list_seeing
-from replay.recovery.options import OptionalMoment
-from replay.recovery.plan import Options
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import format_time, utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.config.base import Duration
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.rights import Right
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.options import OptionalMoment
+from backlogctl.replay.engine.plan import Options
+from backlogctl.replay.observe.rights import list_seeing
+from backlogctl.values import Gap
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# The Spark of an audit.
+
+
+def start_spark(
+    workspace: Workspace, stream: Stream, audit: str, archives: Iterable[ArchiveRecord] = ()
+) -> SparkSession:
+    """With what the places of these archives need.
+
+    Raises:
+        SparkFailure, EmbeddedError: it did not start.
+    """
+    from backlogctl.spark_backfill.spark.cluster import needs_s3
+    from backlogctl.spark_backfill.spark.session import open_session
+
+    return open_session(
+        workspace.config.spark,
+        f"backlogctl audit {audit} {stream.name}",
+        staging=workspace.config.staging.dir,
+        s3=any(needs_s3(one.location) for one in archives),
+    )
+
+
+@contextmanager
+def reading_topic(workspace: Workspace, stream: Stream, doing: str) -> Iterator[None]:
+    """While Spark reads the topic, and what it is compared with: what it raises is one error.
+
+    Raises:
+        KafkaFailure, StagingError.
+    """
+    from backlogctl.spark_backfill.failures import list_secrets, translating
+
+    with translating(
+        doing,
+        subject=f"topic {stream.topic}",
+        hint="where retention removed messages meanwhile, look again, with a later --since",
+        kind=KafkaFailure,
+        secrets=list_secrets(workspace.properties(stream)),
+    ):
+        yield
+
+
+# Where an audit keeps what it reads of a consumer's table while it compares.
+
+_PREFIX = "audit-"
+_OLDEST_SECONDS = (
+    2 * 86_400.0
+)  # of one on another host, of which nobody knows whether it is at work
+
+
+@contextmanager
+def open_folder(config: Config) -> Iterator[Path]:
+    """An empty folder under `staging.dir`, the owner's alone; it is gone afterwards.
+
+    Those of audits that were killed are removed first: they hold the identities of messages.
+    """
+    root = config.staging.dir
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sweep_folders(root)
+    prefix = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def sweep_folders(root: Path) -> None:
+    """Removes what killed audits left; what cannot be removed stays."""
+    for folder in root.glob(f"{_PREFIX}*-*-*"):
+        host, pid, _ = folder.name.removeprefix(_PREFIX).rsplit("-", 2)
+        with suppress(OSError, ValueError):
+            if host == socket.gethostname():
+                is_left = not psutil.pid_exists(int(pid))
+            else:
+                is_left = time.time() - folder.stat().st_mtime > _OLDEST_SECONDS
+            if is_left:
+                shutil.rmtree(folder)
+
 
 Say = Callable[[str], None]
 # A message may come late for as long as its producer tries: `delivery.timeout.ms` is 2 min in Java,

@@ -4,15 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
-from backlog.config import Stream
-from backlog.ledger.audits import AuditRecord
-from backlog.values import GapState
-from replay.around.rights import require_rights
-from replay.audits.audit import Audit, AuditResult, Say, SpanOptions
-from replay.injection.archived import suggest_plan
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream
+from backlogctl.ledger.measurements import AuditRecord
+from backlogctl.replay.audits.audit import Audit, AuditResult, Say, SpanOptions
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.archived import suggest_plan
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, SequenceRange
+
+# What an audit found lost, as the ledger takes it: a gap that a plan can put back.
+
+TimesMs = tuple[int | None, int | None]
+"""Between which times messages were made, in ms since 1970; None is unknown."""
+
+
+def make_unprocessed(stream: Stream, topic_id: str, place: OffsetRange, times: TimesMs) -> Gap:
+    """Committed, and never handled."""
+    return _make(
+        stream,
+        topic_id,
+        place.partition,
+        Cause.UNPROCESSED,
+        times,
+        reason="committed, and the consumer's own table lacks them",
+        offsets=place,
+    )
+
+
+def make_producer_gap(
+    stream: Stream, topic_id: str, partition: int, named: SequenceRange, times: TimesMs
+) -> Gap:
+    """Numbered by their producer, and nowhere in the topic."""
+    return _make(
+        stream,
+        topic_id,
+        partition,
+        Cause.PRODUCER_GAP,
+        times,
+        reason=f"sequence {named.first:,} to {named.last:,} of producer {named.producer}, epoch "
+        f"{named.epoch}, never reached the topic",
+        sequences=named,
+    )
+
+
+def _make(
+    stream: Stream,
+    topic_id: str,
+    partition: int,
+    cause: Cause,
+    times: TimesMs,
+    *,
+    reason: str,
+    offsets: OffsetRange | None = None,
+    sequences: SequenceRange | None = None,
+) -> Gap:
+    first, last = (None if at is None else datetime.fromtimestamp(at / 1000, UTC) for at in times)
+    return Gap(
+        id="",
+        stream=stream.name,
+        cluster=stream.cluster,
+        topic=stream.topic,
+        group=stream.group,
+        topic_id=topic_id,
+        partition=partition,
+        start=None if offsets is None else offsets.start,
+        end=None if offsets is None else offsets.end,
+        cause=cause,
+        certainty=Certainty.EXACT,
+        state=GapState.OPEN,
+        first_time=first,
+        last_time=last,
+        detected_at=utc_now(),
+        reason=reason,
+        sequences=sequences,
+    )
+
 
 # The next audit finds the rest, once these are put back.
 MOST_GAPS = 1_000

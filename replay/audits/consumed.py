@@ -7,20 +7,28 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import format_time
-from backlog.config import Consumed, Stream
-from backlog.errors import UsageError
-from backlog.numbers import format_duration, format_moment, format_plural
-from backlog.values import Cause, Gap, GapState, OffsetRange
-from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
-from replay.audits.folder import open_folder
-from replay.audits.group import Look, look_at_group
-from replay.audits.losing import make_unprocessed
-from replay.audits.spark import reading_topic, start_spark
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import format_time
+from backlogctl.config import Consumed, Stream
+from backlogctl.errors import UsageError
+from backlogctl.formats import format_duration, format_moment, format_plural
+from backlogctl.replay.audits.audit import (
+    Audit,
+    AuditOptions,
+    Finding,
+    Level,
+    Outcome,
+    Say,
+    open_folder,
+    reading_topic,
+    start_spark,
+)
+from backlogctl.replay.audits.carrying import make_unprocessed
+from backlogctl.replay.audits.span import Look, look_at_group
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import Cause, Gap, GapState, OffsetRange
 
 if TYPE_CHECKING:
-    from spark_backfill.audits.consumed import ConsumedAudit, UnhandledRange
+    from backlogctl.spark_backfill.audits.consumed import ConsumedAudit, UnhandledRange
 
 CLAIMS = (
     "Each was committed, and its identity is not in the consumer's table. A consumer that leaves "
@@ -46,7 +54,7 @@ class ConsumedAuditing(Audit):
             KafkaFailure: the topic could not be read in full.
         """
         consumed = _require_table(stream)
-        from spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
         make_java_options(workspace.properties(stream))  # refuses now what Spark could not use
         say("looking at the topic and the group")
@@ -85,8 +93,12 @@ def _compare(
     look: Look,
     say: Say,
 ) -> ConsumedAudit:
-    from spark_backfill.audits.consumed import ConsumedScope, audit_consumed, read_consumed
-    from spark_backfill.originals.reading import read_log
+    from backlogctl.spark_backfill.audits.consumed import (
+        ConsumedScope,
+        audit_consumed,
+        read_consumed,
+    )
+    from backlogctl.spark_backfill.existing.messages import read_log
 
     config, properties = workspace.config, workspace.properties(stream)
     assert stream.source is not None

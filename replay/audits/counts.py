@@ -6,19 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline, format_time, utc_now
-from backlog.config import Stream
-from backlog.numbers import format_duration, format_moment, format_plural
-from monitoring.observing import observe_stream
-from replay.around.observation import LOOK_SECONDS
-from replay.audits.archived import list_archives
-from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
-from replay.audits.spark import start_spark
-from replay.audits.tiers import Counted, Counting, count_again, require_source
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import Deadline, format_time, utc_now
+from backlogctl.config import Stream
+from backlogctl.formats import format_duration, format_moment, format_plural
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.replay.audits.audit import (
+    Audit,
+    AuditOptions,
+    Finding,
+    Level,
+    Outcome,
+    Say,
+    start_spark,
+)
+from backlogctl.replay.audits.tiers import (
+    Counted,
+    Counting,
+    count_again,
+    list_archives,
+    require_source,
+)
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.stream import LOOK_SECONDS
 
 if TYPE_CHECKING:
-    from spark_backfill.audits.counts import CountsAudit
+    from backlogctl.spark_backfill.audits.counts import CountsAudit
 
 CLAIMS = (
     "These are counts by the times of the rows: they show where to look, and prove no loss. "
@@ -40,8 +52,8 @@ class CountsAuditing(Audit):
         Raises:
             UsageError: the stream has no source table, or --until is not after --since.
         """
-        from spark_backfill.sources.reflection import require_tables
-        from spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.sources.reflection import require_tables
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
         began_at = utc_now()
         source = require_source(stream, bounds)
@@ -202,7 +214,7 @@ def _tell_nothing(counting: Counting, counted: Counted) -> Finding:
 
 
 def _tell(difference: _Difference, found: CountsAudit) -> Iterator[Finding]:
-    from spark_backfill.audits.counts import list_stretches
+    from backlogctl.spark_backfill.audits.counts import list_stretches
 
     counted = [(w, getattr(w, difference.count) or 0) for w in found.windows]
     many = sum(count for _, count in counted)

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from backlog.clock import format_time
-from backlog.config import Stream
-from backlog.kafka.rights import Resource, Right
-from monitoring.forensics.findings import (
+from backlogctl.clock import format_time
+from backlogctl.config import Stream
+from backlogctl.kafka.rights import Resource, Right
+from backlogctl.monitoring.producers.findings import (
     ADVICE,
     BLIND_SPOTS,
     Suspicion,
@@ -17,10 +17,10 @@ from monitoring.forensics.findings import (
     find_suspicions,
     tell_limits,
 )
-from monitoring.forensics.profile import LogProfile, ProducerProfile
-from monitoring.forensics.reading import profile_topic
-from replay.audits.audit import Audit, Finding, Level, Outcome, Say, SpanOptions
-from replay.recovery.workspace import Workspace
+from backlogctl.monitoring.producers.profile import LogProfile, ProducerProfile
+from backlogctl.monitoring.producers.reader import profile_topic
+from backlogctl.replay.audits.audit import Audit, Finding, Level, Outcome, Say, SpanOptions
+from backlogctl.replay.engine.kind import Workspace
 
 # The others only cost time.
 _LEVELS: Mapping[SuspicionCode, Level] = {

@@ -7,23 +7,31 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import utc_now
-from backlog.config import Stream
-from backlog.numbers import format_duration, format_moment, format_plural
-from backlog.values import Gap, GapState, SequenceRange
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream
+from backlogctl.formats import format_duration, format_moment, format_plural
+from backlogctl.replay.audits.audit import (
+    Audit,
+    AuditOptions,
+    Finding,
+    Level,
+    Outcome,
+    Say,
+    reading_topic,
+    start_spark,
+)
+from backlogctl.replay.audits.carrying import make_producer_gap
+from backlogctl.replay.audits.span import Span, find_settled, read_span
+from backlogctl.replay.audits.tiers import find_archived, list_archives, read_parts
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.values import Gap, GapState, SequenceRange
 from backlogctl_delivery.sequenced.sequence import RangeSet
-from replay.around.observation import note_stream
-from replay.audits.archived import find_archived, list_archives, read_parts
-from replay.audits.audit import Audit, AuditOptions, Finding, Level, Outcome, Say
-from replay.audits.losing import make_producer_gap
-from replay.audits.span import Span, find_settled, read_span
-from replay.audits.spark import reading_topic, start_spark
-from replay.recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_backfill.audits.sequence import Hole, SequenceAudit
+    from backlogctl.spark_backfill.audits.sequence import Hole, SequenceAudit
 
 CLAIMS = (
     "Each hole is messages that their producer numbered and that are nowhere in the topic. What a "
@@ -64,8 +72,8 @@ class SequenceAuditing(Audit):
 
     def look(self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say) -> Outcome:
         """Reads every message once; nothing near the end of the log is judged before its grace."""
-        from spark_backfill.audits.sequence import audit_sequence
-        from spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.audits.sequence import audit_sequence
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
         began_at = utc_now()
         make_java_options(workspace.properties(stream))  # refuses now what Spark could not use
@@ -95,7 +103,7 @@ def _open(
 ) -> tuple[DataFrame, list[int]]:
     """What the topic has, and what archives have right before that; and which partitions are read
     from their first message on."""
-    from spark_backfill.originals.reading import read_log
+    from backlogctl.spark_backfill.existing.messages import read_log
 
     records = list_archives(workspace, span.topic.topic_id) if since is None else ()
     spark = start_spark(workspace, stream, SequenceAuditing.name, records)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backlog.clock import Deadline
-from backlog.config import Stream
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets
-from backlog.values import OffsetRange
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets
+from backlogctl.monitoring.offsets.observation import measure_skew, observe_stream
+from backlogctl.replay.audits.audit import AuditOptions
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import OffsetRange, Sample
 
 _SECONDS = 60.0
 
@@ -72,4 +75,81 @@ def find_settled(
     for sample in workspace.ledger.samples.history(stream.name):
         if sample.topic_id == topic_id and sample.taken_at <= now - grace:
             found.update({part.partition: part.high for part in sample.partitions})
+    return found
+
+
+# A group's committed offsets, and which of them are old enough to be judged.
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A group as it was before its table was read.
+
+    Attributes:
+        span: the topic; `below` and `ahead` are its committed messages below the group's offsets,
+            and from these on.
+        committed: by partition; None where the group has no committed offset.
+        settled: by partition, below which offset was committed at least the grace ago.
+        hidden: offsets that are settled and that an open transaction hides.
+    """
+
+    span: Span
+    below: tuple[OffsetRange, ...]
+    ahead: tuple[OffsetRange, ...]
+    committed: Mapping[int, int | None]
+    settled: Mapping[int, int]
+    hidden: tuple[OffsetRange, ...]
+
+
+def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) -> Look:
+    """The topic and the group's offsets; samples the stream, so that a later audit can judge more.
+
+    Raises:
+        TopicMissing, KafkaFailure, ClusterUnreachable, LedgerError.
+    """
+    properties = workspace.properties(stream)
+    seen = observe_stream(workspace.ledger, stream, properties, Deadline(_SECONDS)).sample
+    span = read_span(workspace, stream, bounds.since)
+    if span.topic.topic_id != seen.topic_id:
+        subject = f"topic {stream.topic}"
+        raise KafkaFailure("it was made anew meanwhile", subject=subject, hint="look again")
+    now = utc_now() + measure_skew(workspace.ledger)  # the samples are in the ledger's time
+    settled = find_settled_commits(workspace, stream, seen, bounds.waits, now)
+    committed = {part.partition: part.committed for part in seen.partitions}
+    ends = {part.partition: part.high for part in seen.partitions}
+    below, ahead, hidden = [], [], []
+    for item in span.ranges:
+        at = committed.get(item.partition)
+        cut = item.start if at is None else min(max(at, item.start), item.end)
+        below.append(OffsetRange(item.partition, item.start, cut))
+        ahead.append(OffsetRange(item.partition, cut, item.end))
+        old = min(settled.get(item.partition, 0), ends.get(item.partition, 0))
+        if old > item.end:
+            hidden.append(OffsetRange(item.partition, item.end, old))
+    return Look(span, tuple(below), tuple(ahead), committed, settled, tuple(hidden))
+
+
+def find_settled_commits(
+    workspace: Workspace, stream: Stream, seen: Sample, grace: timedelta, now: datetime
+) -> dict[int, int]:
+    """By partition, below which offset the group had committed at least `grace` ago and ever since.
+
+    A group that was set back works on what it had committed once more. Partitions of which there is
+    no sample so old are left out.
+
+    Args:
+        seen: the newest sample; it is in the ledger.
+    """
+    found: dict[int, int] = {}
+    place = (stream.cluster, stream.topic, stream.group, seen.topic_id)
+    for sample in workspace.ledger.samples.history(stream.name):
+        if (sample.cluster, sample.topic, sample.group, sample.topic_id) != place:
+            continue
+        is_old = sample.taken_at + timedelta(seconds=sample.took) <= now - grace
+        for part in sample.partitions:
+            at = part.committed
+            if is_old and at is not None:
+                found[part.partition] = at
+            elif part.partition in found:
+                found[part.partition] = min(found[part.partition], at or 0)
     return found

@@ -2,33 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import format_time
-from backlog.config import Stream, StreamSource
-from backlog.config.streams import Message, Value
-from backlog.errors import KafkaFailure, UsageError
-from backlog.ledger.archives import ArchiveRecord
-from backlog.numbers import format_plural
-from backlog.values import OffsetRange, Sample
-from replay.audits.archived import Archived, find_archived, list_archives, read_parts
-from replay.audits.audit import AuditOptions, Say
-from replay.audits.folder import open_folder
-from replay.audits.span import Span, read_span
-from replay.audits.spark import reading_topic
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import format_time
+from backlogctl.config import Stream, StreamSource
+from backlogctl.config.streams import Message, Value
+from backlogctl.errors import KafkaFailure, UsageError
+from backlogctl.formats import format_plural
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.audits.audit import AuditOptions, Say, open_folder, reading_topic
+from backlogctl.replay.audits.span import Span, read_span
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.ledger import intersect_ranges, subtract_ranges
+from backlogctl.values import OffsetRange, Sample
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_backfill.audits.counts import CountsAudit
-    from spark_backfill.messages.candidates import SourceAccess
-    from spark_backfill.messages.rules import MessageRules
-    from spark_backfill.messages.windows import Bounds
+    from backlogctl.spark_backfill.audits.counts import CountsAudit
+    from backlogctl.spark_backfill.messages.candidates import SourceAccess
+    from backlogctl.spark_backfill.messages.rules import MessageRules
+    from backlogctl.spark_backfill.messages.windows import Bounds
+
+
+# What offloads moved out of a topic: an audit reads it beside what the topic still has.
+
+_NO_END = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPart:
+    """Ranges to read of one archive."""
+
+    record: ArchiveRecord
+    ranges: tuple[OffsetRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What the archives of a topic have.
+
+    Attributes:
+        parts: newest archive first; each offset once, and none that the topic still has.
+        begins: by partition, from which offset on the topic and the archives that join on to it
+            have all there was.
+    """
+
+    parts: tuple[ArchivedPart, ...]
+    begins: Mapping[int, int]
+
+    def list_joined(self, offsets: int | None = None) -> tuple[ArchivedPart, ...]:
+        """Without what lies before a stretch that is gone; of each partition at most its first
+        `offsets` offsets."""
+        kept = [
+            OffsetRange(number, begin, _NO_END if offsets is None else begin + offsets)
+            for number, begin in self.begins.items()
+        ]
+        cut = [(part.record, intersect_ranges(part.ranges, kept)) for part in self.parts]
+        return tuple(ArchivedPart(record, ranges) for record, ranges in cut if ranges)
+
+
+def list_archives(workspace: Workspace, topic_id: str) -> tuple[ArchiveRecord, ...]:
+    """Of this topic, newest first.
+
+    Read the log starts before: an offload writes its archive down before it deletes.
+    """
+    records = workspace.ledger.archives.list(with_purged=False)
+    return tuple(one for one in reversed(records) if one.topic_id == topic_id)
+
+
+def find_archived(records: Iterable[ArchiveRecord], lows: Mapping[int, int]) -> Archived:
+    """What archives have that a topic lacks.
+
+    Args:
+        records: newest first.
+        lows: log start offsets; the topic has all from there on.
+    """
+    taken = [OffsetRange(number, low, _NO_END) for number, low in lows.items()]
+    parts = []
+    for record in records:
+        ranges = [OffsetRange(item.partition, item.start, item.end) for item in record.ranges]
+        if left := subtract_ranges(ranges, taken):
+            parts.append(ArchivedPart(record, left))
+            taken += left
+    begins = dict(lows)
+    for item in sorted(taken, key=lambda one: -one.start):
+        if item.end == begins.get(item.partition):
+            begins[item.partition] = item.start
+    return Archived(tuple(parts), begins)
+
+
+def read_parts(spark: SparkSession, parts: Iterable[ArchivedPart]) -> DataFrame:
+    """Their messages, in the columns of `ORIGINALS_SCHEMA` and in no order.
+
+    Raises:
+        StagingError: an archive is not there, or not the one that is on record.
+    """
+    from backlogctl.spark_backfill.archive.reading import read_archive
+    from backlogctl.spark_backfill.archive.verification import read_manifest
+    from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA, as_originals
+    from backlogctl.spark_backfill.spark.frames import make_empty
+
+    messages = make_empty(spark, ORIGINALS_SCHEMA)
+    for part in parts:
+        at = part.record.location
+        manifest = read_manifest(spark, at, part.record.manifest_sha256)
+        messages = messages.unionAll(as_originals(read_archive(spark, at, manifest, part.ranges)))
+    return messages
+
 
 _TRIES = 3
 # Of each partition so many offsets are looked at for what its oldest messages are.
@@ -126,12 +211,12 @@ def _read_span(counting: Counting) -> Span:
 def _count(counting: Counting, span: Span) -> Counted:
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_backfill.audits.counts import as_tier, choose_width, count_tiers
-    from spark_backfill.evidence.zones import suspect_zone
-    from spark_backfill.messages.windows import Bounds
-    from spark_backfill.originals.reading import read_log
-    from spark_backfill.sources.reflection import ColumnKind
-    from spark_backfill.spark.frames import mark_within
+    from backlogctl.spark_backfill.audits.counts import as_tier, choose_width, count_tiers
+    from backlogctl.spark_backfill.existing.messages import read_log
+    from backlogctl.spark_backfill.messages.windows import Bounds
+    from backlogctl.spark_backfill.proof import suspect_zone
+    from backlogctl.spark_backfill.sources.reflection import ColumnKind
+    from backlogctl.spark_backfill.spark.frames import mark_within
 
     workspace, stream, source = counting.workspace, counting.stream, counting.source
     archived = find_archived(list_archives(workspace, span.topic.topic_id), span.lows)
@@ -182,8 +267,8 @@ def _count(counting: Counting, span: Span) -> Counted:
 @contextmanager
 def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRules, Any]]:
     """The source table with the rules for its times and identities, and the consumer's table."""
-    from spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
-    from spark_backfill.opening import open_consumed, open_source
+    from backlogctl.spark_backfill.evidence.consumed import open_consumed, open_source
+    from backlogctl.spark_backfill.messages.rules import DEFAULT_MAX_BYTES, check_rules
 
     spark, source, config = counting.spark, counting.source, counting.workspace.config
     with ExitStack() as stack:
@@ -219,10 +304,10 @@ def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> Dat
     """identity binary, at_ms long; NULL where it cannot be read exactly."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from spark_backfill.messages.candidates import count_rows, read_rows
-    from spark_backfill.messages.filters import filter_times
-    from spark_backfill.messages.rules import as_bytes, time_text
-    from spark_backfill.sources.columns import REASON
+    from backlogctl.spark_backfill.messages.candidates import count_rows, read_rows
+    from backlogctl.spark_backfill.messages.rules import as_bytes, time_text
+    from backlogctl.spark_backfill.messages.windows import filter_times
+    from backlogctl.spark_backfill.sources.columns import REASON
 
     where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=count_rows(access, where))
@@ -240,8 +325,8 @@ def _is_younger(record: ArchiveRecord, than: datetime) -> bool:
 
 def _find_judged(counting: Counting, span: Span, archived: Archived, *, is_date: bool) -> Judged:
     """From the time on from which no message is gone, and that the topic has begun by."""
-    from spark_backfill.audits.counts import find_heads
-    from spark_backfill.originals.reading import read_log
+    from backlogctl.spark_backfill.audits.counts import find_heads
+    from backlogctl.spark_backfill.existing.messages import read_log
 
     bounds, properties = counting.bounds, counting.workspace.properties(counting.stream)
     ends = {item.partition: item.end for item in span.ranges}

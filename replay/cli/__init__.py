@@ -15,33 +15,31 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from backlogctl.replay.cli import shared
+from backlogctl.replay.cli.archive import archive
+from backlogctl.replay.cli.broker import broker
+from backlogctl.replay.cli.consumers import consumers
+from backlogctl.replay.cli.doctor import examine, print_rights
+from backlogctl.replay.cli.gaps import audit, list_gaps, waive_gap
+from backlogctl.replay.cli.hold import hold_retention
+from backlogctl.replay.cli.init import db, write_configuration
+from backlogctl.replay.cli.lookback import lookback
+from backlogctl.replay.cli.outbox import outbox
+from backlogctl.replay.cli.plan import plan
+from backlogctl.replay.cli.recoveries import (
+    approve_recovery,
+    cancel_recovery,
+    list_recoveries,
+    pause_recovery,
+    reject_recovery,
+    report_recovery,
+    resume_recovery,
+    run_recovery,
+    show_recovery,
+)
+from backlogctl.replay.cli.status import show_status
+from backlogctl.replay.cli.watch import watch_streams
 from backlogctl_delivery.visible import VisibleFormatter
-from replay.cli import shared
-from replay.cli.acl import print_rights
-from replay.cli.approve import approve_recovery
-from replay.cli.archive import archive
-from replay.cli.audit import audit
-from replay.cli.broker import broker
-from replay.cli.cancel import cancel_recovery
-from replay.cli.consumers import consumers
-from replay.cli.db import db
-from replay.cli.doctor import examine
-from replay.cli.gaps import list_gaps
-from replay.cli.hold import hold_retention
-from replay.cli.init import write_configuration
-from replay.cli.lookback import lookback
-from replay.cli.outbox import outbox
-from replay.cli.pause import pause_recovery
-from replay.cli.plan import plan
-from replay.cli.recoveries import list_recoveries
-from replay.cli.reject import reject_recovery
-from replay.cli.report import report_recovery
-from replay.cli.resume import resume_recovery
-from replay.cli.run import run_recovery
-from replay.cli.show import show_recovery
-from replay.cli.status import show_status
-from replay.cli.waive import waive_gap
-from replay.cli.watch import watch_streams
 
 _EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 approval needed, "
@@ -127,7 +125,7 @@ _INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code and prints every error itself."""
-    from backlog.errors import UsageError
+    from backlogctl.errors import UsageError
 
     if logging.lastResort is not None:
         # What prints warnings where nobody set logging up.

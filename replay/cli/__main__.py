@@ -1,7 +1,7 @@
-"""`python -m replay.cli`: the same command as `backlogctl`."""
+"""`python -m backlogctl.replay.cli`: the same command as `backlogctl`."""
 
 import sys
 
-from replay.cli import main
+from backlogctl.replay.cli import main
 
 sys.exit(main())

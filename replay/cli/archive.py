@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, print_text, verb
+from backlogctl.replay.cli.shared import Session, print_text, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from replay.recovery.archives import ArchiveState
+    from backlogctl.replay.engine.archives import ArchiveState
 
 archive = typer.Typer(help="See, verify and delete archives of offloaded messages.")
 
@@ -30,9 +30,9 @@ def list_all(
     stream: Annotated[str | None, typer.Option(help="Only this stream's.")] = None,
 ) -> None:
     """List archives, oldest first, with what is put back and what still waits."""
-    from replay.around.archives import describe_archive
-    from replay.recovery.archives import list_archives
-    from replay.telling.archives import draw_archives
+    from backlogctl.replay.engine.archives import list_archives
+    from backlogctl.replay.observe.archives import describe_archive
+    from backlogctl.replay.present.tables import draw_archives
 
     workspace = session.open_workspace()
     if stream is not None:
@@ -46,10 +46,10 @@ def list_all(
 @verb
 def show(session: Session, archive: ArchiveId) -> None:
     """Show what an archive holds, by partition, and what became of it."""
-    from replay.around.archives import describe_whole
-    from replay.recovery.archives import find_archive
-    from replay.telling.archives import draw_archive
-    from replay.telling.terminal import print_next
+    from backlogctl.replay.engine.archives import find_archive
+    from backlogctl.replay.observe.archives import describe_whole
+    from backlogctl.replay.present.tables import draw_archive
+    from backlogctl.replay.present.terminal import print_next
 
     state = find_archive(session.open_workspace(), archive)
     document = describe_whole(state)
@@ -72,9 +72,9 @@ def peek_messages(
     count: Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many.")] = 10,
 ) -> None:
     """Show some messages; what the stream's `mask` names is hidden."""
-    from replay.around.archives import peek
-    from replay.telling.messages import Mask, draw_message, show_message
-    from spark_backfill.archive.peeking import Wanted
+    from backlogctl.replay.observe.archives import peek
+    from backlogctl.replay.present.messages import Mask, draw_message, show_message
+    from backlogctl.spark_backfill.archive.local_place import Wanted
 
     workspace = session.open_workspace()
     record = workspace.ledger.archives.get(archive)
@@ -113,9 +113,9 @@ def verify_files(session: Session, archive: ArchiveId) -> None:
 
     Exit code: 0 all is there as it was written, 1 it is not.
     """
-    from replay.around.archives import describe_check, verify
-    from replay.telling.archives import draw_check
-    from replay.telling.bars import spin
+    from backlogctl.replay.observe.archives import describe_check, verify
+    from backlogctl.replay.present.layout import spin
+    from backlogctl.replay.present.tables import draw_check
 
     workspace = session.open_workspace()
     record = workspace.ledger.archives.get(archive)
@@ -139,9 +139,9 @@ def purge_files(
     ] = None,
 ) -> None:
     """Delete an archive's files; what it held stays on record."""
-    from backlog.errors import UsageError
-    from backlog.numbers import format_bytes, format_plural
-    from replay.recovery.archives import ALLOW_LOSE, find_archive, purge
+    from backlogctl.errors import UsageError
+    from backlogctl.formats import format_bytes, format_plural
+    from backlogctl.replay.engine.archives import ALLOW_LOSE, find_archive, purge
 
     for word in allow or []:
         if word != ALLOW_LOSE:
@@ -167,7 +167,7 @@ def purge_files(
 
 
 def _list_next(state: ArchiveState) -> list[str]:
-    from replay.injection.archived import ARCHIVE, name_redrive
+    from backlogctl.replay.injection.archived import ARCHIVE, name_redrive
 
     if state.record.purged_at is not None:
         return []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replay.cli.shared import Session, verb
+from backlogctl.replay.cli.shared import Session, verb
 
 broker = typer.Typer(help="A real Kafka on this machine, to try things on.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ def start(
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 0,
 ) -> None:
     """Start it in the background, or say that it runs."""
-    from sandbox.detached import start_broker
+    from backlogctl.sandbox.embedded import start_broker
 
     state = start_broker(directory, port=port, progress=session.say)
     _show(session, directory, state.bootstrap, state.pid, running=True)
@@ -40,7 +40,7 @@ def start(
 @verb
 def stop(session: Session, directory: Directory = _DEFAULT) -> None:
     """Stop it; its data stays."""
-    from sandbox.detached import stop_broker
+    from backlogctl.sandbox.embedded import stop_broker
 
     stopped = stop_broker(directory)
     message = "stopped" if stopped else "no broker was running"
@@ -51,7 +51,7 @@ def stop(session: Session, directory: Directory = _DEFAULT) -> None:
 @verb
 def status(session: Session, directory: Directory = _DEFAULT) -> None:
     """Say whether it runs, and where."""
-    from sandbox.detached import broker_state
+    from backlogctl.sandbox.embedded import broker_state
 
     state = broker_state(directory)
     if state is None or not state.running:

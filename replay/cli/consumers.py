@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,7 +26,7 @@ def _consumers() -> None:
 @verb
 def start(session: Session, stream: StreamName) -> None:
     """Make its `replicas` run, as the configuration says."""
-    from replay.around.consumers import start_consumers
+    from backlogctl.replay.consumers.members import start_consumers
 
     workspace = session.open_workspace()
     document = start_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -37,8 +37,8 @@ def start(session: Session, stream: StreamName) -> None:
 @verb
 def stop(session: Session, stream: StreamName) -> None:
     """End them, and name who is still in the group."""
-    from backlog.numbers import format_plural
-    from replay.around.consumers import stop_consumers
+    from backlogctl.formats import format_plural
+    from backlogctl.replay.consumers.members import stop_consumers
 
     workspace = session.open_workspace()
     document = stop_consumers(workspace, workspace.config.stream(stream), session.say)
@@ -56,15 +56,15 @@ def stop(session: Session, stream: StreamName) -> None:
 @verb
 def status(session: Session, stream: StreamName) -> None:
     """Say how many run, and who is in the group."""
-    from replay.around.consumers import describe_consumers
+    from backlogctl.replay.consumers.members import describe_consumers
 
     workspace = session.open_workspace()
     _emit(session, describe_consumers(workspace, workspace.config.stream(stream), session.say))
 
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
-    from backlog.config import mask_secrets
-    from replay.telling.terminal import draw_standing, print_next
+    from backlogctl.config import mask_secrets
+    from backlogctl.replay.present.terminal import draw_standing, print_next
 
     document["problem"] = mask_secrets(document["problem"])
     document["standings"] = [mask_document(standing) for standing in document["standings"]]
@@ -83,8 +83,8 @@ def _emit(session: Session, document: dict[str, Any]) -> None:
 def _draw(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
-    from backlog.numbers import format_count
-    from replay.telling.layout import Table
+    from backlogctl.formats import format_count
+    from backlogctl.replay.present.layout import Table
 
     summary = Table("stream", "launcher", "#running", "#wanted", "group", "state", "#members")
     known = document["group_state"] is not None

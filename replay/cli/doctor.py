@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.shared import Session, mask_document, verb
-from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
+from backlogctl.replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.status import (
+    Bootstrap,
+    Cluster,
+    Group,
+    Topic,
+    open_for_looking,
+    suggest_adoption,
+)
 
 if TYPE_CHECKING:
-    from replay.around.doctor.examining import Examination
-    from replay.recovery.workspace import Workspace
+    from backlogctl.replay.doctor.stream import Examination
+    from backlogctl.replay.engine.kind import Workspace
 
 
 @verb
@@ -37,8 +44,8 @@ def examine(
 
     Exit code: 0 well, 1 something will lose messages or stop a recovery, 2 cannot tell.
     """
-    from replay.around.doctor.examining import describe_examinations
-    from replay.telling.doctor import draw_examinations
+    from backlogctl.replay.doctor.stream import describe_examinations
+    from backlogctl.replay.present.tables import draw_examinations
 
     found: list[Examination] = []
     if client is not None:
@@ -57,10 +64,9 @@ def examine(
 
 
 def _examine_client(path: Path) -> Examination:
-    from monitoring.doctor.client_file import read_client_file
-    from monitoring.doctor.clients import judge_client
-    from monitoring.doctor.finding import sort_findings
-    from replay.around.doctor.examining import Examination
+    from backlogctl.monitoring.doctor.checks import sort_findings
+    from backlogctl.monitoring.doctor.clients import judge_client, read_client_file
+    from backlogctl.replay.doctor.stream import Examination
 
     return Examination("client", str(path), sort_findings(judge_client(read_client_file(path))))
 
@@ -72,9 +78,9 @@ def _examine_streams(
     unopened: Examination | None,
     adopting: Sequence[str] | None,
 ) -> list[Examination]:
-    from replay.around.doctor.deliveries import examine_deliveries
-    from replay.around.doctor.examining import examine_stream, examine_tool
-    from replay.around.observation import choose_streams
+    from backlogctl.replay.doctor.deliveries import examine_deliveries
+    from backlogctl.replay.doctor.stream import examine_stream, examine_tool
+    from backlogctl.replay.observe.stream import choose_streams
 
     config = workspace.config
     # An application's outbox needs no stream.
@@ -93,10 +99,10 @@ def _open(
     session: Session, open_workspace: Callable[[], Workspace]
 ) -> tuple[Workspace, Examination | None]:
     """Where the ledger cannot be opened, that is a finding, and the rest is judged without it."""
-    from backlog.errors import LedgerError
-    from monitoring.doctor.finding import Finding, Level
-    from replay.around.doctor.examining import Examination
-    from replay.opening import open_workspace as open_passing
+    from backlogctl.errors import LedgerError
+    from backlogctl.monitoring.doctor.checks import Finding, Level
+    from backlogctl.replay.doctor.stream import Examination
+    from backlogctl.replay.opening import open_workspace as open_passing
 
     try:
         return open_workspace(), None
@@ -107,3 +113,58 @@ def _open(
         )
         workspace = open_passing(session.load_config(), passing=True)
         return workspace, Examination("tool", "", (finding,))
+
+
+# `backlogctl acl`: what the tool's principal must be allowed for a job.
+
+
+@verb
+def print_rights(
+    session: Session,
+    job: Annotated[
+        str, typer.Argument(help="see, hold, rebuild, expand, doctor, or airflow: all.")
+    ],
+    stream: Annotated[str, typer.Argument(help="A stream of the configuration.")],
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            "--principal",
+            help="Whom to allow; without it the one that the cluster's `sasl.username` gives.",
+            metavar="User:NAME",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print the kafka-acls lines for a job on a stream. Asks no broker, changes nothing."""
+    from backlogctl.errors import UsageError
+    from backlogctl.kafka.clients import find_addresses
+    from backlogctl.kafka.rights import make_acl_lines
+    from backlogctl.replay.kinds import KINDS
+    from backlogctl.replay.observe.rights import find_principal, list_jobs, list_rights
+
+    config = session.load_config()
+    jobs = list_jobs(KINDS)
+    if job not in jobs:
+        raise UsageError(f"no such job: {job}", subject="acl", hint=f"one of {', '.join(jobs)}")
+    chosen = config.stream(stream)
+    properties = config.clusters[chosen.cluster].client_properties()
+    who = principal or find_principal(properties)
+    rights = list_rights(KINDS, job, config, chosen)
+    lines = make_acl_lines(rights, who, find_addresses(properties))
+    document = {
+        "job": job,
+        "stream": stream,
+        "principal": who,
+        "rights": [
+            {
+                "resource": str(right.resource),
+                "name": right.name,
+                "pattern": "prefixed" if right.prefixed else "literal",
+                "operation": right.operation.name,
+                "purpose": right.purpose,
+            }
+            for right in rights
+        ],
+        "commands": lines,
+    }
+    session.emit(document, lines)

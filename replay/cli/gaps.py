@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, print_text, read_states, verb
-from replay.cli.status import Bootstrap, Cluster, Group, Topic, open_for_looking, suggest_adoption
+from backlogctl.errors import BacklogError
+from backlogctl.replay.cli.plan import Verb, make_app, name_options
+from backlogctl.replay.cli.shared import (
+    Session,
+    mask_document,
+    print_text,
+    read_states,
+    show_error,
+    verb,
+)
+from backlogctl.replay.cli.status import (
+    Bootstrap,
+    Cluster,
+    Group,
+    Topic,
+    open_for_looking,
+    suggest_adoption,
+)
+
+if TYPE_CHECKING:
+    from backlogctl.replay.audits.audit import Audit
 
 
 @verb
@@ -24,12 +45,12 @@ def list_gaps(
     """List the ranges that a group will never read, and why."""
     from rich.console import Console
 
-    from backlog.values import GapState
-    from replay.around.observation import choose_streams, look_at_stream
-    from replay.injection.archived import suggest_plan, suggest_redrive
-    from replay.kinds.rebuild.choosing import say_why_not
-    from replay.telling.documents import describe_gap
-    from replay.telling.terminal import draw_gaps, draw_warnings, print_next
+    from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
+    from backlogctl.replay.kinds.rebuild.losses import say_why_not
+    from backlogctl.replay.observe.stream import choose_streams, look_at_stream
+    from backlogctl.replay.present.status import describe_gap
+    from backlogctl.replay.present.terminal import draw_gaps, draw_warnings, print_next
+    from backlogctl.values import GapState
 
     states = read_states(GapState, state)
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)
@@ -75,3 +96,70 @@ def list_gaps(
         )
 
     session.emit(document, show)
+
+
+# `backlogctl waive`: close a gap that nobody needs back.
+
+
+@verb
+def waive_gap(
+    session: Session,
+    gap: Annotated[str, typer.Argument(help="The gap's id.")],
+    reason: Annotated[str, typer.Option(help="Why it needs no recovery; kept on record.")],
+) -> None:
+    """Close a gap that needs no recovery, with a reason."""
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.engine.plan import find_identity
+    from backlogctl.replay.present.status import describe_gap
+    from backlogctl.values import GapState
+
+    if not reason.strip():
+        raise UsageError("a reason is needed", subject=f"gap {gap}", hint='--reason "…"')
+    ledger = session.open_workspace().ledger
+    ledger.gaps.get(gap)
+    ledger.gaps.advance([gap], GapState.WAIVED, reason=f"{reason.strip()} ({find_identity()})")
+    document = describe_gap(ledger.gaps.get(gap))
+    session.emit(document, f"{gap} waived")
+
+
+# `backlogctl audit NAME`: losses that offsets do not show; Kafka is only read.
+#
+# The arguments of each audit are the fields of its options model.
+
+
+def _list_verbs() -> Iterator[Verb]:
+    from backlogctl.replay.audits import AUDITS
+
+    for one in AUDITS:
+        yield Verb(one.name, one.summary, one.options_model, partial(examine, one))
+
+
+audit = make_app("Find losses that offsets do not show; nothing is changed.", _list_verbs)
+
+
+def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -> None:
+    """Audits, and prints what was found; the exit code says whether something is missing."""
+    from backlogctl.replay.audits.carrying import carry_out
+    from backlogctl.replay.engine.interrupts import Interrupts
+    from backlogctl.replay.engine.options import read_options
+    from backlogctl.replay.present.layout import spin
+    from backlogctl.replay.present.tables import draw_audit
+
+    config = session.load_config()
+    chosen = config.stream(stream)
+    options = read_options(
+        audit.options_model, said, config, chosen, name_options(audit.options_model)
+    )
+    workspace = session.open_workspace()
+    # SIGTERM too: what was copied of a table is removed.
+    interrupts = Interrupts()
+    with interrupts.installed(), interrupts.restored(), spin(session.err) as say:
+        try:
+            found = carry_out(audit, workspace, chosen, options, say)
+        except BacklogError as failure:
+            # 1 would say that messages are lost.
+            raise typer.Exit(max(2, show_error(failure, as_json=session.json))) from None
+    document = mask_document(found.to_json())
+    session.emit(document, lambda console: console.print(draw_audit(document)))
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, verb
+from backlogctl.replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from rich.console import Console, RenderableType
 
-    from backlog.ledger import Hold
+    from backlogctl.ledger import Hold
 
 
 @verb
@@ -31,8 +31,13 @@ def hold_retention(
     ] = None,
 ) -> None:
     """Hold a topic's retention for a while, give it back, or show what is held."""
-    from backlog.errors import UsageError
-    from replay.around.holds import ALLOW_DISK, hold_stream, release_due, release_stream
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.observe.retention import (
+        ALLOW_DISK,
+        hold_stream,
+        release_due,
+        release_stream,
+    )
 
     for word in allow or []:
         if word != ALLOW_DISK:
@@ -67,8 +72,8 @@ def hold_retention(
 
 
 def _read_duration(text: str) -> timedelta:
-    from backlog.clock import parse_duration
-    from backlog.errors import UsageError
+    from backlogctl.clock import parse_duration
+    from backlogctl.errors import UsageError
 
     try:
         length = parse_duration(text)
@@ -86,7 +91,7 @@ def _emit(
     nothing: str,
     disk: Mapping[str, Any] | None = None,
 ) -> None:
-    from replay.around.holds import describe_hold
+    from backlogctl.replay.observe.retention import describe_hold
 
     document: dict[str, Any] = {
         "holds": [describe_hold(hold) for hold in holds],
@@ -95,7 +100,7 @@ def _emit(
     }
 
     def show(console: Console) -> None:
-        from replay.cli.shared import print_text
+        from backlogctl.replay.cli.shared import print_text
 
         if document["holds"]:
             console.print(_draw(document["holds"]))
@@ -112,7 +117,7 @@ def _emit(
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
-    from replay.telling.layout import Table
+    from backlogctl.replay.present.layout import Table
 
     table = Table("stream", "=by", "=setting", "#was", "#is", "=until")
     for hold in holds:
@@ -141,7 +146,7 @@ def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def _format_value(name: str, value: str | None) -> str:
-    from backlog.numbers import format_duration
+    from backlogctl.formats import format_duration
 
     if value is None:
         return "unset"

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
-    from backlog.config.client_file import ClientProperties
-    from backlog.config.found import DiscoveredStream
-    from replay.around.discovery import Candidate, Discovery
+    from backlogctl.config.template import ClientProperties, DiscoveredStream
+    from backlogctl.replay.observe.discovery import Candidate, Discovery
 
 _CLUSTER = "From a cluster"
 
@@ -55,8 +54,8 @@ def write_configuration(
     ] = False,
 ) -> None:
     """Write a backlog.yaml to start from: commented, or with the groups of a cluster."""
-    from backlog.config import render_template
-    from backlog.errors import UsageError
+    from backlogctl.config import render_template
+    from backlogctl.errors import UsageError
 
     if bootstrap is None and client_properties is None:
         if group or every:
@@ -75,8 +74,8 @@ def write_configuration(
 
 
 def _read_client(bootstrap: str | None, file: Path | None) -> ClientProperties:
-    from backlog.config.client_file import ClientProperties, read_client_properties
-    from backlog.errors import UsageError
+    from backlogctl.config.template import ClientProperties, read_client_properties
+    from backlogctl.errors import UsageError
 
     if bootstrap is not None and not bootstrap.strip():
         raise UsageError("it is empty: say HOST:PORT", subject="--bootstrap")
@@ -93,11 +92,11 @@ def _write_found(
     patterns: list[str] | None,
     every: bool,
 ) -> None:
-    from backlog.config import Config, load_config
-    from backlog.config.found import render_discovered
-    from replay.around import discovery
-    from replay.telling.bars import spin
-    from replay.telling.groups import draw_groups
+    from backlogctl.config import Config, load_config
+    from backlogctl.config.template import render_discovered
+    from backlogctl.replay.observe import discovery
+    from backlogctl.replay.present.layout import spin
+    from backlogctl.replay.present.tables import draw_groups
 
     # What the variables will hold; those that are set already may hold something else.
     environment = {**os.environ, **client.values}
@@ -134,8 +133,8 @@ def _write_found(
 
 
 def _ask(found: Discovery) -> list[Candidate]:
-    from backlog.errors import BacklogError, UsageError
-    from replay.around.discovery import read_choice
+    from backlogctl.errors import BacklogError, UsageError
+    from backlogctl.replay.observe.discovery import read_choice
 
     def read(answer: str) -> list[Candidate]:
         try:
@@ -158,10 +157,10 @@ def _say_written(
 ) -> None:
     from rich.console import Console
 
-    from backlog.numbers import format_plural
+    from backlogctl.formats import format_plural
+    from backlogctl.replay.cli.shared import print_text
+    from backlogctl.replay.present.terminal import print_next
     from backlogctl_delivery.visible import quote_word
-    from replay.cli.shared import print_text
-    from replay.telling.terminal import print_next
 
     if client.left_out:
         session.say(f"left out, since backlogctl sets them itself: {', '.join(client.left_out)}")
@@ -191,7 +190,7 @@ def _refuse_existing(output: Path, force: bool) -> None:
 
 
 def _write(output: Path, text: str, force: bool) -> None:
-    from backlog.errors import BacklogError
+    from backlogctl.errors import BacklogError
 
     try:
         with output.open("w" if force else "x", encoding="utf-8") as file:
@@ -203,8 +202,29 @@ def _write(output: Path, text: str, force: bool) -> None:
 
 
 def _exists(output: Path) -> Exception:
-    from backlog.errors import UsageError
+    from backlogctl.errors import UsageError
 
     return UsageError(
         "the file exists already", subject=str(output), hint="name another, or say --force"
     )
+
+
+# `backlogctl db upgrade`: the ledger's tables.
+
+db = typer.Typer(help="The ledger's database.", no_args_is_help=True)
+
+
+@db.callback()
+def _db() -> None:
+    """The ledger's database."""
+
+
+@db.command("upgrade")
+@verb
+def upgrade_database(session: Session) -> None:
+    """Make or upgrade the ledger's tables (a SQLite ledger does so itself)."""
+    from backlogctl.ledger import upgrade
+
+    config = session.load_config()
+    upgrade(config.ledger_url())
+    session.emit({"ledger": "up to date"}, "the ledger is up to date")

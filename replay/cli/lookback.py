@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlog.errors import BacklogError, ConfigurationError, Refused, UsageError
-from replay.cli.serving import serve_metrics
-from replay.cli.shared import Session, print_text, read_states, verb
+from backlogctl.errors import BacklogError, ConfigurationError, Refused, UsageError
+from backlogctl.replay.cli.shared import Session, print_text, read_states, verb
+from backlogctl.replay.cli.watch import serve_metrics
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from backlog.config import Config, LookBack
+    from backlogctl.config import Config, LookBack
     from backlogctl_delivery.lookback.tables import LookBackDatabase
 
 lookback = typer.Typer(help="Forward prepared messages once their transactions have committed.")
@@ -46,8 +46,8 @@ def run_service(
 
     Makes its tables where there are none.
     """
-    from backlog.clock import utc_now
-    from backlog.config import mask_secrets
+    from backlogctl.clock import utc_now
+    from backlogctl.config import mask_secrets
     from backlogctl_delivery.lookback.service import Service
 
     stop = Event()
@@ -209,7 +209,7 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, LookBackDatabase
 def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
     from rich.table import Table
 
-    from replay.telling.layout import Text
+    from backlogctl.replay.present.layout import Text
 
     table = Table(box=None, pad_edge=False, show_header=any(name.strip() for name in columns))
     for name in columns:

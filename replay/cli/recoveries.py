@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, read_states, verb
+from backlogctl.replay.cli.shared import Session, read_states, verb
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from backlogctl.replay.engine.kind import Workspace
+    from backlogctl.values import Recovery
 
 
 @verb
@@ -16,9 +26,9 @@ def list_recoveries(
     state: Annotated[list[str] | None, typer.Option(help="Only in this state.")] = None,
 ) -> None:
     """List recoveries, newest first."""
-    from backlog.values import RecoveryState
-    from replay.telling.documents import describe_recovery
-    from replay.telling.terminal import draw_recoveries
+    from backlogctl.replay.present.status import describe_recovery
+    from backlogctl.replay.present.terminal import draw_recoveries
+    from backlogctl.values import RecoveryState
 
     states = read_states(RecoveryState, state)
     workspace = session.open_workspace()
@@ -28,3 +38,332 @@ def list_recoveries(
     newest = sorted(found, key=lambda recovery: recovery.created_at, reverse=True)
     document = {"recoveries": [describe_recovery(workspace, recovery) for recovery in newest]}
     session.emit(document, lambda console: console.print(draw_recoveries(document)))
+
+
+# `backlogctl approve`: let a plan run, by name.
+
+
+@verb
+def approve_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    by: Annotated[str, typer.Option(help="Your name; your account is recorded beside it.")],
+) -> None:
+    """Approve a plan as it is stored; the approval expires."""
+
+    from backlogctl.errors import UsageError
+    from backlogctl.formats import format_duration
+    from backlogctl.replay.engine.approval import approve_plan, describe_expiry
+    from backlogctl.replay.present.status import describe_recovery, list_next_commands
+    from backlogctl.replay.present.terminal import print_next, say_done
+
+    if not by.strip():
+        raise UsageError("a name is needed", subject="--by")
+    workspace = session.open_workspace()
+    planned = workspace.ledger.recoveries.get(recovery)
+    found = approve_plan(workspace, planned, by=by.strip())
+
+    def show(console: Console) -> None:
+        left = describe_expiry(found)
+        say_done(
+            console,
+            found.id,
+            "approved",
+            f" by {by.strip()} ({found.approved_identity}), for plan {found.plan_hash[:12]}, "
+            f"to be started within {format_duration(left.total_seconds() if left else None)}",
+        )
+        print_next(console, *list_next_commands(workspace, found))
+
+    session.emit(describe_recovery(workspace, found), show)
+
+
+# `backlogctl reject`: a plan that nobody shall run.
+
+
+@verb
+def reject_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    reason: Annotated[str, typer.Option(help="Why; kept on record.")] = "",
+    by: Annotated[str, typer.Option(help="Your name; your account is recorded beside it.")] = "",
+) -> None:
+    """Reject a plan; its gaps are open again."""
+    from backlogctl.replay.engine.approval import reject_plan
+    from backlogctl.replay.present.status import describe_recovery
+
+    workspace = session.open_workspace()
+    planned = workspace.ledger.recoveries.get(recovery)
+    found = reject_plan(workspace, planned, by=by, reason=reason)
+    message = f"{recovery} rejected; {workspace.kind_of(found).say_cancelled(found)}"
+    session.emit(describe_recovery(workspace, found), message)
+
+
+# `backlogctl run`: carry out an approved plan; kill it at any point and run it again.
+
+
+@verb
+def run_recovery(
+    session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
+) -> None:
+    """Carry out an approved plan, canary first, then verify. Safe to run again."""
+    carry_out(session, session.open_workspace(), recovery)
+
+
+def carry_out(
+    session: Session, workspace: Workspace, recovery_id: str, *, resumed: bool = False
+) -> None:
+    """Runs a recovery and prints what came of it."""
+    from backlogctl.formats import format_duration
+    from backlogctl.replay.engine.runner import Run
+    from backlogctl.replay.observe.retention import release_due
+    from backlogctl.replay.present.status import describe_run
+    from backlogctl.replay.present.terminal import say_done
+
+    run = Run(workspace, recovery_id, session.err, resumed=resumed)
+    found = run.carry_out()
+    for sentence in release_due(workspace):
+        session.say(sentence, "yellow")
+    document = describe_run(workspace, found, run.describe())
+    kind = workspace.kind_of(found)
+    told = f": {kind.say_run(kind.read_plan(found), document['counts'])}"
+    if run.was_done:
+        told += " (it was verified before; nothing was done now)"
+    else:
+        told += f"; this run took {format_duration(run.seconds)}"
+    session.emit(document, lambda console: say_done(console, found.id, str(found.state), told))
+
+
+# `backlogctl pause`: stop between two waves, and stay so until `resume`.
+
+
+@verb
+def pause_recovery(
+    session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
+) -> None:
+    """Stop a recovery where nothing is half done; it waits for `resume`."""
+    from backlogctl.replay.engine.cancelling import request_pause
+    from backlogctl.replay.present.status import describe_recovery
+
+    workspace = session.open_workspace()
+    found, message = request_pause(workspace, recovery)
+    document = {**describe_recovery(workspace, found), "message": message}
+    session.emit(document, message)
+
+
+# `backlogctl resume`: take a pause back and go on.
+
+
+@verb
+def resume_recovery(
+    session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
+) -> None:
+    """Take a pause back, and go on with the recovery."""
+    from backlogctl.replay.engine.cancelling import withdraw_pause
+    from backlogctl.replay.present.status import describe_recovery
+
+    workspace = session.open_workspace()
+    found, holder = withdraw_pause(workspace, recovery)
+    if holder is None:
+        carry_out(session, workspace, recovery, resumed=True)
+        return
+    message = f"the pause of {recovery} is taken back; runner {holder} goes on"
+    document = {**describe_recovery(workspace, found), "message": message}
+    session.emit(document, message)
+
+
+# `backlogctl cancel`: stop a recovery for good; its gaps are open again.
+
+
+@verb
+def cancel_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a live runner.")] = 120.0,
+    rewind: Annotated[
+        bool,
+        typer.Option(
+            "--rewind",
+            help="Of an expansion: the group reads again what was relayed; needs no consumer that "
+            "works. What was handled of it is handled once more.",
+        ),
+    ] = False,
+    leave_consumers: Annotated[
+        bool,
+        typer.Option(
+            "--leave-consumers",
+            help="Of an expansion or an offload: consumers are neither started nor stopped; you do "
+            "that by hand.",
+        ),
+    ] = False,
+) -> None:
+    """Cancel a recovery: a rebuild keeps what it has put back, an expansion is cut over now.
+
+    Nothing is lost: messages in a temporary topic are read to their end before the layout is
+    restored and the topic deleted. An offload goes back where its group was not moved yet, and is
+    ended forward where it was: its archive is put back later.
+    """
+    from backlogctl.replay.engine.cancelling import cancel_work, find_ways
+    from backlogctl.replay.present.status import describe_recovery
+
+    workspace = session.open_workspace()
+    chosen = {"rewind": rewind, "leave-consumers": leave_consumers}
+    ways = [way for way, wanted in chosen.items() if wanted]
+    found = cancel_work(
+        workspace, recovery, wait=wait, ways=ways, say=session.say, console=session.err
+    )
+    asked = find_ways(workspace, recovery)  # it may have been cancelled before, in another way
+    message = f"{recovery} is {found.state}; {workspace.kind_of(found).say_cancelled(found, asked)}"
+    document = {**describe_recovery(workspace, found), "message": message}
+    session.emit(document, message)
+
+
+# `backlogctl show`: one recovery: its plan, its state, how far it is, and its record.
+
+_LOOK_SECONDS = 1.0
+
+
+@verb
+def show_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again each second, until it is at an end.")
+    ] = False,
+) -> None:
+    """Show a recovery: its plan, its state and its record; while it runs, how far it is."""
+
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.present.document import read_document
+    from backlogctl.replay.present.terminal import (
+        draw_document_plan,
+        draw_events,
+        draw_progress,
+        draw_standing,
+        print_next,
+    )
+
+    if watch and session.json:
+        raise UsageError("--watch draws, and --json prints one document", subject="--watch")
+    workspace = session.open_workspace()
+    current = workspace.ledger.recoveries.get(recovery)
+    workspace.kind_of(current)
+    if watch:
+        current = _watch(session, workspace, current)
+    document = read_document(workspace, current, previews=not (watch or session.json))
+
+    def show(console: Console) -> None:
+        if not watch:
+            console.print(draw_document_plan(document))
+            if document.progress["steps"]:
+                console.print(draw_progress(document.progress))
+        console.print(draw_events(document.events))
+        if document.broken:
+            console.print("the record was changed after it was written", style="bold red")
+        if document.standing:
+            console.print(draw_standing(document.standing))
+        print_next(console, *document.next_commands)
+
+    session.emit(document.to_json(), show)
+
+
+def _watch(session: Session, workspace: Workspace, recovery: Recovery) -> Recovery:
+    """Draws until it is at an end, or failed, or Ctrl-C."""
+    from rich.live import Live
+
+    from backlogctl.replay.present.layout import Folded
+    from backlogctl.values import FINAL, RecoveryState
+
+    with Live(console=session.out, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(Folded(_draw(workspace, recovery)), refresh=True)
+                if recovery.state in (*FINAL, RecoveryState.FAILED):
+                    break
+                time.sleep(_LOOK_SECONDS)
+                recovery = workspace.ledger.recoveries.get(recovery.id)
+        except KeyboardInterrupt:
+            pass
+    return recovery
+
+
+def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
+    """What moves: the plan only as long as nothing does."""
+    from rich.console import Group
+
+    from backlogctl.replay.present.document import read_document, read_progress
+    from backlogctl.replay.present.status import describe_recovery
+    from backlogctl.replay.present.terminal import draw_document_plan, draw_head, draw_progress
+
+    progress = read_progress(workspace, recovery)
+    if not progress["steps"]:
+        return draw_document_plan(read_document(workspace, recovery, asks=False, previews=True))
+    verdict = describe_recovery(workspace, recovery)["verdict"]
+    return Group(draw_head(recovery, verdict), draw_progress(progress))
+
+
+# `backlogctl report`: the incident report of a recovery, as one HTML file.
+
+_STDOUT = "-"
+
+
+@verb
+def report_recovery(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The recovery's id.")],
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            help="Write it as one HTML file that needs nothing else; `-` is stdout.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Report on a recovery for the incident review: what was lost, done, verified, by whom."""
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.present.report import make_report
+    from backlogctl.replay.present.report_page import check_writable, write_whole
+
+    if html == _STDOUT and session.json:
+        raise UsageError(
+            "both would be on stdout", subject="--html - --json", hint="name a file after --html"
+        )
+    path = Path(html).expanduser() if html and html != _STDOUT else None
+    if path is not None:
+        check_writable(path)
+    document = make_report(session.open_workspace(), recovery)
+    if html is not None:
+        from backlogctl.replay.present.report_page import render_page
+
+        page = render_page(document)
+        if path is None:
+            sys.stdout.flush()
+            _write_stdout(page)
+            return
+        write_whole(path, page)
+
+    def show(console: Console) -> None:
+        from backlogctl.replay.present.layout import Text
+        from backlogctl.replay.present.report_page import draw_summary
+        from backlogctl.replay.present.terminal import print_next
+
+        if path is not None:
+            told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))
+            console.print(told, soft_wrap=True)
+            return
+        console.print(draw_summary(document))
+        print_next(console, *_list_next(document))
+
+    session.emit(document, show)
+
+
+def _list_next(document: dict[str, Any]) -> list[str]:
+    commands: list[str] = document["standing"]["next"]
+    return [*commands, f"backlogctl report {document['id']} --html report.html"]
+
+
+def _write_stdout(text: str) -> None:
+    data = text.encode()
+    while data:
+        data = data[os.write(1, data) :]

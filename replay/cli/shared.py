@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
-from backlog.errors import BacklogError, ConfigurationError, UsageError
+from backlogctl.errors import BacklogError, ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from backlog.config import Config
-    from replay.recovery.workspace import Workspace
+    from backlogctl.config import Config
+    from backlogctl.replay.engine.kind import Workspace
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=StrEnum)
@@ -127,7 +127,7 @@ class Session:
         Raises:
             ConfigurationError: there is none, or it is wrong.
         """
-        from backlog.config import load_config
+        from backlogctl.config import load_config
 
         path = self.find_config_path()
         if path is None:
@@ -140,14 +140,14 @@ class Session:
 
     def open_workspace(self) -> Workspace:
         """Configuration and ledger, opened."""
-        from replay.opening import open_workspace
+        from backlogctl.replay.opening import open_workspace
 
         return open_workspace(self.load_config())
 
 
 def make_console(*, stderr: bool) -> Console:
     """A console that cuts nothing, and does not break lines of a pipe at 80 columns."""
-    from replay.telling.layout import WholeConsole
+    from backlogctl.replay.present.layout import WholeConsole
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 100
@@ -157,7 +157,7 @@ def make_console(*, stderr: bool) -> Console:
 def print_text(console: Console, text: str, style: str = "") -> None:
     """Prints a text as it is, by `print_line`: nothing in it is markup."""
     """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
-    from replay.telling.layout import Text, print_line
+    from backlogctl.replay.present.layout import Text, print_line
 
     print_line(console, Text(text, style=style))
 
@@ -214,7 +214,7 @@ def read_states(known: type[E], words: Sequence[str] | None) -> list[E] | None:
 
 def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """An error's document without secrets."""
-    from backlog.config import mask_secrets
+    from backlogctl.config import mask_secrets
 
     return {
         key: mask_secrets(value) if isinstance(value, str) else value
@@ -224,8 +224,8 @@ def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def show_error(error: BaseException, *, as_json: bool) -> int:
     """Prints an error as the caller wants it; returns the exit code."""
-    from backlog.config import mask_secrets
-    from backlog.extras import explain_import
+    from backlogctl.config import mask_secrets
+    from backlogctl.extras import explain_import
     from backlogctl_delivery.visible import escape_trace
 
     error = explain_import(error) or error
@@ -259,14 +259,14 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
 
 
 def _print_standing(standing: Mapping[str, Any]) -> None:
-    from replay.telling.terminal import draw_standing, print_next
+    from backlogctl.replay.present.terminal import draw_standing, print_next
 
     SESSION.err.print(draw_standing(standing))
     print_next(SESSION.err, *standing["next_commands"])
 
 
 def _print_error(document: Mapping[str, Any]) -> None:
-    from replay.telling.layout import Text, print_line
+    from backlogctl.replay.present.layout import Text, print_line
 
     text = Text("error: ", style="bold red")
     if document["subject"]:

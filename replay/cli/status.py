@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
-    from backlog.config import Stream
-    from backlog.errors import BacklogError
-    from replay.recovery.workspace import Workspace
+    from backlogctl.config import Stream
+    from backlogctl.errors import BacklogError
+    from backlogctl.replay.engine.kind import Workspace
 
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap", help="Without a file: brokers, HOST:PORT.")
@@ -50,11 +50,11 @@ def show_status(
     """Show how far behind each group is, what it lost, and how long is left."""
     from rich.live import Live
 
-    from backlog.errors import UsageError
-    from replay.around.holds import release_due
-    from replay.around.observation import choose_streams
-    from replay.telling.layout import Folded
-    from replay.telling.terminal import draw_status
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.observe.retention import release_due
+    from backlogctl.replay.observe.stream import choose_streams
+    from backlogctl.replay.present.layout import Folded
+    from backlogctl.replay.present.terminal import draw_status
 
     if watch and session.json:
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
@@ -89,10 +89,10 @@ def collect_status(
     Args:
         adopting: of `suggest_adoption`, for groups that no stream is about.
     """
-    from backlog.errors import BacklogError
-    from replay.around.members import describe_trouble
-    from replay.around.observation import look_at_stream
-    from replay.telling.standing import list_open_standings
+    from backlogctl.errors import BacklogError
+    from backlogctl.replay.consumers.members import describe_trouble
+    from backlogctl.replay.observe.stream import look_at_stream
+    from backlogctl.replay.present.status import list_open_standings
 
     entries: list[dict[str, Any]] = []
     for stream in streams:
@@ -120,10 +120,10 @@ def open_for_looking(
     topics: list[str] | None,
 ) -> Workspace:
     """The configuration's workspace, or one in memory for a group that no stream is about."""
-    from backlog.config import Config
-    from backlog.errors import UsageError
-    from replay.around.observation import list_group_topics
-    from replay.opening import open_workspace
+    from backlogctl.config import Config
+    from backlogctl.errors import UsageError
+    from backlogctl.replay.observe.stream import list_group_topics
+    from backlogctl.replay.opening import open_workspace
 
     if bootstrap is None and cluster is None:
         if group or topics:

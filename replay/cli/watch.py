@@ -6,24 +6,28 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.shared import Session, verb
+from backlogctl.errors import ConfigurationError
+from backlogctl.replay.cli.shared import Session, verb
 
 if TYPE_CHECKING:
-    from backlog.errors import BacklogError
-    from monitoring.notifications.notifier import Notifier
-    from monitoring.observing import Observation
-    from monitoring.sampler import StreamLike
-    from monitoring.status import GroupStatus
-    from replay.console.exporting import Exporter
-    from replay.recovery.workspace import Workspace
+    from prometheus_client import CollectorRegistry
 
-LOG = logging.getLogger("backlog.replay.watch")
+    from backlogctl.errors import BacklogError
+    from backlogctl.monitoring.notifications.notifier import Notifier
+    from backlogctl.monitoring.offsets.observation import Observation
+    from backlogctl.monitoring.offsets.sampler import StreamLike
+    from backlogctl.monitoring.verdict.status import GroupStatus
+    from backlogctl.replay.engine.kind import Workspace
+    from backlogctl.replay.web.exporter import Exporter
+
+LOG = logging.getLogger("backlogctl.replay.watch")
 # Findings name offsets that move, so there is no end of different sentences.
 MOST_TEXTS = 1000
 AGAIN_SECONDS = 600.0
@@ -87,8 +91,8 @@ def watch_streams(
     """
     from contextlib import ExitStack
 
-    from backlog.errors import UsageError
-    from monitoring.watcher import watch_streams as watch_all
+    from backlogctl.errors import UsageError
+    from backlogctl.monitoring.watch.loop import watch_streams as watch_all
 
     if listen is not None and no_serve:
         raise UsageError("--listen and --no-serve exclude each other", subject="--listen")
@@ -107,11 +111,11 @@ def watch_streams(
     report = WatchReport(session, workspace)
     with ExitStack() as stack:
         if config.watch.hooks and not rounds:
-            from replay.console.notifying import open_notifier
+            from backlogctl.replay.web.exporter import open_notifier
 
             report.notifier = stack.enter_context(open_notifier(workspace, report.add_outage))
         if listen is not None or not (no_serve or rounds):
-            from replay.console.exporting import open_exporter
+            from backlogctl.replay.web.exporter import open_exporter
 
             address = listen or config.watch.listen
             subject = "--listen" if listen else "watch.listen"
@@ -157,7 +161,7 @@ class WatchReport:
 
     def begin(self) -> None:
         """Prints what is watched and served."""
-        from backlog.numbers import format_plural
+        from backlogctl.formats import format_plural
 
         session, config, exporter = self._session, self._workspace.config, self.exporter
         watched = [format_plural(len(config.streams), "stream")]
@@ -180,9 +184,9 @@ class WatchReport:
 
     def add_observation(self, observation: Observation) -> None:
         """Prints new gaps and suspicions."""
-        from backlog.errors import BacklogError
-        from backlog.numbers import format_count
-        from replay.around.observation import describe_findings
+        from backlogctl.errors import BacklogError
+        from backlogctl.formats import format_count
+        from backlogctl.replay.observe.stream import describe_findings
 
         for gap in observation.gaps:
             if gap.id not in self._known:
@@ -217,8 +221,8 @@ class WatchReport:
 
     def end_round(self) -> None:
         """Gives back holds that are due."""
-        from backlog.errors import BacklogError
-        from replay.around.holds import release_due
+        from backlogctl.errors import BacklogError
+        from backlogctl.replay.observe.retention import release_due
 
         try:
             sentences = release_due(self._workspace)
@@ -234,8 +238,8 @@ class WatchReport:
             self.exporter.board.note_round()
 
     def _say(self, text: str, style: str = "") -> None:
-        from backlog.clock import utc_now
-        from backlog.config import mask_secrets
+        from backlogctl.clock import utc_now
+        from backlogctl.config import mask_secrets
 
         self._session.say(f"{utc_now():%Y-%m-%d %H:%M:%S}Z {mask_secrets(text)}", style)
 
@@ -245,8 +249,8 @@ class WatchReport:
 
 
 def _test_hooks(session: Session) -> None:
-    from backlog.errors import UsageError
-    from monitoring.notifications.notifier import check_hooks
+    from backlogctl.errors import UsageError
+    from backlogctl.monitoring.notifications.notifier import check_hooks
 
     hooks = session.load_config().watch.hooks
     if not hooks:
@@ -261,3 +265,35 @@ def _test_hooks(session: Session) -> None:
     session.emit({"hooks": [one.to_json() for one in tested]}, list(lines))
     if any(one.reason for one in tested):
         raise typer.Exit(1)
+
+
+# /metrics of a service that a verb runs, on an address of its own.
+
+
+@contextmanager
+def serve_metrics(registry: CollectorRegistry, address: str, subject: str) -> Iterator[str]:
+    """Serves until the block ends; gives the address with its port.
+
+    Args:
+        subject: the option or key that the address is of, for the error.
+
+    Raises:
+        ConfigurationError: it cannot be listened on.
+    """
+    from prometheus_client import start_http_server
+
+    host, _, port = address.rpartition(":")
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"it cannot be listened on: {error}",
+            subject=f"{subject} {address}",
+            hint="HOST:PORT; port 0 takes a free one",
+        ) from None
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

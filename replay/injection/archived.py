@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Stream
-from backlog.ledger import ArchiveRecord
-from backlog.values import Gap, GapState, RecoveryState
-from replay.injection.unprocessed import WORD, is_in_log
+from backlogctl.config import Stream
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.replay.injection.unprocessed import WORD, is_in_log
+from backlogctl.values import Gap, GapState, RecoveryState
 
 if TYPE_CHECKING:
-    from backlog.ledger import Ledger
+    from backlogctl.ledger import Ledger
 
 # What `plan redrive --from` takes them by, with the archive's id.
 ARCHIVE = "archive"

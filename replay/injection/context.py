@@ -8,17 +8,42 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.errors import Refused
-from backlog.manifest import Manifest, read_manifest
-from backlog.values import GapState
-from replay.injection.plan import InjectionPlan
-from replay.recovery.context import RunContext
-from replay.recovery.identity import find_identity
-from replay.telling.bars import Bar
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.clock import Deadline
+from backlogctl.config.sections import Cluster
+from backlogctl.errors import Refused
+from backlogctl.formats import format_bytes
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.manifests import Manifest, read_manifest
+from backlogctl.replay.engine.kind import RunContext
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.present.layout import Bar
+from backlogctl.spark_backfill.injection.brakes import measure_room
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import GapState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Whether the brokers' disks have space for what is to be put back.
+
+_SECONDS = 10.0
+
+
+def warn_about_room(cluster: Cluster, topic: str, manifest: Manifest) -> list[str]:
+    """What an approver should know; nothing where there is space, or where that is unknown: the run
+    looks again before each wave, and stops where it gets tight."""
+    found = read_log_dirs(cluster.client_properties(), topic, Deadline(_SECONDS))
+    usable = [one.usable_bytes for one in found.brokers or () if one.usable_bytes is not None]
+    needed = measure_room(manifest, manifest.count, found.replica_share).left
+    if not usable or needed <= min(usable):
+        return []
+    return [
+        f"they may take {format_bytes(needed)} on each broker, and the fullest one has "
+        f"{format_bytes(min(usable))} left: the run stops before that is used up, and goes on when "
+        "there is room"
+    ]
 
 
 @dataclass
@@ -75,8 +100,8 @@ class InjectionContext(RunContext[InjectionPlan]):
     @cached_property
     def spark(self) -> SparkSession:
         """Spark, started at the first use."""
-        from spark_backfill.spark.kafka_options import make_java_options
-        from spark_backfill.spark.session import open_session
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.spark.session import open_session
 
         make_java_options(self.properties)  # refuses what it could not use
         self.bar.say("starting Spark")

@@ -2,27 +2,109 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from backlog.config import Config, Stream
-from backlog.numbers import format_plural
-from backlog.step import Step
-from backlog.values import Recovery
-from replay.injection.checks import check_readers, check_size
-from replay.injection.plan import InjectionPlan
-from replay.recovery.context import RunContext
-from replay.recovery.kind import Kind, OptionsT
-from replay.recovery.plan import PlannedWindow
-from replay.recovery.workspace import Workspace
-from replay.telling.standing import make_standing
-from replay.telling.standings import PutBack, Readers, Reads, Standing
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.formats import format_plural
+from backlogctl.ledger.chunks import ChunkRecord
+from backlogctl.replay.engine.kind import Kind, OptionsT, RunContext, Workspace
+from backlogctl.replay.engine.plan import PlannedWindow
+from backlogctl.replay.engine.values import (
+    Checked,
+    PutBack,
+    Readers,
+    Reads,
+    RecoveryRecord,
+    Standing,
+    Verification,
+)
+from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.present.status import make_standing
+from backlogctl.values import ChunkState, Recovery, Step
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
-    from backlog.ledger import Lease
+    from backlogctl.kafka.rights import Right
+    from backlogctl.ledger import Lease
+
+
+# Why a plan that sends messages may not run, whoever approves it.
+
+NOT_WITHOUT_DELIVER = "; it will not run unless the stream says `deliver: topic`"
+
+
+def check_size(plan: InjectionPlan, recovery: Recovery) -> None:
+    """More messages than `limits.max_messages`.
+
+    Raises:
+        Refused
+    """
+    if plan.message_count > plan.limits.max_messages:
+        raise Refused(
+            f"{plan.message_count} messages are more than `limits.max_messages` "
+            f"({plan.limits.max_messages})",
+            subject=f"recovery {recovery.id}",
+            hint=f"raise the limit of stream {plan.stream}",
+        )
+
+
+def check_readers(plan: InjectionPlan, recovery: Recovery) -> None:
+    """Other groups that read the stream's topic would get the messages too.
+
+    Raises:
+        Refused: the stream does not say `deliver: topic`.
+    """
+    if not plan.delivers or plan.deliver == "topic":
+        return
+    subject = f"recovery {recovery.id}"
+    if plan.other_groups:
+        raise Refused(
+            f"other groups read topic {plan.topic} and would get the messages again: "
+            f"{', '.join(plan.other_groups)}",
+            subject=subject,
+            hint=f"say `deliver: topic` in stream {plan.stream} if that is right",
+        )
+    if plan.others_unknown:
+        raise Refused(
+            f"whether other groups read topic {plan.topic}, and would get the messages again, "
+            f"is unknown: the tool {plan.others_unknown}",
+            subject=subject,
+            hint=f"grant that (`backlogctl acl {plan.kind} {plan.stream}` prints what is needed) "
+            f"and plan again, or say `deliver: topic` in stream {plan.stream} if other readers "
+            "may get them",
+        )
+
+
+def warn_about_readers(others: Sequence[str], unknown: str, deliver: str | None) -> list[str]:
+    """Who else reads the stream's topic, and whether the plan may run in spite of that.
+
+    Args:
+        unknown: why there may be more of them; "" where there are none.
+    """
+    end = "" if deliver == "topic" else NOT_WITHOUT_DELIVER
+    told = []
+    if unknown:
+        told.append(f"whether other groups read this topic is unknown: the tool {unknown}{end}")
+    if others and end:
+        told.append(
+            "other groups read this topic and would get the messages again: "
+            f"{', '.join(others)}{end}"
+        )
+    elif others:
+        told.append(f"other groups will get the messages again: {', '.join(others)}")
+    return told
+
+
+def has_readers_alone(plan: InjectionPlan) -> bool:
+    """Whether nobody gets the messages who was not meant to."""
+    if not plan.delivers or plan.deliver == "topic":
+        return True
+    return not (plan.other_groups or plan.others_unknown)
+
 
 InjectionT = TypeVar("InjectionT", bound=InjectionPlan)
 
@@ -48,7 +130,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         self, config: Config, stream: Stream, recovery_id: str, plan: InjectionT | None = None
     ) -> tuple[Right, ...]:
         """The target and the Kafka ledger are written in transactions."""
-        from replay.injection.rights import list_possible, list_sending
+        from backlogctl.replay.injection.plan import list_possible, list_sending
 
         if plan is None:
             return list_possible(config, stream, recovery_id)
@@ -57,14 +139,14 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
     @property
     def context(self) -> type[RunContext[Any]]:
         """Staged messages, Spark, the gaps."""
-        from replay.injection.context import InjectionContext
+        from backlogctl.replay.injection.context import InjectionContext
 
         return InjectionContext
 
     @property
     def steps(self) -> Sequence[Step[Any]]:
         """Check, make the target, inject, verify."""
-        from replay.injection.steps import STEPS
+        from backlogctl.replay.injection.steps import STEPS
 
         return STEPS
 
@@ -78,7 +160,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         console: Console,
     ) -> None:
         """Fences every slot. What is committed stays; a rehearsal's topic is deleted."""
-        from replay.injection.rehearsals import close_injection
+        from backlogctl.replay.injection.target import close_injection
 
         close_injection(workspace, recovery)
 
@@ -94,7 +176,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
 
     def say_run(self, plan: InjectionT, counts: Mapping[str, Any]) -> str:
         """`1,000 messages are in topic orders, each once`."""
-        from replay.injection.target import say_target
+        from backlogctl.replay.injection.target import say_target
 
         count = counts["injected"] + counts["skipped"]
         are = "is" if count == 1 else "are"
@@ -112,3 +194,62 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
             Readers(Reads.ORIGINALS),
             put_back=PutBack(recovery.injected, planned),
         )
+
+
+# How messages that were sent were verified, for every kind that sends some.
+
+READ_BACK = "read back"
+_CHECKED = {
+    "staged": "messages staged",
+    "matched": "read back once, as staged, in their partition",
+    "missing": "missing",
+    "doubled": "there more than once",
+    "different": "different from what was staged",
+    "unexpected": "under this recovery's id, but not staged",
+}
+
+
+def describe_read_back(
+    record: RecoveryRecord, columns: tuple[str, ...], partitions: tuple[tuple[Any, ...], ...]
+) -> Verification:
+    """What the step `verify` found, with a table of the kind's own."""
+    event = record.find_last(READ_BACK)
+    detail: Mapping[str, Any] = (
+        event.detail if event else record.recovery.detail.get("verified", {})
+    )
+    told = "Nothing was read back yet."
+    if detail:
+        told = (
+            "The topic was read back as a read_committed consumer sees it. Each staged message "
+            "was looked for by its id; key, value, headers and partition were compared to the byte."
+        )
+    return Verification(
+        result=("passed" if detail.get("exact") else "failed") if detail else "pending",
+        told=told,
+        checks=tuple(
+            Checked(words, detail[name])
+            for name, words in _CHECKED.items()
+            if detail.get(name) is not None
+        ),
+        columns=columns,
+        partitions=partitions,
+    )
+
+
+def list_injected(record: RecoveryRecord) -> dict[int, tuple[int, str]]:
+    """Of each partition that got messages: how many, and their offsets in words."""
+    injected: dict[int, list[ChunkRecord]] = defaultdict(list)
+    for chunk in record.chunks:
+        if chunk.state is ChunkState.INJECTED:
+            injected[chunk.chunk.slot].append(chunk)
+    return {
+        number: (sum(c.chunk.count for c in done), say_offsets(done))
+        for number, done in injected.items()
+    }
+
+
+def say_offsets(done: list[ChunkRecord]) -> str:
+    """`1,000–1,999`; a dash where they are not known."""
+    first = [chunk.first_offset for chunk in done if chunk.first_offset is not None]
+    last = [chunk.last_offset for chunk in done if chunk.last_offset is not None]
+    return f"{min(first):,}–{max(last):,}" if first and last else "—"

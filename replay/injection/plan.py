@@ -6,9 +6,16 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
 
-from backlog.config import StreamLimits
-from replay.recovery.plan import Plan, PlanPart
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.config import Config, Stream, StreamLimits
+from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.kafka.rights import Right
+from backlogctl.replay.engine.plan import Plan, PlanPart
+from backlogctl.replay.observe.rights import select_rights
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+
+# The word that lets a plan go on where the Kafka ledger cannot be trusted.
+
+ALLOW_LEDGER = "ledger"
 
 
 class To(StrEnum):
@@ -89,3 +96,74 @@ class InjectionPlan(Plan):
     def delivers(self) -> bool:
         """Whether the stream's group gets the messages."""
         return self.target is None
+
+
+# What every plan that sends messages says in the same words.
+
+
+def say_staged(chunks: int, size: int) -> str:
+    """`3 chunks, 1.2 MB`."""
+    return f"{format_plural(chunks, 'chunk')}, {format_bytes(size)}"
+
+
+def say_when(plan: InjectionPlan) -> str:
+    """The window and the brakes, and about how long the work takes."""
+    brakes = []
+    if plan.off_peak is not None:
+        brakes.append(f"{plan.off_peak}, as many nights as needed")
+    if rate := plan.limits.messages_per_second:
+        took = format_duration(max(1.0, plan.message_count / rate))
+        brakes.append(f"at most {rate:,} messages/s: about {took} of work")
+    if plan.delivers and (lag := plan.limits.max_live_lag):
+        brakes.append(f"waits while the live group is more than {lag:,} behind")
+    return ", ".join(brakes) or "at any time, as fast as it goes"
+
+
+# What a recovery that sends messages must be allowed on the cluster.
+
+
+def list_sending(
+    config: Config,
+    stream: Stream,
+    recovery_id: str,
+    plan: InjectionPlan | None,
+    target: PlannedTarget | None = None,
+    letters: str | None = None,
+) -> tuple[Right, ...]:
+    """See, read dead letters, and write to the target and to the Kafka ledger, both in transactions
+    of our prefix.
+
+    Args:
+        plan: one that was made on a Kafka ledger needs no right to create that.
+        target: where it sends to instead of the stream's topic.
+        letters: the topic of dead letters that it sends.
+    """
+    ledger = config.kafka_ledger
+    known = plan.ledger_topic if plan else None
+    parts = ["see", "send"]
+    if target is not None and target.to is To.REHEARSAL:
+        parts += ["rehearse"]  # the topic is not there yet: its rights come with its prefix
+    else:
+        parts += ["put"] if target is None else ["put", "other"]
+    if letters is not None:
+        parts += ["letters"]
+    if known is None:
+        parts += ["create"]
+    return select_rights(
+        *(" ".join(parts), stream, recovery_id),
+        prefix=(plan and plan.transactional_prefix) or ledger.transactional_prefix,
+        ledger=known.topic if known else ledger.topic,
+        target=stream.topic if target is None else target.topic,
+        source=letters or "",
+    )
+
+
+def list_possible(config: Config, stream: Stream, recovery_id: str) -> tuple[Right, ...]:
+    """What a recovery that is not planned yet may need: a rehearsal too."""
+    ledger = config.kafka_ledger
+    return select_rights(
+        *("see put send create rehearse", stream, recovery_id, "rehearse"),
+        prefix=ledger.transactional_prefix,
+        ledger=ledger.topic,
+        target=stream.topic,
+    )

@@ -6,14 +6,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from backlog.errors import BacklogError, InvalidTransition, UsageError
-from backlog.manifest import read_manifest
-from backlog.values import Gap, Recovery, RecoveryState
-from replay.injection.plan import InjectionPlan
-from replay.injection.room import warn_about_room
-from replay.recovery.guards import store_plan
-from replay.recovery.identity import find_identity
-from replay.recovery.workspace import Workspace
+from backlogctl.errors import BacklogError, InvalidTransition, UsageError
+from backlogctl.manifests import read_manifest
+from backlogctl.replay.engine.guards import store_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.injection.context import warn_about_room
+from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.values import Gap, Recovery, RecoveryState
 
 
 def stage_and_store(

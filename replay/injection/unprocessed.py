@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from backlog.config import Stream
-from backlog.errors import Refused, UsageError
-from backlog.values import Cause, Gap, GapState, OffsetRange, RecoveryState
+from backlogctl.config import Stream
+from backlogctl.errors import Refused, UsageError
+from backlogctl.values import Cause, Gap, GapState, OffsetRange, RecoveryState
 
 if TYPE_CHECKING:
-    from backlog.ledger import Ledger
+    from backlogctl.ledger import Ledger
 
 # What `plan redrive --from` takes them by.
 WORD = "unprocessed"

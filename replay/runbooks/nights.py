@@ -8,27 +8,25 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backlog.config import Stream
-from backlog.errors import InvalidTransition, PutBackAlready, Refused
-from backlog.numbers import format_moment
-from backlog.values import Gap, Recovery, RecoveryState
-from monitoring.timeline import date_loss
-from replay.injection.archived import ARCHIVE, list_archived
-from replay.injection.unprocessed import WORD, list_in_log
-from replay.kinds.rebuild.choosing import list_repairable, take_every
-from replay.kinds.rebuild.kind import KIND as REBUILD
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.planning import plan_rebuild
-from replay.kinds.redrive.kind import KIND as REDRIVE
-from replay.kinds.redrive.options import RedriveOptions
-from replay.kinds.redrive.planning import plan_redrive
-from replay.recovery.approval import is_expired
-from replay.recovery.brakes import OPERATOR
-from replay.recovery.kind import Say, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.states import BEGUN, UNFINISHED
-from replay.recovery.workspace import Workspace
-from replay.telling.documents import tell_plan
+from backlogctl.config import Stream
+from backlogctl.errors import InvalidTransition, PutBackAlready, Refused
+from backlogctl.formats import format_moment
+from backlogctl.monitoring.offsets.history import date_loss
+from backlogctl.replay.engine.approval import is_expired
+from backlogctl.replay.engine.brakes import OPERATOR
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, Origin
+from backlogctl.replay.injection.archived import ARCHIVE, list_archived
+from backlogctl.replay.injection.unprocessed import WORD, list_in_log
+from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
+from backlogctl.replay.kinds.rebuild.losses import list_repairable, take_every
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
+from backlogctl.replay.kinds.redrive.kind import KIND as REDRIVE
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions
+from backlogctl.replay.kinds.redrive.planning import plan_redrive
+from backlogctl.replay.present.status import tell_plan
+from backlogctl.values import Gap, Recovery, RecoveryState
 
 _STALE = "plan_stale"
 

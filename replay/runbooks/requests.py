@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from backlog.clock import parse_duration
-from backlog.config.base import find_nearest
-from backlog.errors import UsageError
-from replay.recovery.kind import Kind, Registry
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import parse_duration
+from backlogctl.config.base import find_nearest
+from backlogctl.errors import Refused, UsageError
+from backlogctl.replay.engine.kind import Kind, Registry, Say, Workspace, say_nothing
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.engine.plan import Origin, list_recoveries_of_run
+from backlogctl.values import Recovery, RecoveryState
 
 AUTO = "auto"
 BY_STREAM = "as configured"
@@ -217,3 +218,73 @@ def _read_wait(form: Mapping[str, Any]) -> timedelta | None:
             f"it must be longer than zero and at most {MAX_WAIT.days}d", subject="answer_within"
         )
     return found
+
+
+# Makes the plan that a run of a runbook asks for, once.
+
+# An earlier try's plan that nobody will run.
+_CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)
+
+
+def find_or_plan(
+    workspace: Workspace,
+    request: RecoveryRequest,
+    kind: str,
+    origin: Origin,
+    say: Say = say_nothing,
+) -> Recovery:
+    """The plan of this run: a task that is cleared, or tried again, gets the same one.
+
+    Raises:
+        UsageError: the recovery that the form names does not fit.
+        Refused: there is nothing to do, a guard says no, or another recovery is in the way.
+    """
+    if request.recovery:
+        return _find_named(workspace, request, kind)
+    for recovery in list_recoveries_of_run(workspace.ledger, origin.dag_id, origin.run_id):
+        same = (recovery.kind, recovery.stream) == (kind, request.stream)
+        if same and recovery.state not in _CLOSED:
+            return recovery
+    stream, chosen = workspace.config.stream(request.stream), workspace.kinds.get(kind)
+    said = choose_options(chosen, request.said)
+    if request.action == AUTO:
+        said = {**chosen.suggest_options(workspace.ledger, stream), **said}
+    options = read_options(chosen.options_model, said, workspace.config, stream)
+    return chosen.make_plan(workspace, stream, options, origin=origin, say=say)
+
+
+def find_named_kind(workspace: Workspace, request: RecoveryRequest, kinds: Registry) -> str:
+    """The kind of the recovery that a form names.
+
+    Args:
+        kinds: those that the form is for.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    recovery = workspace.ledger.recoveries.get(request.recovery)
+    name = workspace.kind_of(recovery).name
+    if name not in kinds.names():
+        raise UsageError(
+            f"it is a plan to {name}, and this DAG is for {', '.join(kinds.names())}",
+            subject=f"recovery {recovery.id}",
+            hint=f"name it in the DAG for that, or `backlogctl run {recovery.id}`",
+        )
+    return name
+
+
+def _find_named(workspace: Workspace, request: RecoveryRequest, kind: str) -> Recovery:
+    recovery = workspace.ledger.recoveries.get(request.recovery)
+    workspace.kind_of(recovery)
+    if (recovery.kind, recovery.stream) != (kind, request.stream):
+        raise UsageError(
+            f"it is a plan to {recovery.kind} {recovery.stream}, not to {kind} {request.stream}",
+            subject=f"recovery {recovery.id}",
+        )
+    if recovery.state in _CLOSED:
+        raise Refused(
+            f"it was {recovery.state}",
+            subject=f"recovery {recovery.id}",
+            hint="leave `recovery` empty to make a new plan",
+        )
+    return recovery

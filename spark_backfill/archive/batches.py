@@ -6,31 +6,167 @@ files hold is counted and fingerprinted when they are read back.
 
 from __future__ import annotations
 
+import json
+import re
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.archive import ArchiveFile
-from backlog.errors import KafkaFailure, StagingError
-from backlog.numbers import format_plural
-from backlog.values import OffsetRange
-from spark_backfill.archive.failures import filling
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.job import ArchiveJob
-from spark_backfill.archive.layout import PARTITION, summarize
-from spark_backfill.archive.parts import Parts
-from spark_backfill.archive.pieces import Piece
-from spark_backfill.archive.read_back import FoundFile, read_back
-from spark_backfill.archive.topic_reading import Reader, read_range
-from spark_backfill.failures import list_secrets, translating
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, StagingError
+from backlogctl.formats import format_plural
+from backlogctl.kafka.peek import peek_at
+from backlogctl.manifests import ArchiveFile
+from backlogctl.spark_backfill.archive.job import ArchiveJob, Parts, Piece
+from backlogctl.spark_backfill.archive.place import ArchivePlace, filling
+from backlogctl.spark_backfill.archive.reading import (
+    PARTITION,
+    open_files,
+    select_columns,
+    summarize,
+)
+from backlogctl.spark_backfill.failures import list_secrets, translating
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+
+# A range of a topic as one Spark task reads it, with the settings that make it quick.
+
+_TUNING: Mapping[str, str] = {
+    # Spark's default is read_uncommitted, which would archive aborted messages too.
+    "kafka.isolation.level": "read_committed",
+    # The default, 1 MB, costs the client more than the messages themselves.
+    "kafka.max.partition.fetch.bytes": str(4 * 1024 * 1024),
+    "kafka.fetch.max.bytes": str(16 * 1024 * 1024),
+    "kafka.fetch.min.bytes": str(256 * 1024),
+    "kafka.fetch.max.wait.ms": "100",
+    "kafka.receive.buffer.bytes": str(1024 * 1024),
+}
+# What one poll gives is in memory at once, uncompressed. Few messages a poll cost the client more
+# than the messages themselves; many large ones, which are small in their batch, fill the heap.
+_POLL_BYTES = 8 * 1024 * 1024
+_FEWEST, _MOST = 10, 5_000
+_PEEKED = 20
+_PEEK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a run reads. `group` is the client's group id: it joins none and commits nothing; by it
+    Spark knows its consumers again, so that the next piece of a partition is read by the same.
+    `records` is how many messages a poll gives at most."""
+
+    group: str
+    records: int
+
+
+def make_reader(job: ArchiveJob, ranges: Sequence[OffsetRange]) -> Reader:
+    """For one run; a consumer that Spark kept of an earlier one may be another cluster's."""
+    starts = {item.partition: item.start for item in reversed(ranges)}
+    found = peek_at(job.properties, job.topic, starts, _PEEKED, Deadline(_PEEK_SECONDS))
+    largest = max((message.size for seen in found.values() for message in seen), default=0)
+    records = min(_MOST, max(_FEWEST, _POLL_BYTES // max(1, largest)))
+    return Reader(f"backlogctl-archive-{job.recovery_id}-{uuid.uuid4().hex[:8]}", records)
+
+
+def read_range(
+    spark: SparkSession,
+    topic: str,
+    piece: OffsetRange,
+    properties: Mapping[str, str],
+    reader: Reader,
+) -> DataFrame:
+    """Its messages in the archive's columns, ascending."""
+    place = str(piece.partition)
+    return (
+        spark.read.format("kafka")
+        .options(**_TUNING)
+        .options(**make_java_options(properties))
+        .options(
+            **{
+                "assign": json.dumps({topic: [piece.partition]}),
+                "startingOffsets": json.dumps({topic: {place: piece.start}}),
+                "endingOffsets": json.dumps({topic: {place: piece.end}}),
+                "includeHeaders": "true",
+                "failOnDataLoss": "true",
+                "kafka.group.id": reader.group,
+                "kafka.max.poll.records": str(reader.records),
+            }
+        )
+        .load()
+        .select(*select_columns())
+    )
+
+
+# What is really in files that were written: read back, and summed up by file.
+
+_FOLDER = re.compile(r"partition=(\d+)/([^/]+)")
+_ROW = "_metadata.row_index"
+_NAME = "_metadata.file_name"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """One file. `is_ascending`: each offset is above the one before it."""
+
+    path: str
+    partition: int
+    count: int
+    first: int
+    last: int
+    fingerprint: int
+    is_ascending: bool
+
+
+def read_back(spark: SparkSession, place: ArchivePlace, paths: Sequence[str]) -> list[FoundFile]:
+    """Sums of each file; one without messages is not among them."""
+    if not paths:
+        return []
+    frame = open_files(spark, place, paths)
+    # Where offset and row number differ by the same everywhere there is no hole, and they ascend.
+    shift = F.col("offset") - F.col(_ROW)
+    sums = [*summarize(), F.min(shift).alias("low"), F.max(shift).alias("high")]
+    rows = {
+        row["name"]: row for row in frame.groupBy(F.col(_NAME).alias("name")).agg(*sums).collect()
+    }
+    folders = {found[2]: found for path in paths if (found := _FOLDER.fullmatch(path))}
+    uneven = [folders[name][0] for name, row in rows.items() if row["low"] != row["high"]]
+    disordered = _find_disordered(spark, place, uneven)
+    return [
+        FoundFile(
+            folders[name][0],
+            int(folders[name][1]),
+            row["count"],
+            row["first"],
+            row["last"],
+            row["fingerprint"],
+            name not in disordered,
+        )
+        for name, row in rows.items()
+    ]
+
+
+def _find_disordered(spark: SparkSession, place: ArchivePlace, paths: Sequence[str]) -> set[str]:
+    """Of files with holes, those with an offset that is not above the one before it."""
+    if not paths:
+        return set()
+    rows = open_files(spark, place, paths).select(
+        F.col(_NAME).alias("name"), F.col(_ROW).alias("row"), "offset"
+    )
+    before = F.lag("offset").over(Window.partitionBy("name").orderBy("row"))
+    bad = rows.withColumn("before", before).where(F.col("offset") <= F.col("before"))
+    return {row["name"] for row in bad.select("name").distinct().collect()}
+
 
 _SESSION: Mapping[str, str] = {
     # A writer a partition, as each task has one: so Spark need not sort the messages.

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from backlog.archive import ARCHIVE_MANIFEST, ArchiveManifest
-from backlog.errors import StagingError
-from backlog.numbers import format_plural
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.parts import is_data, is_ours
-from spark_backfill.archive.place import Place
+from backlogctl.errors import Refused, StagingError
+from backlogctl.formats import format_plural
+from backlogctl.manifests import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchiveManifest
+from backlogctl.spark_backfill.archive.job import is_data, is_ours
+from backlogctl.spark_backfill.archive.local_place import Place
+from backlogctl.spark_backfill.archive.place import ArchivePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Whose archive lies in a place: two ledgers that share one may give the same ids.
+
+# What says whose it is; it is written first, and purged last.
+SIGNS = (f"{ARCHIVE_PARTS}/job.json", ARCHIVE_MANIFEST)
+
+
+class ForeignArchive(Refused):
+    """Another recovery's archive, or another plan's, lies there."""
+
+    code = "foreign_archive"
+
+
+def refuse_foreign(place: Place, there: Collection[str], owner: Mapping[str, str]) -> None:
+    """Refuses a place that holds somebody else's archive, finished or begun.
+
+    Args:
+        there: its files.
+        owner: `recovery_id` and, where it is known, `plan_hash`.
+
+    Raises:
+        ForeignArchive: names whose it is.
+        StagingError: it could not be read.
+    """
+    for path in SIGNS:
+        if path not in there:
+            continue
+        found = place.read_json(path)
+        if not isinstance(found, dict) or not _has(found, owner):
+            raise _make_error(place, found)
+
+
+def _make_error(place: Place, found: Any) -> ForeignArchive:
+    told = found.get("recovery_id") if isinstance(found, dict) else None
+    return ForeignArchive(
+        f"it holds the archive of another recovery or plan, {told or 'an unknown one'}; nothing "
+        "of it was changed",
+        subject=place.location,
+        hint="does another ledger use the same place? Give each its own: `staging.archive` in "
+        "backlog.yaml",
+    )
+
+
+def _has(found: dict[str, Any], owner: Mapping[str, str]) -> bool:
+    return all(found.get(name) == value for name, value in owner.items())
+
 
 _MAX_NAMES = 5
 
@@ -115,3 +163,58 @@ def _name(paths: tuple[str, ...]) -> str:
     more = len(paths) - _MAX_NAMES
     named = ", ".join(paths[:_MAX_NAMES])
     return f"{named} and {format_plural(more, 'more file')}" if more > 0 else named
+
+
+# Deletes an archive: its own files, and the place where nothing else is left.
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many files of messages were deleted, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+def purge_archive(spark: SparkSession, location: str, *, owner: Mapping[str, str]) -> Purged:
+    """Deletes it for good; a place that is gone is nothing left to do. What is none of the
+    archive's stays.
+
+    What says whose archive it is goes last, so a purge that was killed can be done again.
+
+    Args:
+        owner: whose it must be: `recovery_id` and, where it is known, `plan_hash`.
+
+    Raises:
+        ForeignArchive: it is somebody else's; nothing was deleted.
+        Refused: what is there is no archive.
+        StagingError: it could not be deleted.
+    """
+    return purge_place(ArchivePlace(spark, location), owner=owner)
+
+
+def purge_place(place: Place, *, owner: Mapping[str, str]) -> Purged:
+    """As `purge_archive`, of any kind of place."""
+    there = place.list_files()
+    if not there:
+        return Purged(0, 0)
+    if ARCHIVE_MANIFEST not in there and not any(p.startswith(f"{ARCHIVE_PARTS}/") for p in there):
+        raise Refused(
+            "it does not look like an archive (no manifest, no records of parts); nothing was "
+            "deleted",
+            subject=place.location,
+            hint="name the place that an offload has written to",
+        )
+    refuse_foreign(place, there, owner)
+    data = {path: size for path, size in there.items() if is_data(path)}
+    for path in data:
+        place.delete(path)
+    for path in there:
+        if path.startswith(f"{ARCHIVE_PARTS}/") and path not in SIGNS:
+            place.delete(path)
+    if all(is_ours(path) for path in there):
+        place.delete_all()
+    else:
+        place.delete(ARCHIVE_MANIFEST)
+        place.delete(ARCHIVE_PARTS)
+    return Purged(len(data), sum(data.values()))

@@ -7,23 +7,74 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backlog.archive import ARCHIVE_MANIFEST, ArchiveManifest
-from backlog.errors import KafkaFailure, StagingError
-from backlog.kafka.clients import make_admin
-from backlog.values import OffsetRange
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, Refused, StagingError
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import Connection, make_admin
+from backlogctl.manifests import ARCHIVE_MANIFEST, ArchiveManifest
+from backlogctl.spark_backfill.archive.batches import Batch, make_reader, open_writer, write_batch
+from backlogctl.spark_backfill.archive.job import (
+    ArchiveJob,
+    ArchiveProgress,
+    Parts,
+    cut_ranges,
+    find_rest,
+    list_overlaps,
+    sum_ranges,
+)
+from backlogctl.spark_backfill.archive.place import ArchivePlace, make_lagging
+from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.injection.job import check_target
+from backlogctl.values import OffsetRange
 from backlogctl_delivery.crashpoints import reach
-from spark_backfill.archive.batches import Batch, open_writer, write_batch
-from spark_backfill.archive.failures import make_lagging
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
-from spark_backfill.archive.parts import Parts
-from spark_backfill.archive.pieces import cut_ranges, find_rest, list_overlaps, sum_ranges
-from spark_backfill.archive.topic_reading import make_reader
-from spark_backfill.archive.topic_state import find_moved, require_readable
-from spark_backfill.archive.verification import read_manifest, verify_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Whether the topic still holds what is to be archived, and shows all of it.
+
+_SECONDS = 60.0
+
+
+def require_readable(connection: Connection, job: ArchiveJob) -> None:
+    """The topic is the plan's, and each range ends where readers get to now.
+
+    Raises:
+        PlanStale: the topic was deleted, recreated, or has more partitions.
+        Refused: a range ends above the last stable offset.
+    """
+    limit = Deadline(_SECONDS)
+    check_target(connection, job.topic, job.topic_id, job.partitions, limit)
+    ends: dict[int, int] = {}
+    for item in job.ranges:
+        ends[item.partition] = max(item.end, ends.get(item.partition, 0))
+    stable = list_offsets(connection, job.topic, ends, "latest", "read_committed", deadline=limit)
+    if hidden := {p: end for p, end in sorted(ends.items()) if stable[p] < end}:
+        places = ", ".join(f"[{p}] to {end}, readable to {stable[p]}" for p, end in hidden.items())
+        raise Refused(
+            f"open transactions hide messages that are to be archived ({places})",
+            subject=f"topic {job.topic}",
+            hint="archive no further than the last stable offsets",
+        )
+
+
+def find_moved(
+    connection: Connection, job: ArchiveJob, rest: Sequence[OffsetRange]
+) -> dict[int, tuple[int, int]]:
+    """Partitions whose log starts above what is next to be read: (needed from, starts at).
+
+    Raises:
+        PlanStale: the topic was deleted or recreated.
+    """
+    limit = Deadline(_SECONDS)
+    check_target(connection, job.topic, job.topic_id, job.partitions, limit)
+    needed: dict[int, int] = {}
+    for item in rest:
+        needed[item.partition] = min(item.start, needed.get(item.partition, item.start))
+    lows = list_offsets(connection, job.topic, needed, "earliest", deadline=limit)
+    return {p: (at, lows[p]) for p, at in needed.items() if lows[p] > at}
+
 
 __all__ = ["ArchiveJob", "ArchiveProgress", "write_archive"]
 

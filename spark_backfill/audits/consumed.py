@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.values import OffsetRange
+from backlogctl.spark_backfill.evidence.consumed import open_consumed
+from backlogctl.spark_backfill.existing.messages import hash_original_id, identify, last_header
+from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
-from spark_backfill.opening import open_consumed
-from spark_backfill.originals.frame import last_header
-from spark_backfill.originals.identity import hash_original_id, identify
-from spark_backfill.spark.frames import make_rows, mark_within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from backlog.config import Consumed, Source
+    from backlogctl.config import Consumed, Source
 
 MOST_RANGES = 10_000
 _LAST_MS = 253_402_300_799_999  # of the year 9999: producers may say anything

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from backlogctl.spark_backfill.existing.messages import format_message_time, last_header
 from backlogctl_delivery import stamps
-from spark_backfill.originals.frame import format_message_time, last_header
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spark_backfill.evidence.base import (
+from backlogctl.spark_backfill.evidence.consumed import ConsumedEvidence
+from backlogctl.spark_backfill.evidence.injected import (
     CONSUMED,
     INJECTED,
     LOST,
@@ -10,11 +11,10 @@ from spark_backfill.evidence.base import (
     QUARANTINED,
     SURVIVING,
     Evidence,
+    InjectedEvidence,
     label_candidates,
 )
-from spark_backfill.evidence.consumed import ConsumedEvidence
-from spark_backfill.evidence.injected import InjectedEvidence
-from spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 
 __all__ = [
     "CONSUMED",

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.archive import ArchiveManifest
+from backlogctl.manifests import ArchiveManifest
+from backlogctl.spark_backfill.archive.place import normalize_location
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.request import ArchiveSource, Stretch
+from backlogctl.spark_backfill.spark.frames import last_header
 from backlogctl_delivery import stamps
-from spark_backfill.archive.filesystem import normalize_location
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
-from spark_backfill.request import ArchiveSource, Stretch
-from spark_backfill.spark.frames import last_header
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

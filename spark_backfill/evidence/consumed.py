@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_backfill.evidence.base import CONSUMED
-from spark_backfill.failures import translating
-from spark_backfill.messages.candidates import SourceAccess
-from spark_backfill.sources.columns import Projection
-from spark_backfill.sources.ranges import MIN_ROWS, list_ranges
+from backlogctl.spark_backfill.evidence.injected import CONSUMED
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.candidates import SourceAccess
+from backlogctl.spark_backfill.messages.windows import check_wanted, filter_wanted
+from backlogctl.spark_backfill.sources.columns import MIN_ROWS, Projection, list_ranges
+from backlogctl.spark_backfill.sources.reflection import (
+    check_columns,
+    make_access,
+    open_engine,
+    reflect_table,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from backlogctl.config import Consumed, Source, StreamSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +80,61 @@ class ConsumedEvidence:
     def collect_keys(self) -> DataFrame:
         """Identities that were handled."""
         return self.access.spark.read.schema("key binary").parquet(str(self.work))
+
+
+# Opens the tables that are read: the source's, and the consumer's own.
+
+
+@contextmanager
+def open_table(
+    spark: SparkSession, sources: Mapping[str, Source], database: str, name: str
+) -> Iterator[SourceAccess]:
+    """Gives its connections back in the end.
+
+    Raises:
+        ConfigurationError: there is no such table.
+        SourceError: it could not be read.
+    """
+    source = sources[database]
+    engine = open_engine(source, database)
+    try:
+        table, jdbc = reflect_table(engine, database, name), make_access(source, database)
+        limit = source.limits.connections
+        yield SourceAccess(spark, engine, jdbc, table, source.timezone, limit)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def open_source(
+    spark: SparkSession, sources: Mapping[str, Source], stream: str, source: StreamSource
+) -> Iterator[SourceAccess]:
+    """The table that a stream is rebuilt from; only the stream's rows are counted and read.
+
+    Raises:
+        ConfigurationError: there is no such table, or `where` names what it does not have.
+        SourceError: it could not be read.
+    """
+    with open_table(spark, sources, source.database, source.table) as access:
+        check_wanted(access.table, source.where, f"streams.{stream}.source.where")
+        yield replace(access, wanted=filter_wanted(access.table, source.where))
+
+
+@contextmanager
+def open_consumed(
+    spark: SparkSession,
+    sources: Mapping[str, Source],
+    consumed: Consumed,
+    stream: str,
+    work: Path,
+) -> Iterator[ConsumedEvidence]:
+    """The consumer's table of this stream; its copy goes to `work`.
+
+    Raises:
+        ConfigurationError: there is no such table or column.
+        SourceError: it could not be read.
+    """
+    with open_table(spark, sources, consumed.database, consumed.table) as access:
+        at = f"streams.{stream}.source.consumed.column"
+        check_columns(access.table, [consumed.column], at)
+        yield ConsumedEvidence(access, consumed.column, work)

@@ -11,14 +11,68 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.errors import KafkaFailure
-from backlog.values import OffsetRange
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin
+from backlogctl.spark_backfill.evidence.injected import SURVIVING, Places, list_places
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.request import PriorChunk, Stretch, count_offsets
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty, mark_within
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
-from spark_backfill.evidence.base import SURVIVING
-from spark_backfill.evidence.injected import Places, list_places
-from spark_backfill.failures import translating
-from spark_backfill.spark.frames import last_header, make_empty, mark_within
-from spark_backfill.spark.kafka_options import make_java_options
+
+# Where survivors are read from and to: frozen once, and sampled again when retention moves.
+
+_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogOffsets:
+    """Log start, last stable offset and high watermark of each partition."""
+
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    highs: Mapping[int, int]
+
+    @property
+    def undecided(self) -> int:
+        """Offsets above the last stable one: of transactions that are still open."""
+        return sum(max(0, self.highs[p] - self.ends[p]) for p in self.ends)
+
+
+def read_offsets(client_properties: Mapping[str, str], topic: str, partitions: int) -> LogOffsets:
+    """The offsets now, log starts first.
+
+    Raises:
+        KafkaFailure, ClusterUnreachable.
+    """
+    admin, limit, numbers = make_admin(client_properties), Deadline(_SECONDS), range(partitions)
+    starts = list_offsets(admin, topic, numbers, "earliest", deadline=limit)
+    ends = list_offsets(admin, topic, numbers, "latest", isolation="read_committed", deadline=limit)
+    highs = list_offsets(
+        admin, topic, numbers, "latest", isolation="read_uncommitted", deadline=limit
+    )
+    missing = [p for p in numbers if p not in starts or p not in ends]
+    if missing:
+        raise KafkaFailure(
+            f"the broker gave no offsets of partitions {missing}",
+            subject=f"topic {topic}",
+            retryable=True,
+        )
+    return LogOffsets(starts, ends, highs)
+
+
+def describe_moves(before: Mapping[int, int], after: Mapping[int, int]) -> str:
+    """Log starts that moved, with both bounds (fault 23); empty where none did."""
+    moved = [
+        f"partition {p} from {before[p]} to {after[p]}"
+        for p in sorted(before)
+        if after.get(p, before[p]) > before[p]
+    ]
+    return ", ".join(moved)
+
 
 # Identities whose messages are kept in full for the proof, at about this many.
 SAMPLE_IDENTITIES = 1_000
@@ -247,3 +301,42 @@ class SurvivorEvidence:
                 if "password" in name or "secret" in name
             ],
         )
+
+
+# Surviving offsets that are no messages: control, aborted and compacted records.
+
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """Surviving `offsets` that no recovery wrote; `missing` of them are no messages."""
+
+    offsets: int = 0
+    missing: int = 0
+
+    @property
+    def share(self) -> float:
+        """0 to 1; 0 where nothing survives."""
+        return self.missing / self.offsets if self.offsets else 0.0
+
+
+def measure_holes(
+    spans: Sequence[LogSpan], prior: Sequence[PriorChunk], ours: Sequence[Stretch]
+) -> Holes:
+    """What survives, without what earlier recoveries wrote.
+
+    Args:
+        prior: their chunks; in a partition where the place of one is not known, only offsets below
+            the first of our messages are judged.
+        ours: the places that are known.
+    """
+    unknown = {chunk.slot for chunk in prior if chunk.first_offset is None}
+    offsets = messages = 0
+    for span in spans:
+        if span.partition in unknown:
+            offsets += span.span_before_ours
+            messages += span.records_before_ours
+        else:
+            here = [item for item in ours if item.partition == span.partition]
+            offsets += count_offsets(span.start, span.end, here)
+            messages += span.records - span.ours
+    return Holes(offsets, max(0, offsets - messages))

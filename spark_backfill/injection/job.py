@@ -2,20 +2,212 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-from backlog.manifest import Manifest
-from spark_backfill.injection.pacing import MAX_CHUNKS
-from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.injection.targets import HIDDEN_SECONDS, PATIENCE
-from spark_backfill.injection.transactional import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import Paused, PlanStale
+from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
+from backlogctl.kafka.clients import Connection, connect, outlast
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.manifests import Manifest
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_PREFIX,
     TRANSACTION_TIMEOUT_MS,
     WriterSettings,
 )
+from backlogctl.values import Chunk
+
+# The rate of an injection: which slots a wave takes, and how fast each chunk is written.
+
+# An open transaction holds back every read_committed reader: a slow pace ends here.
+MAX_TRANSACTION_SECONDS = 4.0
+# How long a wave goes on beginning chunks where there is no rate.
+WAVE_SECONDS = 5.0
+# Of one slot in one wave; its task stops earlier when its time is over.
+MAX_CHUNKS = 20
+
+
+def choose_slots(left: Mapping[int, Sequence[Chunk]], rate: float | None) -> list[int]:
+    """Slots of the next wave: of those with chunks left all, or with a rate as many as fit.
+
+    A wave lasts no longer than one transaction may, however many of its chunks are written at
+    once: together they hold what the rate allows in that time, but always one chunk.
+
+    Args:
+        left: the chunks that are left of each slot, the next one first.
+        rate: messages per second over all slots.
+    """
+    pending = [slot for slot, chunks in left.items() if chunks]
+    if rate is None:
+        return pending
+    budget, chosen = rate * MAX_TRANSACTION_SECONDS, list[int]()
+    # The slots with the most left go first, so that none of them is late at the end.
+    for slot in sorted(pending, key=lambda s: -len(left[s])):
+        budget -= left[slot][0].count
+        if chosen and budget < 0:
+            break
+        chosen.append(slot)
+    return chosen
+
+
+def choose_chunks(left: Sequence[Chunk], rate: float | None, most: int) -> tuple[Chunk, ...]:
+    """The next chunks of a slot in a wave: one with a rate or of the canary, else some seconds'
+    worth, since a task that goes on with its producer does not have to take the slot over again.
+
+    Args:
+        left: the chunks that are left of the slot, at least one.
+        rate: messages per second over all slots.
+        most: so many at most.
+    """
+    if rate is not None or left[0].canary:
+        return (left[0],)
+    return tuple(islice(left, most))
+
+
+def choose_pace(count: int, rate: float | None, width: int, parallelism: int) -> float | None:
+    """Messages per second of one chunk of a wave; None for as fast as it goes.
+
+    Evenly inside the wave, but never so slowly that the transaction stays open for long; what is
+    missing to the rate then is waited for between the waves.
+
+    Args:
+        count: messages of the chunk.
+        width: chunks of the wave.
+        parallelism: how many of them are written at once; the others wait, and use no rate.
+    """
+    if rate is None:
+        return None
+    return max(rate / max(1, min(width, parallelism)), count / MAX_TRANSACTION_SECONDS)
+
+
+# Checks of the target topic: still the plan's, visible to readers, and enough replicas.
+
+# How long restarting brokers are waited for, in seconds.
+PATIENCE = 60.0
+# The time limit of a live producer's transaction is a minute by default; the coordinator looks
+# for such every 10 s.
+HIDDEN_SECONDS = 90.0
+
+
+def check_target(
+    connection: Connection,
+    topic: str,
+    topic_id: str,
+    partitions: int,
+    deadline: Deadline | None = None,
+) -> TopicInfo:
+    """The target topic is the one that the plan was made on.
+
+    Raises:
+        PlanStale: deleted, recreated (other topic id), or with another number of partitions, so
+            that keys would go elsewhere.
+    """
+    subject = f"topic {topic}"
+    try:
+        info = describe_topic(connection, topic, deadline)
+    except TopicMissing as error:
+        raise PlanStale(
+            "the topic was deleted since the plan was made; nothing was sent",
+            subject=subject,
+            hint="plan again when it is back",
+        ) from error
+    if info.topic_id != topic_id:
+        raise PlanStale(
+            f"the topic was recreated since the plan was made: its id is {info.topic_id}, was "
+            f"{topic_id}; nothing was sent",
+            subject=subject,
+            hint="what is in a new topic has other offsets: plan again",
+        )
+    if info.partitions != partitions:
+        raise PlanStale(
+            f"the topic has {info.partitions} partitions now, the plan was made with {partitions}; "
+            "keys belong elsewhere; nothing was sent",
+            subject=subject,
+            hint="plan again",
+        )
+    return info
+
+
+def record_target_ends(connection: Connection, topic: str, partitions: int) -> dict[int, int]:
+    """End offsets of the topic now; the plan keeps them, and verification reads from there."""
+    return list_offsets(connection, topic, range(partitions), "latest", "read_uncommitted")
+
+
+def await_visible(
+    connection: Connection,
+    topic: str,
+    needed: Mapping[int, int],
+    seconds: float = HIDDEN_SECONDS,
+    *,
+    patience: float = PATIENCE,
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Waits until a read_committed reader gets to the offsets `needed`, by partition.
+
+    A live producer's open transaction hides what we committed above it, and for a moment after a
+    commit its own markers are not written yet: neither means that a message is missing.
+
+    Args:
+        seconds: for which an open transaction is waited for.
+        patience: seconds for which brokers that are away are waited for.
+        look: called while waiting; may raise.
+
+    Raises:
+        Paused: an open transaction still hides them.
+    """
+    admin, limit = connect(connection), Deadline(seconds)
+
+    def find_hidden() -> dict[int, int]:
+        stable = list_offsets(admin, topic, needed, "latest", "read_committed")
+        return {p: stable[p] for p, end in needed.items() if stable[p] < end}
+
+    while hidden := outlast(Deadline(patience), find_hidden):
+        if limit.expired:
+            places = ", ".join(
+                f"[{p}] readable to {at}, needed to {needed[p]}" for p, at in sorted(hidden.items())
+            )
+            raise Paused(
+                f"somebody's open transaction hides injected messages for more than {seconds:g} s "
+                f"({places}); they cannot be read back yet",
+                subject=f"topic {topic}",
+                hint="run it again when that transaction has ended; one that never ends is found "
+                "with `kafka-transactions.sh find-hanging`",
+            )
+        if look is not None:
+            look()
+        time.sleep(limit.remaining(0.3))
+
+
+def require_replicas(connection: Connection, topics: list[str], deadline: Deadline) -> None:
+    """Enough replicas are in sync for a write to be acknowledged.
+
+    Raises:
+        Paused: below min.insync.replicas, or without a leader; names the partitions.
+    """
+    admin = connect(connection)
+    for topic in topics:
+        config = describe_topic(admin, topic, deadline).config
+        needed = int(config.get("min.insync.replicas", "1"))
+        described = read_metadata(admin, topic, deadline)
+        weak = sorted(
+            number
+            for number, partition in described.topics[topic].partitions.items()
+            # A broker asks for no more than there are.
+            if len(partition.isrs) < min(needed, len(partition.replicas)) or partition.leader < 0
+        )
+        if weak:
+            raise Paused(
+                f"partitions {weak} have fewer than min.insync.replicas={needed} replicas in sync, "
+                "so the broker takes no message; no partial chunk was committed",
+                subject=f"topic {topic}",
+                hint="bring the missing brokers back, then run it again",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,27 +15,34 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
-from backlog.clock import Deadline, format_time, utc_now
-from backlog.errors import ClusterUnreachable, HangingTransaction, KafkaFailure, PlanStale, Refused
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline, format_time, utc_now
+from backlogctl.errors import (
+    ClusterUnreachable,
+    HangingTransaction,
+    KafkaFailure,
+    PlanStale,
+    Refused,
+)
+from backlogctl.kafka.admin import (
     create_topic,
     describe_topic,
     list_offsets,
     read_metadata,
     read_topic_id,
 )
-from backlog.kafka.calls import Connection, connect
-from backlog.kafka.clients import (
+from backlogctl.kafka.clients import (
     Admin,
+    Connection,
     Properties,
     assign_partitions,
+    connect,
     find_addresses,
     make_admin,
     make_consumer,
 )
-from backlog.kafka.errors import TopicMissing, translate
-from backlog.values import Chunk
-from spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.kafka.errors import TopicMissing, translate
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import Chunk
 
 DEFAULT_TOPIC = "backlog-recovery-ledger"
 DEFAULT_PARTITIONS = 12

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from backlog.errors import BacklogError, KafkaFailure, Refused
-from backlog.kafka.clients import Properties, make_producer
-from backlog.kafka.errors import is_abortable, is_fenced, translate
+from backlogctl.errors import BacklogError, KafkaFailure, Refused
+from backlogctl.kafka.clients import Properties, make_producer
+from backlogctl.kafka.errors import is_abortable, is_fenced, translate
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 

@@ -2,30 +2,88 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, VerificationFailed
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_admin
-from backlog.manifest import Manifest, read_chunk
-from backlog.values import Chunk
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, VerificationFailed
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin
+from backlogctl.manifests import Manifest, read_chunk
+from backlogctl.spark_backfill.failures import list_secrets, translating
+from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, await_visible, check_target
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.values import Chunk
 from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID
-from spark_backfill.failures import list_secrets, translating
-from spark_backfill.injection.fingerprints import fingerprint_read, fingerprint_staged
-from spark_backfill.injection.targets import HIDDEN_SECONDS, await_visible, check_target
-from spark_backfill.spark.frames import last_header, make_empty
-from spark_backfill.spark.kafka_options import make_java_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+# A message's fingerprint: SHA-256 over its partition, key, value and headers.
+#
+# All parts are joined twice, with other marks for a border and for NULL. Where the two texts
+# differ there is a mark, and nowhere else, so no two messages are written alike, whatever bytes
+# they hold.
+#
+# A topic is read by Spark, a staged file by Python, which reads it to check its hash anyway; so
+# the same is said twice here.
+
+# Border, NULL: the second pair is the first one swapped.
+_MARKS = (("\0", "\1"), ("\1", "\0"))
+
+
+def fingerprint_read() -> Column:
+    """Of a message as Spark reads it from a topic. No lambda: Spark interprets those."""
+
+    def text(name: str, kind: str) -> Column:
+        # The cast keeps the bytes as they are, also where they are no UTF-8.
+        return F.col(name).cast(kind)
+
+    own = F.array(*(text(name, "string") for name in ("partition", "key", "value")))
+    kind = "array<string>"
+    headers = (text(name, kind) for name in ("headers.key", "headers.value"))
+    # Spark gives NULL for no headers, a staged file an empty list.
+    parts = F.concat(own, *(F.coalesce(part, F.array().cast(kind)) for part in headers))
+    twice = F.concat(*(F.array_join(parts, border, null) for border, null in _MARKS))
+    return F.unhex(F.sha2(twice.cast("binary"), 256))
+
+
+def fingerprint_staged(batch: pa.RecordBatch) -> pa.Array:
+    """Of each message of a staged chunk, or of a part of one."""
+    own = [batch[name].cast(pa.binary()) for name in ("key", "value")]
+    own = [batch["partition"].cast(pa.string()).cast(pa.binary()), *own]
+    headers = batch["headers"]
+    # A slice's offsets count from the whole column's start.
+    offsets = pa.compute.subtract(headers.offsets, headers.offsets[0])
+    columns = [column.cast(pa.binary()) for column in headers.flatten().flatten()]
+
+    def join(border: bytes, null: bytes) -> Any:
+        lists = [pa.ListArray.from_arrays(offsets, c.fill_null(null)) for c in columns]
+        texts = [pa.compute.binary_join(items, border) for items in lists]
+        # Without headers there is no part to join, not an empty one.
+        plain = _join_all([*own], border, null)
+        full = _join_all([*own, *texts], border, null)
+        return pa.compute.if_else(pa.compute.equal(headers.value_lengths(), 0), plain, full)
+
+    twice = _join_all([join(border.encode(), null.encode()) for border, null in _MARKS], b"", b"")
+    return pa.array([hashlib.sha256(text).digest() for text in twice.to_pylist()], pa.binary())
+
+
+def _join_all(columns: list[Any], border: bytes, null: bytes) -> Any:
+    return pa.compute.binary_join_element_wise(
+        *columns, border, null_handling="replace", null_replacement=null
+    )
+
 
 MAX_IDS = 100
 _KINDS = ("missing", "doubled", "different", "unexpected")

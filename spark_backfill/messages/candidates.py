@@ -11,20 +11,19 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 from sqlalchemy.engine import Engine
 
-from spark_backfill.failures import translating
-from spark_backfill.messages.filters import (
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages
+from backlogctl.spark_backfill.messages.windows import (
+    Bounds,
     find_number_time,
     is_indexable,
     join_conditions,
 )
-from spark_backfill.messages.rules import MessageRules, build_messages
-from spark_backfill.messages.windows import Bounds
-from spark_backfill.sources.columns import Projection
-from spark_backfill.sources.jdbc import JdbcAccess
-from spark_backfill.sources.ranges import EVERYTHING, MIN_ROWS, list_ranges
-from spark_backfill.sources.reflection import (
+from backlogctl.spark_backfill.sources.columns import EVERYTHING, MIN_ROWS, Projection, list_ranges
+from backlogctl.spark_backfill.sources.reflection import (
     SQLITE,
     ColumnKind,
+    JdbcAccess,
     SourceTable,
     quote_name,
     quote_table,
@@ -32,7 +31,7 @@ from spark_backfill.sources.reflection import (
 )
 
 if TYPE_CHECKING:
-    from backlog.config import StreamSource
+    from backlogctl.config import StreamSource
 
 
 @dataclass(frozen=True, slots=True)

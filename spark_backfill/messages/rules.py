@@ -5,25 +5,188 @@ All of it is built inside Spark's JVM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from backlog.clock import format_time
-from backlog.config import Expr, Stream, StreamSource
-from backlog.errors import ConfigurationError
-from spark_backfill.messages.expressions import check_expr, column
-from spark_backfill.messages.headers import BROKEN, measure_list, parse_list
-from spark_backfill.messages.partitioners import PLACES
-from spark_backfill.messages.windows import CLOCKS
-from spark_backfill.request import Growth
-from spark_backfill.sources.columns import REASON, TIME_FORMAT, parse_time_text, spark_type
-from spark_backfill.sources.reflection import ColumnKind, SourceColumn, SourceTable, check_columns
-from spark_backfill.spark.frames import make_empty
+from backlogctl.clock import format_time
+from backlogctl.config import Expr, Stream, StreamSource
+from backlogctl.errors import ConfigurationError
+from backlogctl.spark_backfill.failures import find_first_cause
+from backlogctl.spark_backfill.messages.windows import CLOCKS
+from backlogctl.spark_backfill.request import Growth
+from backlogctl.spark_backfill.sources.columns import (
+    REASON,
+    TIME_FORMAT,
+    parse_time_text,
+    spark_type,
+)
+from backlogctl.spark_backfill.sources.reflection import (
+    ColumnKind,
+    SourceColumn,
+    SourceTable,
+    check_columns,
+)
+from backlogctl.spark_backfill.spark.frames import make_empty
+
+# A row's headers: those that it lists itself, then those that the stream's rules name.
+
+HEADERS = "array<struct<name:string,value:binary>>"
+# Spark reads a number as text, and nothing that stands behind the list. No quantifier gives
+# anything back: a long text would exhaust the stack.
+_NAME = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_ONE = "[A-Za-z0-9+/]"
+_VALUE = rf'(?:"(?:{_ONE}{{4}})*+(?:{_ONE}{{2}}==|{_ONE}{{3}}=)?+"|null)'
+_PAIR = rf"\s*+\[\s*+{_NAME}\s*+,\s*+{_VALUE}\s*+\]\s*+"
+_LIST = rf"^\s*+\[(?:{_PAIR}(?:,{_PAIR})*+)?+\s*+\]\s*+$"
+BROKEN = "its headers are no JSON list of [name, value in base64 or null]"
+
+
+def parse_list(text: Column) -> Column:
+    """Headers of a JSON list of `[name, value in base64 or null]`, in their order.
+
+    No text is no headers. NULL where it is something else.
+    """
+    pairs = F.from_json(text, "array<array<string>>")
+    parsed = F.transform(
+        pairs,
+        lambda pair: F.struct(
+            F.get(pair, 0).alias("name"),
+            F.try_to_binary(F.get(pair, 1), F.lit("base64")).alias("value"),
+        ),
+    ).cast(HEADERS)
+    none = F.coalesce(text, F.lit("")) == ""
+    return F.when(none, F.array().cast(HEADERS)).when(text.rlike(_LIST), parsed)
+
+
+def join_headers(names: Sequence[str], *, listed: bool) -> Column:
+    """All headers of a message of `build_messages`, as one list.
+
+    Args:
+        names: those of the columns `header_values`.
+        listed: whether there is a column `header_list`.
+    """
+    named = F.array(
+        *(
+            F.struct(F.lit(name).alias("name"), F.element_at("header_values", i).alias("value"))
+            for i, name in enumerate(names, 1)
+        )
+    ).cast(HEADERS)
+    return F.concat("header_list", named) if listed else named
+
+
+def measure_list(headers: Column) -> Column:
+    """Its bytes in a record, at most."""
+    sizes = F.transform(
+        headers,
+        lambda item: (
+            F.octet_length(item["name"]) + F.coalesce(F.octet_length(item["value"]), F.lit(0)) + 8
+        ),
+    )
+    return F.coalesce(F.aggregate(sizes, F.lit(0), lambda total, size: total + size), F.lit(0))
+
+
+# The partitioners of Kafka's clients as Spark columns: no key leaves the JVM.
+
+_KAFKA_UTILS = "org.apache.kafka.common.utils.Utils"
+
+
+def _hash_murmur2(key: Column) -> Column:
+    """Kafka's own `murmur2`, called by the code that Spark generates; NULL for a NULL key.
+
+    Spark's SQL has no such call, and the same in SQL's arithmetic takes many times as long.
+    """
+    jvm = SparkSession.active()._jvm
+    assert jvm is not None
+    catalyst = jvm.org.apache.spark.sql.catalyst.expressions.objects
+    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    call = catalyst.StaticInvoke(
+        jvm.org.apache.spark.util.Utils.classForName(_KAFKA_UTILS, True, True),
+        jvm.org.apache.spark.sql.types.DataType.fromDDL("int"),
+        "murmur2",
+        jvm.PythonUtils.toSeq([utils.expression(key._jc)]),
+        jvm.PythonUtils.toSeq([]),
+        True,  # NULL for NULL
+        True,  # may be NULL
+        True,  # deterministic
+        jvm.scala.Option.empty(),
+    )
+    return Column(utils.column(call))
+
+
+def _place_murmur2(key: Column, partitions: int) -> Column:
+    return _hash_murmur2(key).bitwiseAND(F.lit(0x7FFFFFFF)) % F.lit(partitions)
+
+
+def _place_crc32(key: Column, partitions: int) -> Column:
+    return (F.crc32(key) % F.lit(partitions)).cast("int")
+
+
+# What `backlogctl.partitioners` says, to the bit.
+PLACES: Mapping[str, Callable[[Column, int], Column]] = {
+    "murmur2": _place_murmur2,
+    "crc32": _place_crc32,
+}
+
+
+# Columns and SQL expressions of the configuration, checked by analysis before a row is read.
+
+_CALLS_CODE = re.compile(r"\b(reflect|java_method|try_reflect)\(", re.IGNORECASE)
+_UNKNOWN = re.compile(r"column, variable, or function parameter with name `(.+?)` cannot")
+
+
+def column(name: str) -> Column:
+    """A column by its exact name, whatever characters it has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def check_expression(analysed: Any) -> str:
+    """Why an expression that Spark has analysed is refused; "" where it is not."""
+    text = analysed.toString()
+    if _CALLS_CODE.search(text):
+        return "calls code by reflection, which is refused"
+    if not analysed.deterministic():
+        return "gives another result each time, so nothing could be proved"
+    if "Generate" in text or "Subquery" in text or "subquery#" in text:
+        return "makes several rows of one, or reads another table"
+    return ""
+
+
+def check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -> set[str]:
+    """The columns that an expression reads."""
+    if expr.column is not None:
+        check_columns(table, [expr.column], subject)
+        return {expr.column}
+    assert expr.sql is not None
+    known = [c.name for c in table.columns]
+    try:
+        made = F.expr(expr.sql)
+        analysed: Any = empty.select(made)._jdf.queryExecution().analyzed()
+        # An aggregate alone is legal, beside a column of the row it is not.
+        empty.select(column(known[0]), made.cast("string"))
+    except PySparkException as error:
+        cause, _ = find_first_cause(error)
+        unknown = _UNKNOWN.search(cause)
+        if unknown:
+            name = unknown.group(1).replace("`.`", ".")
+            check_columns(table, [name], subject, more=f"; a fixed text is written \"'{name}'\"")
+        raise ConfigurationError(
+            f"is not an SQL expression that Spark takes: {cause.split(' SQLSTATE')[0]}",
+            subject=subject,
+            hint="times and decimals are text here, see docs/messages.md",
+        ) from None
+    if why := check_expression(analysed):
+        raise ConfigurationError(why, subject=subject)
+    names = analysed.references().toSeq()
+    return {names.apply(i).name() for i in range(names.size())}
+
 
 ORIGINAL = "original"
 RESTATED = "restated"

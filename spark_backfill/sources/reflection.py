@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -17,12 +18,45 @@ from sqlalchemy import types
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
+from sqlalchemy.exc import DBAPIError
 
-from backlog.config import Source, Stream
-from backlog.errors import ConfigurationError
+from backlogctl.config import Source, Stream
+from backlogctl.errors import ConfigurationError, SourceError
+from backlogctl.spark_backfill.failures import translating
 from backlogctl_delivery.database import add_liveness
-from spark_backfill.failures import translating
-from spark_backfill.sources.access import telling_access
+from backlogctl_delivery.database_failures import explain_refusal
+
+# A source that does not let us in: said by the part of its URL that is wrong.
+
+
+@contextmanager
+def telling_access(engine: Engine, database: str) -> Iterator[None]:
+    """Turns a failed connection inside into a sentence about the URL; other errors stay.
+
+    Raises:
+        ConfigurationError: database, user, password or file are wrong.
+        SourceError: the server cannot be reached now.
+    """
+    key = f"sources.{database}.url"
+    try:
+        yield
+    except DBAPIError as error:
+        original = error.orig
+        if getattr(original, "sqlite_errorname", "") == "SQLITE_NOTADB":
+            raise ConfigurationError(
+                "the file is not an SQLite database", subject=key, hint="name another file"
+            ) from None
+        if getattr(original, "sqlstate", None):
+            raise
+        found = explain_refusal(str(original), engine.url, key)
+        if found is None:
+            raise
+        if found.is_wrong_url:
+            raise ConfigurationError(found.message, subject=key, hint=found.hint) from None
+        raise SourceError(
+            found.message, subject=f"database {database}", hint=found.hint, retryable=True
+        ) from None
+
 
 POSTGRESQL = "postgresql"
 SQLITE = "sqlite"
@@ -320,3 +354,92 @@ def _find_kind(kind: Any, dialect: str) -> ColumnKind:
 def _is_partial(index: Any) -> bool:
     options = index.get("dialect_options") or {}
     return any(name.endswith("_where") and value is not None for name, value in options.items())
+
+
+# JDBC's view of a source: the URL without secrets, and the properties of a connection.
+
+# libpq's parameters that pgjdbc knows under the same name; others are named in an error.
+_SAME = frozenset(["sslmode", "sslrootcert", "sslcert", "sslkey", "channel_binding"])
+_RENAMED = {
+    "connect_timeout": "connectTimeout",
+    "application_name": "ApplicationName",
+    "target_session_attrs": "targetServerType",
+}
+# A server that has not even refused a statement this long after its timeout has vanished.
+_ANSWER_SECONDS = 60
+_TARGETS = {"read-write": "primary", "primary": "primary", "any": "any", "standby": "secondary"}
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcAccess:
+    """How Spark reads a source. The password is a property, never a part of the URL."""
+
+    url: str
+    properties: Mapping[str, str] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False, default=())
+
+
+def make_access(source: Source, database: str) -> JdbcAccess:
+    """Turns a SQLAlchemy URL into JDBC's.
+
+    Raises:
+        ConfigurationError: something in it has no counterpart in JDBC.
+    """
+    url = parse_url(source.reveal_url(), database)
+    limits = source.limits
+    common = {
+        "fetchsize": str(limits.fetch_size),
+        "queryTimeout": str(max(1, int(limits.statement_timeout.total_seconds()))),
+    }
+    if url.get_backend_name() == SQLITE:
+        return JdbcAccess(
+            url=f"jdbc:sqlite:{find_sqlite_file(url, database)}",
+            properties={**common, "driver": "org.sqlite.JDBC", "open_mode": "1"},
+        )
+    password = str(url.password) if url.password is not None else ""
+    properties = {
+        **common,
+        **_translate_query(url, database),
+        "driver": "org.postgresql.Driver",
+        "options": postgresql_options(limits.statement_timeout, url),
+        "tcpKeepAlive": "true",
+        "socketTimeout": str(int(limits.statement_timeout.total_seconds()) + _ANSWER_SECONDS),
+    }
+    properties.setdefault("connectTimeout", "10")
+    if url.username:
+        properties["user"] = url.username
+    if password:
+        properties["password"] = password
+    host = url.host or "localhost"
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    name = quote(url.database or url.username or "postgres", safe="")
+    return JdbcAccess(
+        url=f"jdbc:postgresql://{host}:{url.port or 5432}/{name}",
+        properties=properties,
+        secrets=(password,) if password else (),
+    )
+
+
+def _translate_query(url: URL, database: str) -> dict[str, str]:
+    subject = f"sources.{database}.url"
+    found: dict[str, str] = {}
+    for name, value in url.query.items():
+        text = value if isinstance(value, str) else ",".join(value)
+        if name == "options":
+            continue
+        if name == "host":
+            raise ConfigurationError(
+                "a Unix socket or several hosts cannot be read over JDBC",
+                subject=subject,
+                hint="write one host and its TCP port",
+            )
+        if name == "target_session_attrs":
+            text = _TARGETS.get(text, "any")
+        if name not in _SAME and name not in _RENAMED:
+            raise ConfigurationError(
+                f"the parameter {name} is not supported",
+                subject=subject,
+                hint=f"known ones are {', '.join(sorted({*_SAME, *_RENAMED, 'options'}))}",
+            )
+        found[_RENAMED.get(name, name)] = text
+    return found

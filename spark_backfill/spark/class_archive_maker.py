@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from backlog.config import SparkSection
-from backlog.errors import BacklogError
-from backlog.progress import print_line
-from spark_backfill.spark.class_archive import DRIVER_OPTIONS, find_archive
-from spark_backfill.spark.jars import ensure_spark_jars
-from spark_backfill.spark.session import open_session
+from backlogctl.config import SparkSection
+from backlogctl.errors import BacklogError
+from backlogctl.formats import print_line
+from backlogctl.spark_backfill.spark.session import (
+    DRIVER_OPTIONS,
+    ensure_spark_jars,
+    find_archive,
+    open_session,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,19 +16,20 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from backlog.errors import BacklogError, StagingError
-from spark_backfill.failures import find_first_cause
-from spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
+from backlogctl.errors import BacklogError, StagingError
+from backlogctl.spark_backfill.failures import find_first_cause
+from backlogctl.spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 Found = TypeVar("Found")
 
@@ -38,7 +39,7 @@ START_SETTING = "spark.backlogctl.startTimeout"
 # all it has to the first who asks.
 STANDALONE_DEFAULTS: Mapping[str, str] = {"spark.cores.max": "8"}
 
-_PACKAGES = ("backlogctl_delivery", "backlog", "spark_backfill")
+_PACKAGES = ("backlogctl_delivery", "backlogctl")
 _SPARK_VERSION = ".".join(pyspark.__version__.split(".")[:2])
 _CONNECT_SECONDS = 5.0
 _DOCS = "see docs/spark.md"
@@ -220,3 +221,37 @@ def _explain(error: BaseException) -> tuple[str, str]:
         if line := next((line for line in lines if sign in line), None):
             return line[line.index(sign) :].strip(), advice
     return cause, ""
+
+
+# Object stores that speak S3: what a location on one needs of Spark.
+
+_CLASS = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+
+def needs_s3(location: str) -> bool:
+    """Whether Spark reaches this location only with the jars of hadoop-aws."""
+    return location.startswith("s3a:")
+
+
+def has_s3(spark: SparkSession) -> bool:
+    """Whether this Spark was started with them."""
+    jvm: Any = spark._jvm
+    try:
+        jvm.org.apache.spark.util.Utils.classForName(_CLASS, False, False)
+    except Py4JError:
+        return False
+    return True
+
+
+def require_s3(spark: SparkSession, location: str) -> None:
+    """The jars must be there before Spark's JVM starts.
+
+    Raises:
+        SparkFailure: this process has a Spark without them.
+    """
+    if not has_s3(spark):
+        raise SparkFailure(
+            "this process runs Spark without what reaches an object store (hadoop-aws)",
+            subject=location,
+            hint="start it in a process of its own",
+        )

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from backlog.values import OffsetRange
+from backlogctl.values import OffsetRange
 
 
 def make_empty(spark: SparkSession, schema: str | T.StructType) -> DataFrame:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 # With what they import, all that our tasks use.
 _NEEDED = (
-    "spark_backfill.injection.runners",
-    "spark_backfill.messages.chunks",
+    "backlogctl.spark_backfill.injection.waves",
+    "backlogctl.spark_backfill.messages.staging",
 )
 _TOKEN = "token"  # noqa: S105 (not a secret)
 

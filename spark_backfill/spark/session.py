@@ -16,11 +16,12 @@ from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from backlog.config.sections import SparkSection
-from backlog.jars import find_java
-from spark_backfill.failures import translating
-from spark_backfill.spark.class_archive import DRIVER_OPTIONS, make_options
-from spark_backfill.spark.cluster import (
+from backlogctl import IMPORT_ROOT
+from backlogctl.config.sections import SparkSection
+from backlogctl.formats import Say
+from backlogctl.jars import ensure_jars, find_jars, find_java
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.spark.cluster import (
     STANDALONE_DEFAULTS,
     START_SECONDS,
     START_SETTING,
@@ -29,10 +30,56 @@ from spark_backfill.spark.cluster import (
     explain_start,
     is_local,
     require_master,
+    require_s3,
     ship_packages,
 )
-from spark_backfill.spark.jars import ensure_s3_jars, ensure_spark_jars
-from spark_backfill.spark.object_store import require_s3
+
+# The jars that Spark needs beside its own.
+
+SPARK_JARS = Path(__file__).with_name("spark.jars")
+_S3_JARS = Path(__file__).with_name("s3.jars")
+
+
+def find_spark_jars() -> Path:
+    """Their directory; it is there once they were fetched."""
+    return find_jars(SPARK_JARS)
+
+
+def ensure_spark_jars(progress: Say | None = None) -> tuple[Path, ...]:
+    """The jars for `spark.jars`: the Kafka connector and the JDBC drivers."""
+    return ensure_jars(SPARK_JARS, progress)
+
+
+def ensure_s3_jars(progress: Say | None = None) -> tuple[Path, ...]:
+    """What Spark needs to reach `s3a:` locations."""
+    return ensure_jars(_S3_JARS, progress)
+
+
+# Spark's classes, read and verified once for all: with them the driver starts in half the time.
+#
+# `python -m backlogctl.spark_backfill.spark.class_archive_maker` makes the archive, once in an
+# environment: a minute, and 150 MB. It is Java's dynamic class data sharing (JEP 350). Java itself
+# checks at each start that the archive is of this Java and of these jars, else does without it.
+
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+# A user who says one of these has an archive, or wants none.
+_OWN = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
+
+
+def find_archive() -> Path:
+    """Where this environment's archive is, if it was made."""
+    return Path(sys.prefix, "share", "backlogctl", "spark.jsa")
+
+
+def make_options(own: str) -> str:
+    """Java options of a driver that uses the archive; "" where there is none, or the user's `own`
+    say otherwise."""
+    archive = find_archive()
+    if any(word in own for word in _OWN) or not archive.is_file():
+        return ""
+    # A path with a space would be two options.
+    return "" if " " in str(archive) else f"-XX:SharedArchiveFile={archive}"
+
 
 # What a user may change: sizes and speed.
 _DEFAULTS: Mapping[str, str] = {
@@ -170,7 +217,7 @@ def _choose_python(own: Mapping[str, str]) -> None:
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    _prepend_path("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    _prepend_path("PYTHONPATH", str(IMPORT_ROOT))
 
 
 def _name_jars(own: Mapping[str, str], local: bool, s3: bool) -> dict[str, str]:

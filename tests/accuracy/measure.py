@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.accuracy.planning import Measured, Method, measure
 from tests.accuracy.promises import find_broken
 from tests.accuracy.scenarios import MESSAGES, SCENARIOS, Scenario, Shape
@@ -127,8 +127,8 @@ def render(results: Sequence[Measured]) -> Table:
 
 @contextmanager
 def open_spark() -> Iterator[SparkSession]:
-    from backlog.config import SparkSection
-    from spark_backfill.spark.session import open_session
+    from backlogctl.config import SparkSection
+    from backlogctl.spark_backfill.spark.session import open_session
 
     conf = {"spark.sql.shuffle.partitions": "4", "spark.driver.memory": "1g"}
     session = open_session(SparkSection(master="local[2]", conf=conf), "accuracy")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from backlog.config import Stream
-from backlog.errors import BacklogError
-from replay.kinds.rebuild.losses import date_edges, tighten_times
-from spark_backfill.rebuild import plan_rebuild
-from spark_backfill.request import RebuildRequest
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError
+from backlogctl.replay.kinds.rebuild.losses import date_edges, tighten_times
+from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.request import RebuildRequest
 from tests.accuracy.oracle import EXACT, Judgement, judge, read_listed, read_staged
 from tests.accuracy.services import Stage
 from tests.accuracy.watching import GROUP, Sampling, Watched, find_begin

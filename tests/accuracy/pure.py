@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backlog.values import Bookmark, OffsetRange
+from backlogctl.spark_backfill.placing.measuring import cut_rows, place_gaps
+from backlogctl.spark_backfill.placing.ranking import Anchor, OrderProof, PartitionRows
+from backlogctl.values import Bookmark, OffsetRange
 from backlogctl_delivery.stamps import hash_identity
-from spark_backfill.placing.edges import cut_rows, place_gaps
-from spark_backfill.placing.values import Anchor, OrderProof, PartitionRows
 from tests.accuracy.traffic import Longs, Traffic
 
 _FIRST = 201

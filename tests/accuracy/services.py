@@ -11,9 +11,9 @@ import numpy as np
 import psycopg
 from confluent_kafka import KafkaError, Message, Producer
 
-from backlog.clock import Deadline
-from backlog.kafka.admin import create_topic, describe_topic, list_offsets
-from backlog.kafka.clients import make_admin
+from backlogctl.clock import Deadline
+from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets
+from backlogctl.kafka.clients import make_admin
 from tests.accuracy.scenarios import BEGIN
 from tests.accuracy.traffic import Traffic, to_time
 from tests.kafka_tools import move_log_start, properties_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.accuracy.measure import run_scenario
 from tests.accuracy.oracle import Judgement
 from tests.accuracy.planning import Measured, Method

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.ledger import open_ledger, upgrade
-from backlog.partitioners import hash_murmur2
-from backlog.values import Bookmark, Sample
-from monitoring.assessing import HORIZON
+from backlogctl.ledger import open_ledger, upgrade
+from backlogctl.monitoring.watch.look import HORIZON
+from backlogctl.partitioners import hash_murmur2
+from backlogctl.values import Bookmark, Sample
 from tests.accuracy.oracle import Staged, judge, list_lost
 from tests.accuracy.scenarios import BEGIN, PARTITIONS, SCENARIOS, Scenario, Shape
 from tests.accuracy.services import list_handled

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backlog.partitioners import place_murmur2
+from backlogctl.partitioners import place_murmur2
 from tests.accuracy.scenarios import BEGIN, LATE, PARTITIONS, Scenario, Shape
 
 Longs = npt.NDArray[np.int64]

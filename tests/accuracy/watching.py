@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from backlog.ledger.thinning import begin_of_all, find_cell
-from backlog.values import (
-    Bookmark,
-    Cause,
-    Certainty,
-    Gap,
-    GapState,
-    PartitionSample,
-    Sample,
-)
+from backlogctl.ledger.samples import begin_of_all, find_cell
+from backlogctl.monitoring.offsets.history import bound_times
+from backlogctl.monitoring.watch.look import HORIZON
+from backlogctl.values import Bookmark, Cause, Certainty, Gap, GapState, PartitionSample, Sample
 from backlogctl_delivery.stamps import hash_identity
-from monitoring.assessing import HORIZON
-from monitoring.timeline import bound_times
 from tests.accuracy.traffic import Traffic, to_micros, to_time
 
 STREAM, CLUSTER, GROUP = "orders", "main", "order-service"

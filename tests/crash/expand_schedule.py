@@ -19,11 +19,11 @@ from typing import Literal
 
 import pytest
 
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.errors import TopicMissing
-from backlog.values import Recovery
-from fanout.launchers import Role
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
 from tests.kafka_tools import delete_topic, read_all, wait_until
 from tests.replay.expand.oracle import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_backfill.injection.runners import ChunkOutcome, ChunkTask, run_task
-from spark_backfill.injection.writer import ChunkWriter
+from backlogctl.spark_backfill.injection.transactional import ChunkWriter
+from backlogctl.spark_backfill.injection.waves import ChunkOutcome, ChunkTask, run_task
 
 
 class LocalChunkRunner:

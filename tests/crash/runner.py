@@ -11,15 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from backlog.errors import BacklogError, KafkaFailure
-from backlog.kafka.clients import make_producer
-from backlog.values import Chunk
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.kafka.clients import make_producer
+from backlogctl.spark_backfill.injection.ledger_topic import make_record
+from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
+from backlogctl.spark_backfill.injection.transactional import (
+    ChunkResult,
+    TransactionalWriter,
+    WriterSettings,
+)
+from backlogctl.spark_backfill.injection.waves import inject_with
+from backlogctl.values import Chunk
 from backlogctl_delivery.crashpoints import reach
-from spark_backfill.injection.ledger_topic import make_record
-from spark_backfill.injection.producing import AttemptError, SlotProducer
-from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
-from spark_backfill.injection.waves import inject_with
-from spark_backfill.injection.writer import ChunkResult
 from tests.crash.forking import start_process
 from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import load_job

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, TopicPartition
 
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import make_admin, make_consumer
-from backlog.manifest import (
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_consumer
+from backlogctl.manifests import (
     CHUNK_SCHEMA,
     Manifest,
     read_chunk,
@@ -23,14 +23,10 @@ from backlog.manifest import (
     write_chunk,
     write_manifest,
 )
+from backlogctl.spark_backfill.injection.job import InjectionJob, record_target_ends
+from backlogctl.spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl_delivery.stamps import make_message_id, stamp
-from spark_backfill.injection.job import InjectionJob
-from spark_backfill.injection.ledger_topic import (
-    ensure_ledger_topic,
-    snapshot_ledger,
-)
-from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.injection.targets import record_target_ends
 
 Headers = tuple[tuple[str, bytes | None], ...]
 # A reader connects again by itself.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.crash.delivery.schedule import DeliverySchedule
 from tests.crash.delivery.servers import run_alone
 from tests.crash.expand_schedule import ExpandSchedule, run_expansion

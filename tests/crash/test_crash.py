@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.crash.points import POINTS
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import judge, make_scenario

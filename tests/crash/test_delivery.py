@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import audit_facts
-from sandbox.embedded import EmbeddedKafka
 from tests.crash import points
 from tests.crash.delivery import cast
 from tests.crash.delivery.chain import READER, Part

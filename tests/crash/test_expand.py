@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from backlog.values import Recovery
-from fanout.launchers import Role
-from replay.kinds.expand.steps import canary
-from replay.recovery.brakes import CancelRequested
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.engine.brakes import CancelRequested
+from backlogctl.replay.kinds.expand import canary
+from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import judge, read_log

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.errors import LeaseHeld
-from backlog.values import Recovery
-from replay.kinds.offload.context import FORWARD
-from replay.recovery.brakes import CancelRequested
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import LeaseHeld
+from backlogctl.replay.engine.brakes import CancelRequested
+from backlogctl.replay.kinds.offload.context import FORWARD
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Recovery
 from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
 from tests.crash.offload.schedule import OffloadSchedule, make_crash_world, run_offload
 from tests.crash.offload.world import CrashWorld

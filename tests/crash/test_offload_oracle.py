@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.errors import BacklogError
-from backlog.kafka.admin import delete_records
-from backlog.values import Recovery
-from replay.injection import ledger as injection_ledger
-from replay.kinds.offload.context import OffloadContext
-from replay.kinds.offload.steps import archive
-from replay.kinds.redrive.options import RedriveOptions
-from replay.kinds.redrive.planning import plan_redrive
-from replay.recovery.approval import approve_plan
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import delete_records
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.injection import ledger as injection_ledger
+from backlogctl.replay.kinds.offload import steps
+from backlogctl.replay.kinds.offload.context import OffloadContext
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions
+from backlogctl.replay.kinds.redrive.planning import plan_redrive
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Recovery
 from tests.crash.offload.content import Content, Place
 from tests.crash.offload.oracle import Found, judge_end, judge_offloaded, judge_put_back
 from tests.crash.offload.schedule import make_crash_world
@@ -46,7 +46,7 @@ def test_a_deletion_above_the_fence_is_seen(world: CrashWorld) -> None:
             admin, topic, {number: at + 10 for number, at in offsets.items()}, *others
         )
 
-    step = "replay.kinds.offload.steps.delete_records"
+    step = "backlogctl.replay.kinds.offload.steps"
     world.patch.setattr(f"{step}.delete_records", delete_more)
     world.at("p5.6.before", lambda: world.traffic.publish(100))
     with suppress(BacklogError):  # where its own check stumbles over it
@@ -75,7 +75,7 @@ def drop_file(world: CrashWorld, recovery: Recovery) -> None:
 
 def test_a_group_that_is_moved_without_an_archive_is_seen(world: CrashWorld) -> None:
     recovery = world.plan_approved()
-    world.patch.setattr(archive.Archive, "start", lambda *_: None)
+    world.patch.setattr(steps.Archive, "start", lambda *_: None)
     world.patch.setattr(OffloadContext, "require_archive", lambda _: None)
     world.run(recovery)
     problems = judge_offloaded(world, recovery)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 
-from backlogctl_airflow.local.standalone import AirflowStandalone
+from backlogctl.dags.local.standalone import AirflowStandalone
 
 FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 RUN_FINISHED = frozenset({"success", "failed"})

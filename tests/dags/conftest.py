@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -11,9 +10,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from backlogctl_airflow.local.standalone import AirflowStandalone
+from backlogctl.dags.local.standalone import AirflowStandalone
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.stage import SHORT_LIVED_JVM
-from sandbox.embedded import EmbeddedKafka
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld
 from tests.replay.shop import ROOT
@@ -22,7 +21,7 @@ TakeShop = Callable[..., SlotShop]
 TakeWorld = Callable[..., SlotWorld]
 
 _SETTINGS = {
-    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "dags"))),
+    "PYTHONPATH": str(ROOT),
     "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
     # Nothing starts by itself: a test asks for each run.
     "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",

@@ -15,14 +15,14 @@ from typing import Any, Self
 import psutil
 from confluent_kafka import KafkaError, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.kafka.admin import read_topic_id
-from backlog.kafka.clients import make_consumer
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import BurndownSample, Ledger
-from backlog.values import Recovery
-from fanout.launchers import Role
-from replay.kinds import EXPAND
+from backlogctl.clock import Deadline
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import read_topic_id
+from backlogctl.kafka.clients import make_consumer
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import BurndownSample, Ledger
+from backlogctl.replay.kinds import EXPAND
+from backlogctl.values import Recovery
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import SlotWorld
 from tests.kafka_tools import wait_until

@@ -12,17 +12,17 @@ from typing import Any
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
-import backlogctl_airflow
-from backlogctl_airflow.links import RECOVERY_LINK, REPORT_LINK
+import backlogctl.dags
+from backlogctl.dags.links import RECOVERY_LINK, REPORT_LINK
 
-RUNBOOKS = Path(backlogctl_airflow.__file__).parent / "runbooks"
+RUNBOOKS = Path(backlogctl.dags.__file__).parent / "runbooks"
 
 
 def list_heavy() -> list[str]:
     """What the plugin has each process of Airflow import, of what it should not."""
-    import backlogctl_airflow.plugin  # noqa: F401
+    import backlogctl.dags.plugin  # noqa: F401
 
-    heavy = {"backlog", "confluent_kafka", "monitoring", "pandas", "pyspark", "replay"}
+    heavy = {"backlogctl.monitoring", "backlogctl.replay", "confluent_kafka", "pandas", "pyspark"}
     return sorted(heavy & set(sys.modules))
 
 

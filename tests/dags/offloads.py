@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backlog.values import Recovery
-from fanout.launchers import Role
-from replay.kinds.offload.options import ALLOW_DISK
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.kinds.offload.plan import ALLOW_DISK
+from backlogctl.values import Recovery
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots, SlotWorld
 from tests.kafka_tools import wait_until

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from backlog.config import load_config
-from fanout.launchers import Fleet, Role
-from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
+from backlogctl.config import load_config
+from backlogctl.fanout.launchers import Fleet, Role
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.opening import open_workspace
 from tests.replay.expand.world import CONSUMER, FACTOR, REPLICAS, World
 from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
 from tests.replay.shop import PARTITIONS, Shop

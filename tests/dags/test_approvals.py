@@ -15,21 +15,21 @@ import pytest
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.values import GapState, Recovery, RecoveryState
-from backlogctl_airflow import asking
-from backlogctl_airflow.approval import ApprovePlan
-from backlogctl_airflow.policies import APPROVE, REJECT
-from backlogctl_airflow.reasons import translated_errors
-from replay.kinds.rebuild.plan import PlannedGap
-from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan, check_approval, reject_plan
-from replay.recovery.identity import Identity, acting_as
-from replay.recovery.workspace import Workspace
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.dags import questions
+from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.policies import APPROVE, REJECT
+from backlogctl.dags.task_context import translated_errors
+from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Identity, acting_as
+from backlogctl.replay.kinds.rebuild.plan import PlannedGap
+from backlogctl.replay.opening import open_workspace
+from backlogctl.values import GapState, Recovery, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots
+from tests.kernel.ledger.makers import make_gap
 from tests.replay.makers import (
     PAST,
     change_ledger,
@@ -143,7 +143,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
         with translated_errors(), acting_as(person):
             yield opened
 
-    monkeypatch.setattr(asking, "opened", open_it)
+    monkeypatch.setattr(questions, "opened", open_it)
     return opened
 
 
@@ -188,14 +188,14 @@ def test_fault_44_of_two_at_once_one_wins(
     """The shell is faster by a hair: after the look at the state, and before the change."""
     planned = store_plan(desk)
     verb = "approve_plan" if option == APPROVE else "reject_plan"
-    real = getattr(asking, verb)
+    real = getattr(questions, verb)
 
     def be_late(*words: Any, **named: Any) -> Recovery:
         approve_plan(desk, planned, by="shell")
         late: Recovery = real(*words, **named)
         return late
 
-    monkeypatch.setattr(asking, verb, be_late)
+    monkeypatch.setattr(questions, verb, be_late)
     if option == APPROVE:
         assert answer(planned, id="bob", name="bob")["approved_by"] == "shell"
     else:

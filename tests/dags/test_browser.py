@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.values import RecoveryState
+from backlogctl.values import RecoveryState
 from tests.dags.airflow import Airflow
 from tests.dags.browsing import RECOVER, Visit, open_browser
 from tests.dags.slots import Slots

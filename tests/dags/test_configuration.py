@@ -11,10 +11,10 @@ import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from backlog.config import SparkSection
-from backlog.errors import ConfigurationError
-from backlogctl_airflow import configuration
-from backlogctl_airflow.configuration import find_field, load, read_spark
+from backlogctl.config import SparkSection
+from backlogctl.dags import configuration
+from backlogctl.dags.configuration import find_field, load, read_spark
+from backlogctl.errors import ConfigurationError
 from tests.replay.makers import write_config
 
 Know = Callable[..., None]

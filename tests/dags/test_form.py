@@ -17,19 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from backlog.config.outline import Outline, StreamOutline
-from backlog.errors import UsageError
-from backlogctl_airflow.form import make_fields, make_form
-from fanout.layout import MAX_FACTOR
-from replay import kinds as registered
-from replay.cli.modelled import make_group
-from replay.kinds import EXPAND, KINDS, REBUILD
-from replay.kinds.expand.kind import Expand
-from replay.kinds.expand.options import ExpandOptions
-from replay.recovery.kind import Registry
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
-from replay.runbooks.requests import (
+from backlogctl.config.root import Outline, StreamOutline
+from backlogctl.dags.form import make_fields, make_form
+from backlogctl.errors import UsageError
+from backlogctl.fanout.layout import MAX_FACTOR
+from backlogctl.replay import kinds as registered
+from backlogctl.replay.cli.plan import make_group
+from backlogctl.replay.engine.kind import Registry, Workspace
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.kinds import EXPAND, KINDS, REBUILD
+from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.expand.plan import ExpandOptions
+from backlogctl.replay.runbooks.requests import (
     AUTO,
     RecoveryRequest,
     choose_options,
@@ -207,7 +206,7 @@ def test_form_request_and_command_line_have_the_options_of_a_kinds_model(
 
     monkeypatch.setattr(registered, "KINDS", kinds)
     # The package has the command of that name.
-    listed = import_module("replay.cli.plan")._list_verbs
+    listed = import_module("backlogctl.replay.cli.plan")._list_verbs
     group: Any = make_group("Plan a recovery.", listed)()
     assert group.list_commands(None) == list(kinds.names())
     for kind in kinds:

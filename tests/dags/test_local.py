@@ -15,10 +15,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from backlog.config import load_config
-from backlog.errors import EmbeddedError, UsageError
-from backlogctl_airflow.local import demo, guard, standalone
-from backlogctl_airflow.local.standalone import AirflowStandalone
+from backlogctl.config import load_config
+from backlogctl.dags.local import demo, guard, standalone
+from backlogctl.dags.local.standalone import AirflowStandalone
+from backlogctl.errors import EmbeddedError, UsageError
 from tests.dags.airflow import Airflow
 from tests.kafka_tools import wait_until
 

@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from pyspark.sql import SparkSession
 
-from backlog.values import Recovery, RecoveryState
-from replay.around.observation import note_stream
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.planning import plan_rebuild
-from replay.recovery.cancelling import cancel_work
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.values import Recovery, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, drop_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fanout.launchers import Role
-from replay.around.observation import look_at_stream
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.observe.stream import look_at_stream
 from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import RESTORE, relaying, start

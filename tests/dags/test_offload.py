@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fanout.launchers import Role
+from backlogctl.fanout.launchers import Role
 from tests.dags.airflow import Airflow
 from tests.dags.offloads import APPROVE, RESTORE, WORK, SlotOffload, start_offload, take_offload
 from tests.dags.slots import Slots

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import psutil
 
-from fanout.launchers import Role
-from replay.kinds import EXPAND
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.kinds import EXPAND
 from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeWorld
-from tests.dags.expansion import (
-    APPROVE,
-    WORK,
-    Expansion,
-    relaying,
-    start,
-)
+from tests.dags.expansion import APPROVE, WORK, Expansion, relaying, start
 from tests.dags.slots import SlotWorld
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import judge

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from backlog.values import ChunkState, RecoveryState
-from replay.kinds import REBUILD
-from replay.recovery.origins import name_origin
-from replay.recovery.workspace import Workspace
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.kinds import REBUILD
+from backlogctl.values import ChunkState, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop
 from tests.dags.slots import SlotShop

@@ -12,15 +12,15 @@ from unittest.mock import MagicMock
 import pytest
 from airflow.sdk import Context
 
-from backlog.clock import utc_now
-from backlog.values import Recovery, RecoveryState
-from backlogctl_airflow import asking, detection, leftovers, nights, recovering
-from backlogctl_airflow.approval import ApprovePlan
-from backlogctl_airflow.policies import APPROVE, REJECT
-from backlogctl_airflow.reasons import RunbookRefusal, translated_errors
-from replay.recovery.identity import Identity, acting_as
-from replay.recovery.workspace import Workspace
-from replay.runbooks.nights import Tonight
+from backlogctl.clock import utc_now
+from backlogctl.dags import detection, nights, questions, recoveries
+from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.policies import APPROVE, REJECT
+from backlogctl.dags.task_context import RunbookRefusal, translated_errors
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Identity, acting_as
+from backlogctl.replay.runbooks.nights import Tonight
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
     MYSTERY,
@@ -77,11 +77,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: dict[str, Any
         words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
         return seen, {**words, "lag": 0, "lost": None, "seconds_to_loss": None}
 
-    for module in (recovering, nights, detection, asking, leftovers):
+    for module in (recoveries, nights, detection, questions, detection):
         monkeypatch.setattr(module, "opened", open_it)
-    for module in (recovering, nights, detection, leftovers):
+    for module in (recoveries, nights, detection, detection):
         monkeypatch.setattr(module, "get_current_context", lambda: context)
-    monkeypatch.setattr("replay.runbooks.detecting.look_at_stream", look)
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.look_at_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""
     monkeypatch.setattr(detection, "Variable", variables)
@@ -122,15 +122,15 @@ def named(act: Callable[[], Any]) -> Callable[[Any, Recovery], Any]:
 
 
 GIVEN: dict[str, Callable[[Any, Recovery], Any]] = {
-    "choose": named(lambda: recovering.choose(["expand", "rebuild"])),
-    "plan": named(lambda: recovering.plan("expand", ["expand.plan"])),
-    "report what the form names": named(recovering.report),
-    "report what the run planned": lambda _, recovery: recovering.report(),
+    "choose": named(lambda: recoveries.choose(["expand", "rebuild"])),
+    "plan": named(lambda: recoveries.plan("expand", ["expand.plan"])),
+    "report what the form names": named(recoveries.report),
+    "report what the run planned": lambda _, recovery: recoveries.report(),
     "ask": ask,
     "approve": answer(APPROVE),
     "reject": answer(REJECT),
-    "carry out": lambda _, recovery: recovering.carry_out({"recovery": recovery.id}),
-    "restore": lambda _, recovery: recovering.restore({"recovery": recovery.id}),
+    "carry out": lambda _, recovery: recoveries.carry_out({"recovery": recovery.id}),
+    "restore": lambda _, recovery: recoveries.restore({"recovery": recovery.id}),
     "put back": lambda _, recovery: nights.put_back(
         {"action": Tonight.RUN, "stream": "orders", "recovery": recovery.id, "why": ""}
     ),
@@ -154,7 +154,7 @@ def test_a_task_that_is_given_it_fails_at_once(
 PASSING: dict[str, tuple[Callable[[], Any], str, Any]] = {
     "look": (lambda: detection.look("orders"), "starts", False),
     "night": (lambda: nights.plan_night("orders"), "action", "nothing"),
-    "left open": (lambda: {"restored": leftovers.restore_left_open()}, "restored", []),
+    "left open": (lambda: {"restored": detection.restore_left_open()}, "restored", []),
 }
 
 

@@ -12,11 +12,11 @@ import kafka as kafka_python
 import pytest
 import sqlalchemy as sa
 
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.grpc_service import SERVICE, add_look_back
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
-from sandbox.embedded import EmbeddedKafka
 from tests.delivery.kit import Answerer, Base, ServeGrpc, Shop, Teller, make_settings, serve_answers
 from tests.redis_server import EmbeddedRedis
 

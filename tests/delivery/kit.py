@@ -19,10 +19,11 @@ from confluent_kafka import Message, Producer
 from sqlalchemy import create_engine, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import Admin
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import Admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.admin import show_message
 from backlogctl_delivery.lookback.asker import make_checker
@@ -52,7 +53,6 @@ from backlogctl_delivery.outbox.database import OutboxDatabase, messages
 from backlogctl_delivery.sequenced.checker import SequenceChecker, Verdict
 from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from backlogctl_delivery.stamps import EVENT_ID, find_header
-from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, read_all, wait_until
 
 FAST = Settings(scan_every=timedelta(seconds=0.05), first_interval=timedelta(seconds=0.1))

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from backlog.errors import BacklogError
+from backlogctl.errors import BacklogError
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import EVENT_ID
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.paying import IDENTITY
 from tests.redis_server import EmbeddedRedis

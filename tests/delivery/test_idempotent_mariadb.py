@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from backlog.errors import UsageError
+from backlogctl.errors import UsageError
 from backlogctl_delivery.idempotent.sql import Marks
 from tests.kafka_tools import wait_until
 

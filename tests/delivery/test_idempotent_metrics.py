@@ -14,7 +14,7 @@ from confluent_kafka import Message
 from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from backlog.errors import UsageError
+from backlogctl.errors import UsageError
 from backlogctl_delivery.idempotent.attempts import (
     OUTCOMES,
     Counts,

@@ -12,7 +12,7 @@ import pytest
 import redis
 from confluent_kafka import Message
 
-from backlog.errors import UsageError
+from backlogctl.errors import UsageError
 from backlogctl_delivery.idempotent.attempts import (
     InProgress,
     LeaseLost,

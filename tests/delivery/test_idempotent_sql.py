@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from backlog.errors import UsageError
+from backlogctl.errors import UsageError
 from backlogctl_delivery.idempotent.attempts import NoMessageId
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import EVENT_ID, MESSAGE_ID

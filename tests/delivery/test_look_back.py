@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select, text
 
-from backlog.errors import KafkaFailure, UsageError
+from backlogctl.errors import KafkaFailure, UsageError
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.lookback import retention
 from backlogctl_delivery.lookback.admin import list_incidents, park_message, resume_messages
 from backlogctl_delivery.lookback.intake import Record, apply_records
@@ -47,7 +48,6 @@ from backlogctl_delivery.lookback.tables import (
     create_tables,
     list_partitions,
 )
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Teller, add_old, make_settings
 from tests.kafka_tools import read_all, wait_until

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 from sqlalchemy import update
 
-from backlog.config import LookBackService
+from backlogctl.config import LookBackService
 from backlogctl_delivery.lookback.admin import resume_messages
 from backlogctl_delivery.lookback.asker import (
     Claim,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from backlog.config import Config
-from backlog.errors import ConfigurationError
+from backlogctl.config import Config
+from backlogctl.errors import ConfigurationError
 from backlogctl_delivery.lookback.admin import park_message
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables

@@ -17,10 +17,11 @@ import pytest
 from confluent_kafka import Producer
 from pydantic import SecretStr, ValidationError
 
-from backlog.clock import Deadline
-from backlog.config import LookBack
-from backlog.kafka.clients import make_admin
-from backlog.kafka.configs import alter_topic_config
+from backlogctl.clock import Deadline
+from backlogctl.config import LookBack
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.topics import alter_topic_config
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.lookback import service as service_module
 from backlogctl_delivery.lookback.admin import (
     count_messages,
@@ -36,7 +37,6 @@ from backlogctl_delivery.lookback.service import make_sender
 from backlogctl_delivery.lookback.tables import LookBackDatabase
 from backlogctl_delivery.outbox import claims
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.kit import (
     Answerer,

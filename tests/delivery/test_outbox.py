@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, event, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from backlog.errors import ConfigurationError, UsageError
+from backlogctl.errors import ConfigurationError, UsageError
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
 from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus

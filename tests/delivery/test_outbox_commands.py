@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.replay.cli import main
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase, State
 from backlogctl_delivery.sequenced.clients import place_crc32, place_murmur2
-from replay.cli import main
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop
 from tests.kafka_tools import wait_until
@@ -74,7 +74,7 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
     given = pg_shop.add(name, "a", "b")
     running = subprocess.Popen(
         [
-            *(sys.executable, "-m", "replay.cli", "outbox", "run", "--json"),
+            *(sys.executable, "-m", "backlogctl.replay.cli", "outbox", "run", "--json"),
             *("--bootstrap", pg_shop.bootstrap, "--listen", "127.0.0.1:0"),
         ],
         env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
@@ -241,7 +241,18 @@ def test_without_outboxes_it_must_be_told(tmp_path: Path, run: Run) -> None:
 def running(file: Path, *words: str) -> Iterator[str]:
     """`outbox run` as a process of its own; gives its address of /metrics."""
     process = subprocess.Popen(
-        [*(sys.executable, "-m", "replay.cli", "outbox", "run", "--config", str(file)), *words],
+        [
+            *(
+                sys.executable,
+                "-m",
+                "backlogctl.replay.cli",
+                "outbox",
+                "run",
+                "--config",
+                str(file),
+            ),
+            *words,
+        ],
         env={name: value for name, value in os.environ.items() if name != "BACKLOG_OUTBOX_URL"},
         stderr=subprocess.PIPE,
         text=True,

@@ -22,10 +22,12 @@ from sqlalchemy import select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from backlog.clock import Deadline
-from backlog.errors import Refused, UsageError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_admin
+from backlogctl.clock import Deadline
+from backlogctl.errors import Refused, UsageError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.cli import main
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, OutboxSender, Settings, claims
 from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin
@@ -33,8 +35,6 @@ from backlogctl_delivery.outbox.claims import Acknowledged, Claims
 from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
 from backlogctl_delivery.outbox.messages import Message
-from replay.cli import main
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.kit import FAST, Shop, read_id
 from tests.kafka_tools import properties_of, wait_until
@@ -480,7 +480,7 @@ def test_ended_before_all_is_sent_is_no_success(pg_shop: Shop) -> None:
     pg_shop.add("t", "a")
     words = ("outbox", "run", "--until-sent", "--bootstrap", "127.0.0.1:1")
     running = subprocess.Popen(
-        [sys.executable, "-m", "replay.cli", *words],
+        [sys.executable, "-m", "backlogctl.replay.cli", *words],
         env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
         stderr=subprocess.PIPE,
         text=True,

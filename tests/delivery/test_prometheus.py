@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from backlog.config import Config
+from backlogctl.config import Config
+from backlogctl.sandbox.secured import HOST
 from backlogctl_delivery.idempotent.metrics import OnceCollector
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.admin import park_message
@@ -21,7 +22,6 @@ from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
-from sandbox.ports import HOST
 from tests.delivery.kit import Shop, Teller
 from tests.kafka_tools import wait_until
 from tests.monitoring.prometheus import EmbeddedPrometheus

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.checker import ChainId, Hole, SequenceChecker, Verdict
 from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import (
@@ -23,10 +24,9 @@ from backlogctl_delivery.sequenced.sequence import (
     write_stamp,
 )
 from backlogctl_delivery.stamps import RECOVERY_ID, stamp
-from sandbox.embedded import EmbeddedKafka
-from tests.backlog.test_sequence import HOSTILE
 from tests.conftest import MakeTopic
 from tests.kafka_tools import join, read_all
+from tests.kernel.test_sequence import HOSTILE
 
 Pairs = list[tuple[str, Any]]
 

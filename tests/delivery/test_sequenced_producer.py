@@ -21,16 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.serializer import Serializer
 
-from backlog.errors import KafkaFailure, UsageError
-from backlog.kafka.clients import Admin
-from backlog.partitioners import place_crc32 as place_column_crc32
-from backlog.partitioners import place_murmur2 as place_column_murmur2
+from backlogctl.errors import KafkaFailure, UsageError
+from backlogctl.kafka.clients import Admin
+from backlogctl.partitioners import place_crc32 as place_column_crc32
+from backlogctl.partitioners import place_murmur2 as place_column_murmur2
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.checker import Hole
 from backlogctl_delivery.sequenced.clients import Placement, place_crc32, place_murmur2
 from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import SKIPPED, Stamp, read_stamp
 from backlogctl_delivery.stamps import find_value
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.kit import check_all, make_bare, make_topic_on, read_by_partition, read_stamps
 from tests.kafka_tools import wait_until

@@ -16,12 +16,12 @@ from confluent_kafka import Producer
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
-from backlog.clock import Deadline
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_admin
+from backlogctl.clock import Deadline
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import free_port
 from backlogctl_delivery.lookback.producer import LookBackProducer
-from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import free_port
 from tests.docker.compose import DOCKER, ROOT, read_compose
 from tests.kafka_tools import properties_of, read_all, wait_until
 from tests.services import EmbeddedPostgres
@@ -98,7 +98,7 @@ class Stack:
     def _find(self, command: list[str]) -> list[str]:
         program, *rest = command
         if program == "backlogctl":
-            return [sys.executable, "-m", "replay.cli", *rest]
+            return [sys.executable, "-m", "backlogctl.replay.cli", *rest]
         return [sys.executable, *(word.replace("/opt/shop", str(DOCKER / "shop")) for word in rest)]
 
     def _environment(self, own: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from backlog.config import Config, load_config
+from backlogctl.config import Config, load_config
 from tests.docker.compose import DOCKER, ROOT, read_compose, read_instructions
 from tests.monitoring.prometheus import run_promtool
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from backlog.errors import HangingTransaction
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import make_admin, make_producer
-from fanout.decided import await_decided, find_undecided
-from fanout.unread import count_records
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import HangingTransaction
+from backlogctl.fanout.quiet import await_decided, find_undecided
+from backlogctl.fanout.unread import count_records
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, publish, wait_until
 

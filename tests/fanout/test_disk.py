@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
-from backlog.values import PartitionSample, Sample
-from fanout.disk import (
+from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
     combine_checks,
@@ -18,6 +16,8 @@ from fanout.disk import (
     estimate_hold,
     measure_growth,
 )
+from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.values import PartitionSample, Sample
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 UNKNOWN = LogDirs(None, "nobody tells")

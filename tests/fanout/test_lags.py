@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure
-from backlog.kafka.clients import make_admin
-from fanout.lags import Lags, read_lags
-from fanout.unread import find_unread
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.fanout.unread import Lags, find_unread, read_lags
+from backlogctl.kafka.clients import make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
 from tests.fanout.relay.doing import fill, open_transaction
@@ -89,7 +88,7 @@ def test_fault_74_an_end_below_what_is_known_is_a_failed_reading(
     with pytest.raises(KafkaFailure, match="ends at 0, below the known written offset 3"):
         read(5, last_offsets={1: 2})
     # It stays: told as what it is, and not asked for ever.
-    monkeypatch.setattr("backlog.kafka.standing.TRUNCATED_SECONDS", 0.5)
+    monkeypatch.setattr("backlogctl.kafka.groups.TRUNCATED_SECONDS", 0.5)
     with pytest.raises(KafkaFailure, match="messages were lost") as caught:
         read(30, last_offsets={1: 2})
     assert not caught.value.retryable

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanout.deadlines import TimeToLoss, Unread, find_time_to_loss, needs_hold
-from fanout.layout import (
+from backlogctl.fanout.layout import (
     CANARY_AT_LEAST,
     Load,
     cut_canary,
@@ -18,7 +17,8 @@ from fanout.layout import (
     is_won,
     plan_layout,
 )
-from tests.backlog.ledger.makers import NOON
+from backlogctl.fanout.retention import TimeToLoss, Unread, find_time_to_loss, needs_hold
+from tests.kernel.ledger.makers import NOON
 
 LAGS = st.dictionaries(st.integers(0, 50), st.integers(0, 10**9), min_size=1, max_size=20)
 RATES = st.floats(0.01, 1e6)

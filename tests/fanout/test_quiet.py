@@ -8,12 +8,12 @@ import time
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from backlog.kafka.admin import describe_group_state
-from backlog.kafka.clients import make_admin, make_consumer
-from backlog.kafka.errors import GroupActive
-from fanout.quiet import GroupStillCommits, await_empty, await_quiet
-from fanout.relay.guard import Guard
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.fanout.quiet import GroupStillCommits, await_empty, await_quiet
+from backlogctl.fanout.relay.guard import Guard
+from backlogctl.kafka.admin import describe_group_state
+from backlogctl.kafka.clients import make_admin, make_consumer
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 
@@ -125,7 +125,7 @@ def test_static_members_are_waited_for_until_their_session_ends(
     assert found.instance == "one"
     member.close()
     await_empty(make_admin(properties), group, lambda: None, within=0.5)
-    monkeypatch.setattr("fanout.quiet.STATIC_SECONDS", 0.5)
+    monkeypatch.setattr("backlogctl.fanout.quiet.STATIC_SECONDS", 0.5)
     member = make_consumer(properties, settings)
     member.subscribe([name])
     wait_until(lambda: (member.poll(0.1), bool(member.assignment()))[1])

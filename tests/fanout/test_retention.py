@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import PlanStale
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import Admin, make_admin
-from backlog.ledger import OPERATOR, Hold, Ledger, open_ledger
-from fanout import retention
-from fanout.retention import compute_expansion_hold, compute_hold, give_back, raise_retention
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import PlanStale
+from backlogctl.fanout import retention
+from backlogctl.fanout.retention import (
+    compute_expansion_hold,
+    compute_hold,
+    give_back,
+    raise_retention,
+)
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.ledger import OPERATOR, Hold, Ledger, open_ledger
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import delete_topic, properties_of, set_config
 
 MakeTopic = Callable[..., str]

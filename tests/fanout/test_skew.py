@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from backlog.clock import Deadline
-from backlog.kafka.peek import Peeked
-from fanout.skew import PLACES, Skew, measure_skew, sample_keys
+from backlogctl.clock import Deadline
+from backlogctl.fanout.layout import PLACES, Skew, measure_skew, sample_keys
+from backlogctl.kafka.peek import Peeked
 
 
 def test_a_key_counts_by_its_partitions_part_of_the_lag() -> None:

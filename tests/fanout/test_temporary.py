@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from backlog.errors import Refused, UsageError
-from backlog.kafka import admin as verbs
-from backlog.kafka.admin import TopicInfo
-from backlog.kafka.clients import Admin, make_admin
-from backlog.kafka.errors import GroupActive, TopicMissing
-from backlog.ledger import Ledger, TemporaryTopic, open_ledger
-from fanout import temporary
-from fanout.temporary import (
+from backlogctl.errors import Refused, UsageError
+from backlogctl.fanout import temporary_topic
+from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     delete_temporary_topic,
     make_temporary_config,
     name_temporary_topic,
     start_recovery_group,
 )
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.errors import GroupActive, TopicMissing
+from backlogctl.ledger import Ledger, TemporaryTopic, open_ledger
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import (
     commit,
     delete_topic,
@@ -101,7 +101,7 @@ def desk(kafka: EmbeddedKafka, topic: MakeTopic, ledger: Ledger) -> Iterator[Des
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for brokers that are behind are short where there is one broker."""
-    monkeypatch.setattr(temporary, "_TRY_SECONDS", 1.0)
+    monkeypatch.setattr(temporary_topic, "_TRY_SECONDS", 1.0)
 
 
 def test_name_is_one_that_kafka_takes() -> None:
@@ -196,7 +196,7 @@ def test_nothing_to_delete_is_fine(desk: Desk) -> None:
 def test_fault_17_topic_that_is_still_being_deleted_is_waited_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temporary, "_TRY_SECONDS", 60.0)
+    monkeypatch.setattr(temporary_topic, "_TRY_SECONDS", 60.0)
     properties = properties_of(desk.admin.addresses)
     old = verbs.create_topic(desk.admin, desk.name, partitions=4)
 

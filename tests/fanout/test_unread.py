@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import ClusterUnreachable
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.clients import Admin, make_admin
-from fanout import unread
-from fanout.decided import await_decided
-from fanout.unread import count_records, find_unread
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.fanout import unread
+from backlogctl.fanout.quiet import await_decided
+from backlogctl.fanout.unread import count_records, find_unread
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import fill, open_transaction, read_committed
 from tests.kafka_tools import properties_of, set_offsets_raw

@@ -8,14 +8,20 @@ from datetime import timedelta
 
 import numpy as np
 
-from backlog.errors import KafkaFailure
-from backlog.kafka.layouts import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlogctl.errors import KafkaFailure
+from backlogctl.monitoring.groups.dating import Tails
+from backlogctl.monitoring.groups.layouts import (
+    NONE,
+    ClusterLayout,
+    ListedGroup,
+    Offsets,
+    TopicLayout,
+)
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
+from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.watch.board import ClusterPass
 from backlogctl_delivery.kafka import AccessDenied
-from monitoring.board import ClusterPass
-from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails
-from monitoring.lag import EmptyReading, TopicOffset
-from monitoring.status import GroupStatus
 
 START = 1_000_000_000.0  # seconds since 1970, at the world's zero
 SCOPE = SurveyScope("main", window=timedelta(seconds=600))

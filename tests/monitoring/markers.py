@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backlog.kafka.admin import list_offsets
+from backlogctl.kafka.admin import list_offsets
 from tests.kafka_tools import wait_until
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.metrics.scrape import Scrape
+from backlogctl.monitoring.metrics.scrape import Scrape
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox.ports import HOST
+from backlogctl.sandbox.secured import HOST
 from tests.kafka_tools import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

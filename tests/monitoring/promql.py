@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from backlogctl.monitoring.metrics.catalogue import CATALOGUE
 from backlogctl_delivery.idempotent import metrics as once
 from backlogctl_delivery.lookback import metrics as look_back
 from backlogctl_delivery.outbox import metrics as outbox
-from monitoring.metrics.catalogue import CATALOGUE
 
 LABELS = {
     metric.exported_name: frozenset(metric.labels)

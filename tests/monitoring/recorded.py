@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from backlog.clock import utc_now
-from backlog.ledger import Ledger, Owner
-from backlog.ledger.audits import AuditRecord
-from backlog.ledger.burndown import BurndownSample
-from backlog.ledger.disks import DiskReading
-from backlog.values import Cause, Certainty, Gap, GapState, RecoveryState
+from backlogctl.clock import utc_now
+from backlogctl.ledger import Ledger, Owner
+from backlogctl.ledger.measurements import AuditRecord, BurndownSample, DiskReading
+from backlogctl.values import Cause, Certainty, Gap, GapState, RecoveryState
 
 
 def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from backlog.clock import utc_now
-from backlog.kafka.admin import committed_offsets, list_offsets
-from backlog.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.clock import utc_now
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 
 SEGMENT_SECONDS = 1.0
 CHECK_SECONDS = 1.0  # log.retention.check.interval.ms of the embedded broker

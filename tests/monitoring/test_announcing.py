@@ -13,20 +13,19 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from backlog.clock import utc_now
-from backlog.config import Config
-from backlog.kafka.admin import committed_offsets, list_offsets
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause, Certainty, Gap
-from monitoring import looking
-from monitoring.board import Board
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
-from monitoring.watcher import watch_streams
-from replay.console.page.app import make_page
-from replay.kinds import KINDS
-from replay.recovery.workspace import Workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import utc_now
+from backlogctl.config import Config
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.watch import look
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.web.page.app import make_page
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause, Certainty, Gap
 from tests.kafka_tools import properties_of, set_config, wait_until
 from tests.monitoring.slow_shop import CHECK_SECONDS, SEGMENT_SECONDS, SlowShop, make_settings
 
@@ -120,7 +119,7 @@ def test_a_loss_is_announced_with_its_time_and_then_told_with_its_range(
 ) -> None:
     # The loop has the timeline: weeks of samples are not read again at each look.
     with monkeypatch.context() as patch, ExitStack() as last:
-        patch.delattr(looking, "read_timeline")
+        patch.delattr(look, "read_timeline")
         for number in range(TRIES):
             name = topic(partitions=1, config=make_settings(RETENTION))
             directory, of = tmp_path / str(number), f"{group}-{number}"

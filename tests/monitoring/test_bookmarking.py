@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka.admin import (
+    AclOperation,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
 
-from backlog.clock import Deadline
-from backlog.config.streams import Expr, Identity
-from backlog.errors import BacklogError, ClusterUnreachable
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import Admin, make_admin, make_producer
-from backlog.kafka.peek import peek_at
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Bookmark
+from backlogctl.clock import Deadline
+from backlogctl.config.streams import Expr, Identity
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import Admin, make_admin, make_producer
+from backlogctl.kafka.peek import peek_at
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.offsets import bookmarks
+from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
-from monitoring import bookmarking
-from monitoring.bookmarking import Bookmarker
-from monitoring.observing import observe_stream
-from monitoring.sampler import take_sample
-from sandbox.embedded import EmbeddedKafka
+from tests.guarded import allow_all, deny, start_guarded
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -31,6 +39,7 @@ from tests.kafka_tools import (
     properties_of,
     publish,
     set_offsets_raw,
+    wait_until,
 )
 from tests.monitoring.markers import await_markers
 
@@ -101,7 +110,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
         asked.append(dict(arguments[2]))  # type: ignore[call-overload]
         return peek_at(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bookmarking, "peek_at", look)
+    monkeypatch.setattr(bookmarks, "peek_at", look)
     return asked
 
 
@@ -351,7 +360,7 @@ def test_fault_28_a_failure_costs_the_bookmarks_and_not_the_sample(
     sample = take_sample(stream, admin)
     error = bookmarker.note(stream, sample, nowhere, Deadline(2.0))
     assert isinstance(error, ClusterUnreachable)
-    monkeypatch.setattr(bookmarking, "BOOKMARK_SECONDS", 0.0)
+    monkeypatch.setattr(bookmarks, "BOOKMARK_SECONDS", 0.0)
     seen = observe_stream(ledger, stream, admin, bookmarker=bookmarker)
     assert isinstance(seen.unmarked, BacklogError)
     assert ledger.samples.latest("orders") == seen.sample
@@ -375,3 +384,48 @@ def test_a_stream_without_source_has_no_bookmarks(
         assert observe_stream(ledger, stream, admin).unmarked is None
         assert read_marks(ledger, admin, stream) == []
     assert looks == []
+
+
+# Bookmarks of a topic that may not be read: a broker with rules of access.
+
+
+def test_the_watch_says_once_that_it_may_not_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with open_ledger(url) as ledger, start_guarded(tmp_path) as guarded:
+        properties = properties_of(guarded.addresses)
+        verbs.create_topic(properties, "orders", partitions=1)
+        publish(properties, "orders", {0: 3})
+        set_offsets_raw(properties, "service", "orders", {0: 1})
+        deny(guarded, ResourceType.TOPIC, "orders", AclOperation.READ)
+        # What reads without joining needs nothing of the group that it names.
+        deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.DESCRIBE)
+        deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.READ)
+        stream = RebuiltStub("orders", "service")
+        cluster = SimpleNamespace(client_properties=lambda: properties)
+        config = SimpleNamespace(clusters={"main": cluster}, streams={"orders": stream})
+        told: list[tuple[str, BacklogError | None]] = []
+        seen: list[object] = []
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=watch_streams,
+            args=(config, ledger, timedelta(seconds=0.2), stop, seen.append),
+            kwargs={"on_outage": lambda *what: told.append(what)},
+        )
+        wait_until(
+            lambda: isinstance(observe_stream(ledger, stream, guarded).unmarked, KafkaFailure),
+            what="the broker knows the rules",
+        )
+        thread.start()
+        try:
+            wait_until(lambda: len(seen) >= 3)
+            ((what, error),) = told
+            assert what == "bookmarks of stream orders"
+            assert error is not None
+            assert "access denied" in str(error)
+            allow_all(guarded, ResourceType.TOPIC, "orders")
+            wait_until(lambda: len(told) > 1)
+            assert told[1:] == [("bookmarks of stream orders", None)]
+            assert read_marks(ledger, guarded, stream) == [(0, 1, 1)]
+        finally:
+            stop.set()
+            thread.join(PATIENT)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_producer
-from backlog.kafka.log_dirs import read_log_dirs
-from backlog.ledger import Ledger
-from backlog.ledger.disks import DiskReading
-from monitoring.disks import WINDOW, forecast_full, make_readings
-from sandbox.embedded import EmbeddedKafka
-from sandbox.small_disk import can_limit
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.ledger import Ledger
+from backlogctl.ledger.measurements import DiskReading
+from backlogctl.monitoring.watch.disks import WINDOW, forecast_full, make_readings
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.small_disk import can_limit
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GIB = 2**30
@@ -70,7 +70,7 @@ def test_the_broker_that_is_full_first_is_told_also_where_another_is_unknown() -
 
 
 def test_the_past_is_thinned_for_each_broker(tmp_path: Path) -> None:
-    from backlog.ledger import open_ledger
+    from backlogctl.ledger import open_ledger
 
     ledger: Ledger
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitoring.forecasts import date_by_size, date_by_time, forecast_loss
+from backlogctl.monitoring.verdict.forecasts import date_by_size, date_by_time, forecast_loss
 
 HORIZON = 1e6
 

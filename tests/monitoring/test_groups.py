@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.kafka.layouts import NONE, ClusterLayout, Offsets
-from monitoring.groups.windows import SampleTimes
-from monitoring.verdicts import Verdict
+from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, Offsets
+from backlogctl.monitoring.groups.windows import SampleTimes
+from backlogctl.monitoring.verdict.status import Verdict
 from tests.monitoring.group_world import SCOPE, Topic, make_world
 
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from monitoring.groups.busy import JudgingTerms, PartitionSeries, judge_busy
-from monitoring.judging import PartitionView, Point, judge_partition
-from monitoring.status import PartitionStatus, Retention
-from monitoring.verdicts import Verdict
+from backlogctl.monitoring.groups.windows import JudgingTerms, PartitionSeries, judge_busy
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
+from backlogctl.monitoring.verdict.status import PartitionStatus, Retention, Verdict
 
 DAY = 86400.0
 

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.errors import ClusterUnreachable
-from backlog.kafka.layouts import NONE, ClusterLayout, TopicLayout
-from monitoring.groups.dating import LONGEST, PLACES_A_PASS, ROUNDS, OffsetDates, UndatedOffset
-from monitoring.verdicts import Verdict
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.monitoring.groups.dating import (
+    LONGEST,
+    PLACES_A_PASS,
+    ROUNDS,
+    OffsetDates,
+    UndatedOffset,
+)
+from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, TopicLayout
+from backlogctl.monitoring.verdict.status import Verdict
 from tests.monitoring.group_world import START, Topic, World, make_world
 
 DAY = 86400.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,24 +12,38 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace as Row
+from typing import Any
 
 import httpx
 import pytest
+from kafka import KafkaAdminClient
+from kafka.cluster import ClusterMetadata
+from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_producer
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause
-from monitoring.board import Board
-from monitoring.groups.bulk import BulkReader
-from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
-from monitoring.metrics.catalogue import Family
-from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.observing import observe_stream
-from monitoring.verdicts import Verdict
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import utc_now
+from backlogctl.config import root
+from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.raw_client import Coordinators, RawClient
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.layouts import Offsets
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.groups.sampler import GroupSampler
+from backlogctl.monitoring.groups.survey import Survey as test_groups_live_Survey
+from backlogctl.monitoring.groups.survey import SurveyScope
+from backlogctl.monitoring.metrics.catalogue import Family
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.watch.board import Board, ClusterPass
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -41,6 +56,171 @@ from tests.kafka_tools import (
 )
 from tests.monitoring.markers import await_markers
 from tests.monitoring.metric_lines import Scraped, scrape
+
+# The thread that passes over all groups, whatever fails in it.
+
+
+@dataclass
+class Survey:
+    """Passes that fail as long as there is an error."""
+
+    error: BacklogError | None = None
+    scope: SurveyScope = field(default_factory=lambda: SurveyScope("main"))
+    closed: bool = False
+
+    def look(self) -> ClusterPass:
+        if self.error:
+            raise self.error
+        return ClusterPass("main", utc_now(), 0.1, ())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
+    survey, board, told = Survey(), Board(), []
+    failed, ended = threading.Semaphore(0), threading.Event()
+    broken = True
+
+    def on_pass() -> None:
+        if broken:
+            failed.release()
+            raise ZeroDivisionError
+
+    def on_outage(_: str, error: BacklogError | None) -> None:
+        told.append(error)
+        if error is None:
+            ended.set()
+        raise BrokenPipeError
+
+    with GroupSampler(survey, board, timedelta(milliseconds=1), on_pass, on_outage) as sampler:
+        for _ in range(3):
+            assert failed.acquire(timeout=60)
+        broken = False
+        assert ended.wait(60)
+        assert sampler.thread.is_alive()
+        sampler.stop()
+        sampler.thread.join(60)
+    assert survey.closed
+    assert "ZeroDivisionError" in str(told[0])
+    assert told[1:] == [None]
+    assert board.seen.failures[("main", "")] >= 3
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(root, "_SECRETS", {"open-sesame"})
+    board, told = Board(), threading.Event()
+    survey = Survey(ClusterUnreachable("no answer with open-sesame"))
+
+    def on_outage(_: str, __: BacklogError | None) -> None:
+        told.set()
+
+    with GroupSampler(survey, board, timedelta(seconds=9), lambda: None, on_outage):
+        assert told.wait(60)
+    (text,) = board.seen.failing.values()
+    assert "no answer with ***" in text
+
+
+# Commits of many groups, read from coordinators that move and that refuse.
+
+GROUP_AUTHORIZATION_FAILED, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING = 30, 15, 16, 14
+
+
+@dataclass
+class Brokers:
+    """Two brokers; `at` are the coordinators, and who answers for another's group refuses."""
+
+    at: dict[str, int]
+    refused: dict[str, int] = field(default_factory=dict)  # by FindCoordinator
+    loading: set[str] = field(default_factory=set)
+    down: set[int] = field(default_factory=set)
+    version: int = 8
+    asked: list[str] = field(default_factory=list)
+
+    async def send(self, request: Any, node_id: int | None = None) -> Any:
+        name = type(request).__name__
+        self.asked.append(name)
+        if name.startswith("FindCoordinator"):
+            if self.version < 4:
+                return self._find(request.key)
+            return Row(coordinators=[self._find(key) for key in request.coordinator_keys])
+        if node_id in self.down:
+            raise CoordinatorNotAvailableError
+        if self.version < 8:
+            return self._fetch(request.group_id, node_id)
+        return Row(groups=[self._fetch(group.group_id, node_id) for group in request.groups])
+
+    def _find(self, key: str) -> Row:
+        code = self.refused.get(key, 0)
+        return Row(key=key, node_id=self.at[key], host="h", port=1, error_code=code)
+
+    def _fetch(self, name: str, node: int | None) -> Row:
+        code = 0 if self.at[name] == node else NOT_COORDINATOR
+        part = Row(partition_index=0, committed_offset=7, error_code=0)
+        topics = [] if code else [Row(name="orders", partitions=[part])]
+        return Row(
+            group_id=name, error_code=LOADING if name in self.loading else code, topics=topics
+        )
+
+
+class Reading:
+    """A reader whose client asks the brokers above."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self.reader = BulkReader({"bootstrap.servers": "127.0.0.1:1"})
+        client = KafkaAdminClient.__new__(KafkaAdminClient)
+        client._closed = True
+        client._manager = Row(
+            cluster=ClusterMetadata(bootstrap_servers=["127.0.0.1:1"]),
+            broker_version_data=Row(api_version=lambda _: brokers.version),
+            send=brokers.send,
+        )
+        raw = RawClient.__new__(RawClient)
+        raw.admin = client
+        self.reader._client = raw
+        self.reader._coordinators = Coordinators(raw)
+
+    def read(self, *groups: str) -> dict[str, dict[str, Offsets]]:
+        return asyncio.run(self.reader._read_commits(groups))
+
+
+@pytest.mark.parametrize("version", [8, 3])
+def test_a_coordinator_that_moved_is_asked_again(version: int) -> None:
+    brokers = Brokers({"a": 1, "b": 1}, version=version)
+    reading = Reading(brokers)
+    assert set(reading.read("a", "b")) == {"a", "b"}
+    brokers.at["a"] = 2
+    brokers.asked.clear()
+    assert set(reading.read("a", "b")) == {"a", "b"}
+    brokers.asked.clear()
+    assert set(reading.read("a", "b")) == {"a", "b"}
+    assert not any(name.startswith("Find") for name in brokers.asked), "it is remembered"
+
+
+def test_a_coordinator_that_is_gone_does_not_hide_the_others() -> None:
+    brokers = Brokers({"a": 1, "b": 2})
+    reading = Reading(brokers)
+    reading.read("a", "b")
+    brokers.down = {2}
+    assert set(reading.read("a", "b")) == {"a"}
+    brokers.at["b"] = 1
+    assert set(reading.read("a", "b")) == {"a", "b"}
+
+
+@pytest.mark.parametrize("version", [8, 3])
+@pytest.mark.parametrize("code", [GROUP_AUTHORIZATION_FAILED, COORDINATOR_NOT_AVAILABLE])
+def test_one_group_that_is_refused_does_not_hide_the_others(code: int, version: int) -> None:
+    brokers = Brokers({"a": 1, "b": 1, "c": 2}, {"b": code}, {"c"}, version=version)
+    assert set(Reading(brokers).read("a", "b", "c")) == {"a"}
+
+
+def test_what_nobody_answers_is_an_error() -> None:
+    with pytest.raises(GroupAuthorizationFailedError):
+        Reading(Brokers({"a": 1}, {"a": GROUP_AUTHORIZATION_FAILED})).read("a")
+    with pytest.raises(CoordinatorNotAvailableError):
+        Reading(Brokers({"a": 1}, down={1})).read("a")
+    assert Reading(Brokers({})).read() == {}
+
 
 MakeTopic = Callable[..., str]
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
@@ -59,8 +239,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @contextmanager
-def open_survey(properties: dict[str, str], scope: SurveyScope) -> Iterator[Survey]:
-    survey = Survey(BulkReader(properties), scope, Tails(make_tail_reader(properties)))
+def open_survey(
+    properties: dict[str, str], scope: SurveyScope
+) -> Iterator[test_groups_live_Survey]:
+    survey = test_groups_live_Survey(
+        BulkReader(properties), scope, Tails(make_tail_reader(properties))
+    )
     with closing(survey):
         yield survey
 
@@ -131,7 +315,7 @@ def test_a_control_record_at_the_end_is_no_lag(
         wait_until(lambda: list_lags(survey) == [0, 2], what="the tail is known to be empty")
 
 
-def list_lags(survey: Survey) -> list[int | None]:
+def list_lags(survey: test_groups_live_Survey) -> list[int | None]:
     (status,) = survey.look().groups
     return [part.lag for part in status.partitions]
 
@@ -221,7 +405,7 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
 
 @contextmanager
 def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "replay.cli", "watch", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "backlogctl.replay.cli", "watch", "--listen", "127.0.0.1:0"]
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(
             command,

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 
-from backlog.kafka.admin import create_topic, describe_group_state
-from backlog.kafka.clients import make_admin, make_consumer
-from monitoring.groups.bulk import BulkReader
-from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
-from monitoring.status import GroupStatus
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.admin import create_topic, describe_group_state
+from backlogctl.kafka.clients import make_admin, make_consumer
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.java_tools import run_line, write_script
 from tests.kafka_tools import (
     delete_group,

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
-from backlog.errors import BacklogError
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_admin, make_producer
-from backlog.values import Gap
-from monitoring.gaps import Finding, Suspicion, find_gaps
-from monitoring.marks import Marks, advance_marks
-from monitoring.sampler import take_sample
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import BacklogError
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, find_gaps
+from backlogctl.monitoring.offsets.history import Marks, advance_marks
+from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Gap
 from tests.kafka_tools import StreamStub, join, properties_of, wait_until
 
 MakeTopic = Callable[..., str]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backlog.values import Cause, Certainty, Gap, PartitionSample, Sample
-from monitoring.gaps import Suspicion, find_gaps
-from monitoring.marks import Marks, advance_marks
+from backlogctl.monitoring.offsets.gaps import Suspicion, find_gaps
+from backlogctl.monitoring.offsets.history import Marks, advance_marks
+from backlogctl.values import Cause, Certainty, Gap, PartitionSample, Sample
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 RATE = 20  # offsets a second

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from backlog.kafka.clients import make_admin
-from backlog.ledger import open_ledger
-from backlog.values import Certainty
-from monitoring.assessing import WINDOW
-from monitoring.looking import look_at_stream
-from monitoring.observing import observe_stream
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.clients import make_admin
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.monitoring.watch.look import WINDOW, look_at_stream
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Certainty
 from tests.kafka_tools import StreamStub, join, move_log_start, properties_of, publish
 
 MakeTopic = Callable[..., str]

@@ -12,21 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from backlog.clock import utc_now
-from backlog.errors import KafkaFailure, LedgerError
-from backlog.ledger import Ledger, Owner, open_ledger
-from backlog.values import GapState, RecoveryState
+from backlogctl.clock import utc_now
+from backlogctl.errors import KafkaFailure, LedgerError
+from backlogctl.ledger import Ledger, Owner, open_ledger
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
+from backlogctl.monitoring.metrics.groups import escape_value
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Unseen, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.monitoring.watch.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
+from backlogctl.monitoring.watch.board import TopicPartitionState as PartitionState
+from backlogctl.values import GapState, RecoveryState
 from backlogctl_delivery.visible import escape_name
-from monitoring.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
-from monitoring.board import TopicPartitionState as PartitionState
-from monitoring.doctor.finding import Finding, Level
-from monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
-from monitoring.metrics.exposition import escape_value
-from monitoring.metrics.scrape import Exported, Scrape
-from monitoring.status import GroupStatus, PartitionStatus
-from monitoring.summaries import summarize_group
-from monitoring.unseen import Unseen
-from monitoring.verdicts import Verdict
 from scripts.metrics_reference import render_reference
 from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
@@ -419,3 +417,21 @@ def test_the_page_is_up_to_date() -> None:
     )
     for word in (*Verdict, *LABELS):
         assert f"| `{word}` |" in render_reference()
+
+
+# What the sequence check of `watch` cannot tell is absent from /metrics, never zero.
+
+
+def test_what_the_sequence_check_cannot_tell_is_absent(tmp_path: Path) -> None:
+    board = Board()
+    board.put_sequence("early", SequenceLook("main", checked=9, behind=0))
+    board.put_sequence("away", SequenceLook("main", lost=0, suspect=2, trouble="no broker"))
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        got = scrape(make_scrape(board, ledger))
+    missing = "backlog_sequence_missing_messages"
+    assert got.find(missing, stream="early") == {}
+    assert got.value("backlog_sequence_behind_messages", stream="early") == 0
+    # Something may be missing that it has not seen.
+    assert got.labels_of(missing, "certainty", stream="away") == {"suspect"}
+    assert got.find("backlog_sequence_behind_messages", stream="away") == {}
+    assert got.value("backlog_sequence_up", stream="away") == 0

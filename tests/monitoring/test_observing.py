@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
-from backlog.clock import Deadline, utc_now
-from backlog.errors import BacklogError, ClusterUnreachable
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_producer
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import Ledger, open_ledger
-from backlog.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
-from monitoring.assessing import StreamContext, assess_stream
-from monitoring.gaps import Suspicion
-from monitoring.lag import count_lag, read_tails
-from monitoring.observing import Observation, observe_stream
-from monitoring.sampler import take_sample
-from monitoring.watcher import watch_streams
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.offsets.gaps import Suspicion
+from backlogctl.monitoring.offsets.lag import count_lag, read_tails
+from backlogctl.monitoring.offsets.observation import Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.monitoring.watch.look import StreamContext, assess_stream
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -382,7 +382,7 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
         stop.set()
         thread.join(PATIENT)
     assert not thread.is_alive()
-    said = [r.getMessage() for r in caplog.records if r.name == "backlog.monitoring"]
+    said = [r.getMessage() for r in caplog.records if r.name == "backlogctl.monitoring"]
     # On a busy machine there may be more outages than this one: each is told once, and its end.
     outages = [list(errors) for failed, errors in groupby(happened, bool) if failed]
     assert max(map(len, outages)) >= 2

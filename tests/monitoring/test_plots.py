@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitoring.plots import (
+from backlogctl.monitoring.plots import (
     Label,
     Mark,
     Series,

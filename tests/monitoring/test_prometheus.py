@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from monitoring.verdicts import Verdict
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import expire_unread, properties_of, wait_until
 from tests.monitoring.prometheus import ROOT, EmbeddedPrometheus
 from tests.monitoring.test_dashboards import DASHBOARDS, list_targets
@@ -28,7 +28,7 @@ OLD, READ = {0: 40, 1: 50}, {0: 10, 1: 50}
 def watch(config: Path) -> Iterator[str]:
     """`backlogctl watch` as a process; gives the address that it serves on."""
     log = config.with_name("watch.log")
-    command = [sys.executable, "-m", "replay.cli", "watch", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "backlogctl.replay.cli", "watch", "--listen", "127.0.0.1:0"]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "--config", str(config)],

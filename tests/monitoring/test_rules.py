@@ -13,7 +13,7 @@ import pytest
 import typer.main
 import yaml
 
-from replay.cli import app
+from backlogctl.replay.cli import app
 from tests.monitoring.prometheus import run_promtool
 from tests.monitoring.promql import EVERYWHERE, LABELS, list_errors, read_names
 from tests.test_docs import find_anchors

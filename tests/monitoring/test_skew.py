@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.clock import utc_now
-from backlog.ledger import open_ledger
-from monitoring import observing, sampler
-from monitoring.assessing import assess_stream
-from monitoring.observing import CLOCK_NOISE, measure_skew, observe_stream
-from sandbox.embedded import EmbeddedKafka
-from tests.backlog.ledger.makers import NOON
+from backlogctl.clock import utc_now
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets import observation, sampler
+from backlogctl.monitoring.offsets.observation import CLOCK_NOISE, measure_skew, observe_stream
+from backlogctl.monitoring.watch.look import assess_stream
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, commit, properties_of, publish
+from tests.kernel.ledger.makers import NOON
 
 SECONDS = st.floats(0, 60).map(lambda value: timedelta(seconds=value))
 AHEAD = st.floats(-86400, 86400).map(lambda value: timedelta(seconds=value))
@@ -40,7 +40,7 @@ class World:
 
     def measure(self) -> timedelta:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(observing, "utc_now", lambda: self.clock)
+            patch.setattr(observation, "utc_now", lambda: self.clock)
             return measure_skew(self)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
         publish(properties, name, {0: 10})
         commit(properties, group, name, {0: 10 * round_ + 5})
         slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
-        for module in (observing, sampler):
+        for module in (observation, sampler):
             monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
         observe_stream(ledger, stream, properties)
     history = ledger.samples.history("orders")

@@ -4,15 +4,48 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.ledger import BurndownSample, Ledger, open_ledger
-from backlog.values import Recovery, RecoveryState
-from monitoring.status import GroupStatus
-from monitoring.stopped import with_stopped_warning
-from monitoring.verdicts import Verdict
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import ClusterUnreachable, KafkaFailure
+from backlogctl.kafka import peek
+from backlogctl.ledger import BurndownSample, Ledger, open_ledger
+from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
+from backlogctl.monitoring.watch import look
+from backlogctl.monitoring.watch.look import with_stopped_warning
+from backlogctl.values import Recovery, RecoveryState
+
+# What a look does where the brokers tell less than it asks.
+
+
+def test_without_the_right_to_read_settings_the_rest_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise KafkaFailure("not authorized to read its settings", subject="topic orders")
+
+    monkeypatch.setattr(look, "describe_topic", refuse)
+    unseen: list[Unseen] = []
+    found = look._read_settings(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
+    assert found is None
+    assert look._find_retention(found) is UNLIMITED
+    assert [one.what for one in unseen] == ["retention"]
+
+    def leave(*_: Any) -> None:
+        raise ClusterUnreachable("no broker answered", subject="cluster", retryable=True)
+
+    monkeypatch.setattr(look, "describe_topic", leave)
+    with pytest.raises(ClusterUnreachable):
+        look._read_settings(None, "orders", Deadline(1.0), unseen)  # type: ignore[arg-type]
+
+
+def test_a_timestamp_that_is_none_is_not_known() -> None:
+    assert peek._to_time(1_700_000_000_000) is not None
+    assert peek._to_time(1_700_000_000_000_000) is None, "microseconds"
+    assert peek._to_time(2**63 - 1) is None
+
 
 S = RecoveryState
 TEMPORARY = "orders.recovery.r"

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from backlog.clock import utc_now
-from monitoring.status import GroupStatus, PartitionStatus
-from monitoring.summaries import summarize_group
-from monitoring.verdicts import Verdict
+from backlogctl.clock import utc_now
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
 
 PART = PartitionStatus(2, 0, 800_000, 2_000_000, 1_200_000, 3000.0, 0)
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.rights import Operation, Resource, Right
-from backlog.ledger import Ledger, open_ledger
-from monitoring.board import Board
-from monitoring.looking import look_at_stream
-from monitoring.metrics.families import write_groups
-from monitoring.status import GroupStatus
-from monitoring.watcher import watch_streams
-from replay.console.server.health import HealthCheck
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.rights import Operation, Resource, Right
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.metrics.groups import write_groups
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.look import look_at_stream
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.replay.web.app import HealthCheck
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
 from tests.monitoring.test_bookmarking import RebuiltStub
 from tests.secured import SecuredKafka, start_secured

@@ -10,21 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_admin
-from backlog.kafka.rights import Operation, Resource, Right, make_bindings
-from backlog.ledger import open_ledger
-from monitoring.board import Board, ClusterPass
-from monitoring.groups.bulk import BulkReader
-from monitoring.groups.sampling import GroupSampler
-from monitoring.groups.survey import Survey, SurveyScope
-from monitoring.groups.tails import Tails, make_tail_reader
-from monitoring.looking import look_at_stream
-from monitoring.metrics.scrape import Exported, Scrape
-from replay.console.server.health import HealthCheck
-from sandbox.secured import add_rules
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.rights import Operation, Resource, Right, make_bindings
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.groups.sampler import GroupSampler
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
+from backlogctl.monitoring.watch.board import Board, ClusterPass
+from backlogctl.monitoring.watch.look import look_at_stream
+from backlogctl.replay.web.app import HealthCheck
+from backlogctl.sandbox.secured import add_rules
 from tests.kafka_tools import StreamStub, publish, set_offsets_raw, wait_until
 from tests.monitoring.group_world import Topic, make_world
 from tests.monitoring.metric_lines import scrape

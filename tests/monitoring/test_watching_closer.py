@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from backlog.config import Config
-from backlog.errors import ClusterUnreachable
-from backlog.ledger import open_ledger
-from monitoring import watcher
-from monitoring.observing import Observation
-from monitoring.outages import Outages
-from monitoring.sampler import StreamLike
-from monitoring.watcher import watch_streams
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import Config
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets.observation import Observation
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.watch import loop
+from backlogctl.monitoring.watch.loop import Outages, watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import publish, set_offsets_raw
 
@@ -69,9 +68,9 @@ def test_one_time_out_is_enough_for_a_cluster(
         }
     )
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
-    judging = watcher._Judging(INTERVAL, INTERVAL)
+    judging = loop._Judging(INTERVAL, INTERVAL)
     outages = Outages(lambda *_: None)
-    watch = watcher._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
+    watch = loop._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
     asked: list[str] = []
 
     def observe(stream: StreamLike, *_: object, **__: object) -> Observation:

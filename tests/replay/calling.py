@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from replay.cli import main, shared
+from backlogctl.replay.cli import main, shared
 
 
 def call_main(

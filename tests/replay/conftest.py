@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.cli import shared
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.replay.cli import shared
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.replay.shop import PARTITIONS, Shop
 

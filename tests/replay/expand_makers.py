@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from backlog.ledger.burndown import BurndownSample
-from backlog.ledger.steps import StepRecord
-from backlog.values import Recovery
-from replay.kinds.expand.plan import ExpandPlan
-from replay.recovery.workspace import Workspace
-from tests.backlog.ledger.makers import NOON
+from backlogctl.ledger.measurements import BurndownSample
+from backlogctl.ledger.steps import StepRecord
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds.expand.plan import ExpandPlan
+from backlogctl.values import Recovery
+from tests.kernel.ledger.makers import NOON
 from tests.replay.makers import keep_plan, merge
 
 ID = "r-20261121-0001"

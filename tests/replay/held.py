@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from backlog.clock import Deadline
-from replay.injection.context import InjectionContext
-from replay.injection.steps import inject
-from replay.recovery.brakes import check_brakes
-from replay.recovery.context import RunContext
+from backlogctl.clock import Deadline
+from backlogctl.replay.engine.brakes import check_brakes
+from backlogctl.replay.engine.kind import RunContext
+from backlogctl.replay.injection import steps
+from backlogctl.replay.injection.context import InjectionContext
 
 HELD_AT = "HELD_AT"
 WAVE, VERIFICATION = "wave", "verification"
@@ -46,13 +46,13 @@ def hold(patch: Callable[[Any, str, Any], None], place: str) -> None:
         record(context, action, **detail)
 
     if place == WAVE:
-        patch(inject, "check_brakes", wait_and_check)
+        patch(steps, "check_brakes", wait_and_check)
     else:
         patch(InjectionContext, "record", wait_and_record)
 
 
 if __name__ == "__main__":
     hold(setattr, os.environ[HELD_AT])
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

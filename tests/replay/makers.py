@@ -12,19 +12,19 @@ from typing import Any
 import sqlalchemy
 from pydantic import BaseModel
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.errors import LeaseHeld
-from backlog.ledger import Owner
-from backlog.values import Recovery, RecoveryState
-from replay.kinds.rebuild.plan import RebuildPlan
-from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.guards import store_plan as store
-from replay.recovery.plan import Plan
-from replay.recovery.workspace import Workspace
-from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.request import Counts, PartitionOutcome, Proof
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.errors import LeaseHeld
+from backlogctl.ledger import Owner
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.guards import store_plan as store
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
+from backlogctl.replay.opening import open_workspace
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.request import Counts, PartitionOutcome, Proof
+from backlogctl.values import Recovery, RecoveryState
 
 LEDGER = LedgerSnapshot("ledger", "ledger-id", 2, {0: 0, 1: 0})
 PAST = "2026-01-01T00:00:00.000000Z"

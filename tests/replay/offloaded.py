@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from backlog.archive import ArchiveManifest
-from backlog.clock import utc_now
-from backlog.kafka.admin import list_offsets, read_topic_id
-from backlog.kafka.clients import make_admin
-from backlog.kafka.groups import committed_offsets
-from backlog.values import Cause, Certainty, Gap, GapState, OffsetRange, RecoveryState
-from replay.recovery.workspace import Workspace
-from spark_backfill.archive.job import ArchiveJob
-from spark_backfill.archive.writing import write_archive
+from backlogctl.clock import utc_now
+from backlogctl.kafka.admin import list_offsets, read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.groups import committed_offsets
+from backlogctl.manifests import ArchiveManifest
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.spark_backfill.archive.job import ArchiveJob
+from backlogctl.spark_backfill.archive.writing import write_archive
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, RecoveryState
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.shop import PARTITIONS, Shop
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from backlog.ledger.burndown import BurndownSample
-from backlog.values import Chunk, GapState, PartitionSample, Recovery, RecoveryState, Sample
-from replay.recovery.approval import approve_plan
-from replay.recovery.context import STEP_COMPLETED, STEP_STARTED
-from replay.recovery.workspace import Workspace
-from replay.report.document import make_report
-from replay.report.page import render_page
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.ledger.measurements import BurndownSample
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import render_page
+from backlogctl.values import Chunk, GapState, PartitionSample, Recovery, RecoveryState, Sample
+from tests.kernel.ledger.makers import make_gap
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import keep_plan, make_rebuild_plan
 

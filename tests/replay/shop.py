@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backlog.config import load_config
-from backlog.kafka.admin import list_offsets
-from backlog.ledger import upgrade
-from backlog.values import Recovery
+from backlogctl.config import load_config
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.ledger import upgrade
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.ledger import find_ledger
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
+from backlogctl.replay.opening import open_workspace
+from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visible
+from backlogctl.values import Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.stage import SHORT_LIVED_JVM
-from replay.injection.ledger import find_ledger
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.planning import plan_rebuild
-from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.workspace import Workspace
-from spark_backfill.injection.ledger_topic import CLOSED, read_visible
 from tests.kafka_tools import commit, move_log_start, read_all
 from tests.replay.calling import call_main
 from tests.spark_backfill.world import (
@@ -141,7 +141,7 @@ class Shop:
         return said
 
     def start(
-        self, *words: str, module: str = "replay.cli", **environment: str
+        self, *words: str, module: str = "backlogctl.replay.cli", **environment: str
     ) -> subprocess.Popen[str]:
         """Starts `backlogctl` in a process group of its own."""
         env = {

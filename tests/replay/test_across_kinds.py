@@ -19,17 +19,16 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.kafka.admin import committed_offsets
-from backlog.values import Recovery, RecoveryState
-from replay.around.fleets import fleet_of, launcher_of
-from replay.cli import main, shared
-from replay.recovery.approval import approve_plan
-from replay.recovery.origins import name_origin
-from replay.runbooks.carrying import carry_on
-from replay.runbooks.detecting import detect_backlog
-from replay.runbooks.planning import find_or_plan
-from replay.runbooks.requests import read_request
+from backlogctl.clock import utc_now
+from backlogctl.kafka.admin import committed_offsets
+from backlogctl.replay.cli import main, shared
+from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.runbooks.detection import detect_backlog
+from backlogctl.replay.runbooks.requests import find_or_plan, read_request
+from backlogctl.replay.runbooks.work import carry_on
+from backlogctl.values import Recovery, RecoveryState
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import CONSUMER
@@ -148,7 +147,7 @@ def stream(
 
 
 def _find_fleet(workspace: Any, section: Any, recovery: Recovery | None) -> Any:
-    from fanout.launchers import Role
+    from backlogctl.fanout.launchers import Role
 
     if recovery is None:
         return fleet_of(workspace, section, Role.ORIGINAL)

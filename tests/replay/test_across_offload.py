@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused
+from backlogctl.errors import Refused
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL

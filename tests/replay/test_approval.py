@@ -7,20 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.errors import ApprovalNeeded, BacklogError, Refused
-from backlog.values import RecoveryState
-from replay.recovery.approval import approve_plan, check_approval
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.workspace import Workspace
-from replay.telling.documents import list_next_commands
-from tests.replay.makers import (
-    PAST,
-    change_ledger,
-    open_desk,
-    store_approved,
-    store_plan,
-)
+from backlogctl.clock import utc_now
+from backlogctl.errors import ApprovalNeeded, BacklogError, Refused
+from backlogctl.replay.engine.approval import approve_plan, check_approval
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.status import list_next_commands
+from backlogctl.values import RecoveryState
+from tests.replay.makers import PAST, change_ledger, open_desk, store_approved, store_plan
 
 
 @pytest.fixture

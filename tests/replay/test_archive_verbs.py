@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.kafka.admin import read_topic_id
-from backlog.kafka.clients import make_admin
-from backlog.values import GapState
-from replay.recovery.archives import find_archive
-from replay.recovery.housekeeping import clear_staging
+from backlogctl.kafka.admin import read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.engine.archives import clear_staging, find_archive
+from backlogctl.values import GapState
 from tests.kafka_tools import commit
 from tests.replay.makers import change_ledger, read_actions
 from tests.replay.offloaded import list_states, offload

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.cli import main
+from backlogctl.replay.cli import main
 from tests.kafka_tools import commit, publish, set_offsets_raw
 from tests.replay.shop import LOST, TOTAL, Shop
 
@@ -144,7 +144,7 @@ def test_unreachable_cluster_is_named(
 ) -> None:
     """The addresses that were tried are in the error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("replay.around.observation.LOOK_SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.replay.observe.stream.LOOK_SECONDS", 1.0)
     words = ["--bootstrap", "127.0.0.1:1", "--group", "g", "--topic", "t"]
     assert main(["status", *words, "--json"]) == 1
     error = json.loads(capfd.readouterr().out)["error"]
@@ -161,7 +161,7 @@ def test_unknown_exception_is_one_line(
         raise ZeroDivisionError("an accident")
 
     monkeypatch.chdir(empty_shop.directory)
-    monkeypatch.setattr("replay.around.observation.choose_streams", fail)
+    monkeypatch.setattr("backlogctl.replay.observe.stream.choose_streams", fail)
     assert main(["status"]) == 1
     told = capfd.readouterr().err
     assert "ZeroDivisionError: an accident" in told
@@ -186,8 +186,8 @@ def test_fault_59_password_is_masked(empty_shop: Shop) -> None:
 def test_help_is_quick_and_loads_no_spark() -> None:
     """Neither `--help` nor the verbs that look load what takes a second: not even numpy."""
     program = (
-        "import sys; from replay.cli import main; main(['--help']);"
-        "import replay.around.observation, replay.recovery.workspace, replay.telling.terminal, replay.telling.documents;"
+        "import sys; from backlogctl.replay.cli import main; main(['--help']);"
+        "import backlogctl.replay.observe.stream, backlogctl.replay.engine.kind, backlogctl.replay.present.terminal, backlogctl.replay.present.status;"
         "heavy = 'alembic fastapi matplotlib numpy pyarrow pyspark uvicorn'.split();"
         "print([m for m in heavy if m in sys.modules])"
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused, UsageError
-from backlog.values import RecoveryState
-from fanout.launchers import Role
-from replay.around.consumers import start_consumers
-from replay.around.fleets import fleet_of, launcher_of
+from backlogctl.errors import Refused, UsageError
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
+from backlogctl.replay.consumers.members import start_consumers
+from backlogctl.values import RecoveryState
 from tests.fanout.launchers.fleets import no_stop
 from tests.kafka_tools import join, wait_until
 from tests.replay.makers import open_desk
@@ -122,7 +122,7 @@ def test_a_start_is_refused_while_an_expansion_has_stopped_them(
 def test_without_a_cluster_the_processes_are_started_and_told_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backlog.kafka.groups.DEFAULT_SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.kafka.groups.DEFAULT_SECONDS", 1.0)
     workspace = open_desk(tmp_path, **sleeping())
     stream = workspace.config.stream("orders")
     try:

@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
-from backlog.config import Config, Stream
-from backlog.errors import BacklogError, InvalidTransition, Refused, UsageError
-from backlog.kafka.admin import describe_topic
-from backlog.kafka.clients import make_admin, make_producer
-from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
-from backlog.values import Recovery, RecoveryState
-from replay.around.observation import look_at_stream
-from replay.kinds.expand import backlog as expand_ground
-from replay.kinds.expand.backlog import observe
-from replay.kinds.expand.kind import KIND as EXPAND
-from replay.kinds.expand.options import ExpandOptions
-from replay.kinds.expand.planning import compute_plan, plan_expand
-from replay.recovery.approval import approve_plan, check_hash
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
+from backlogctl.config import Config, Stream
+from backlogctl.errors import BacklogError, InvalidTransition, Refused, UsageError
+from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.replay.engine.approval import approve_plan, check_hash
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.kinds.expand import plan as expand_ground
+from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
+from backlogctl.replay.kinds.expand.plan import ExpandOptions, observe
+from backlogctl.replay.kinds.expand.planning import compute_plan, plan_expand
+from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.values import Recovery, RecoveryState
 from tests.conftest import MakeTopic
 from tests.kafka_tools import commit, join, publish, set_config, set_offsets_raw
 from tests.replay.shop import Shop

@@ -9,26 +9,20 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.ledger import BurndownSample
-from backlog.values import RecoveryState
-from replay.cli import main, shared
-from replay.kinds.expand.recheck import explain_missing_hold
-from replay.recovery.approval import approve_automatically, approve_plan, reject_plan
-from replay.recovery.workspace import Workspace
-from replay.telling.burndown import draw_progress
-from replay.telling.documents import describe_recovery, describe_run, list_next_commands
-from replay.telling.progress import describe_progress
-from replay.telling.terminal import draw_recoveries
-from tests.backlog.ledger.makers import NOON
-from tests.replay.expand_makers import (
-    make_burndown,
-    make_expand_plan,
-    make_step,
-    store_expand_plan,
-)
+from backlogctl.errors import Refused
+from backlogctl.ledger import BurndownSample
+from backlogctl.replay.cli import main, shared
+from backlogctl.replay.engine.approval import approve_automatically, approve_plan, reject_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds.expand.steps import explain_missing_hold
+from backlogctl.replay.present.progress import describe_progress
+from backlogctl.replay.present.status import describe_recovery, describe_run, list_next_commands
+from backlogctl.replay.present.terminal import draw_progress, draw_recoveries
+from backlogctl.values import RecoveryState
+from tests.kernel.ledger.makers import NOON
+from tests.replay.expand_makers import make_burndown, make_expand_plan, make_step, store_expand_plan
 from tests.replay.makers import open_desk, store_plan
-from tests.replay.test_rendering import ODD, draw, draw_told
+from tests.replay.present.test_rendering import ODD, draw, draw_told
 
 MINUTE = NOON + timedelta(minutes=1)
 

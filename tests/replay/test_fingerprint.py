@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from backlog.config import Config, Stream
-from replay.kinds.expand.planning import fingerprint_expansion, fingerprint_for
-from replay.kinds.rebuild.planning import fingerprint_stream
-from replay.recovery.plan import find_changes
+from backlogctl.config import Config, Stream
+from backlogctl.replay.engine.plan import find_changes
+from backlogctl.replay.kinds.expand.planning import fingerprint_expansion, fingerprint_for
+from backlogctl.replay.kinds.rebuild.planning import fingerprint_stream
 
 Fingerprint = Callable[[Config, Stream], Mapping[str, Any]]
 KINDS: Mapping[str, Fingerprint] = {

@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
-from backlog.config import load_config
-from backlog.errors import Refused
-from backlog.kafka.admin import create_topic
-from backlog.kafka.group_types import read_group_type, say_why_not
-from backlog.kafka.readers import TopicReaders, list_topic_readers
-from backlog.kafka.share_groups import read_share_offsets
-from backlog.kafka.topics import list_offsets
-from monitoring.groups.bulk import BulkReader
-from monitoring.sampler import take_sample
-from replay.around.members import describe_members
-from replay.around.sharing import describe_share_group
-from replay.kinds.offload.cutting import find_cut_groups, warn_about_shares
-from replay.opening import open_workspace
-from replay.recovery.guards import refuse_group_type
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import load_config
+from backlogctl.errors import Refused
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.group_types import read_group_type, read_share_offsets, say_why_not
+from backlogctl.kafka.readers import TopicReaders, list_topic_readers
+from backlogctl.kafka.topics import list_offsets
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.replay.consumers.members import describe_members
+from backlogctl.replay.engine.guards import refuse_group_type
+from backlogctl.replay.kinds.offload.plan import find_cut_groups, warn_about_shares
+from backlogctl.replay.observe.stream import describe_share_group
+from backlogctl.replay.opening import open_workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.java_tools import run_line, write_script
 from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.calling import call_main

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.errors import Refused
-from backlog.kafka.admin import alter_topic_config, read_topic_overrides
-from backlog.kafka.log_dirs import LogDirs
-from backlog.ledger import OPERATOR
-from fanout.disk import DiskCheck
-from replay.around import holds
-from replay.around.holds import hold_stream, release_due, release_stream
-from replay.cli import main
-from replay.opening import open_workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import DiskCheck
+from backlogctl.kafka.admin import alter_topic_config, read_topic_overrides
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.ledger import OPERATOR
+from backlogctl.replay.cli import main
+from backlogctl.replay.observe import retention
+from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
+from backlogctl.replay.opening import open_workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of
 from tests.replay.makers import PAST, change_ledger, write_config
@@ -164,7 +164,7 @@ def test_full_disks_refuse_a_hold_unless_allowed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = DiskCheck(2000, 1000, False, "each broker needs more")
-    monkeypatch.setattr(holds, "estimate_hold", lambda *_, **__: full)
+    monkeypatch.setattr(retention, "estimate_hold", lambda *_, **__: full)
     with pytest.raises(Refused, match="would fill up: each broker needs more"):
         hold_stream(desk.workspace, desk.stream, timedelta(hours=1))
     assert desk.read() == (str(HOUR), "5000000")
@@ -178,7 +178,7 @@ def test_topic_that_keeps_everything_needs_no_hold(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     alter_topic_config(desk.properties, desk.topic, {MS: "-1", BYTES: "-1"})
-    monkeypatch.setattr(holds, "read_log_dirs", lambda *_: LogDirs(None, "nobody tells"))
+    monkeypatch.setattr(retention, "read_log_dirs", lambda *_: LogDirs(None, "nobody tells"))
     assert main(["hold", "orders", "--for", "6h"]) == 0
     assert "nothing deletes the messages" in capfd.readouterr().out
     assert desk.workspace.ledger.holds.list() == ()

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backlog.config import load_config
+from backlogctl.config import load_config
+from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.web.exporter import open_exporter
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.visible import escape_name
-from replay.console.exporting import open_exporter
-from replay.opening import open_workspace
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import expire_unread, join, properties_of, set_offsets_raw, wait_until
 from tests.replay.calling import call_main

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backlog.values import RecoveryState
-from replay.recovery.housekeeping import REMOVED, clear_staging
-from replay.recovery.workspace import Workspace
+from backlogctl.replay.engine.archives import REMOVED, clear_staging
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import RecoveryState
 from tests.replay.makers import (
     change_ledger,
     find_detail,
@@ -98,7 +98,7 @@ def test_what_cannot_be_removed_fails_nothing(
     def refuse(_: Path) -> None:
         raise PermissionError("not yours")
 
-    monkeypatch.setattr("replay.recovery.housekeeping.shutil.rmtree", refuse)
+    monkeypatch.setattr("backlogctl.replay.engine.archives.shutil.rmtree", refuse)
     assert clear_staging(desk) == ()
     assert "not yours" in caplog.text
     assert REMOVED not in read_actions(desk, recovery)

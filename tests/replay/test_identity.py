@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.values import RecoveryState
-from replay.recovery.approval import SamePerson, approve_plan, reject_plan
-from replay.recovery.identity import Identity, acting_as, find_identity
-from replay.recovery.workspace import Workspace
+from backlogctl.errors import Refused
+from backlogctl.replay.engine.approval import SamePerson, approve_plan, reject_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Identity, acting_as, find_identity
+from backlogctl.values import RecoveryState
 from tests.replay.makers import open_desk, store_plan
 
 S = RecoveryState

@@ -16,15 +16,19 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
-from backlog.config import load_config
-from backlog.config.client_file import read_client_properties
-from backlog.config.found import explain_unwritable, name_streams, render_discovered
-from backlog.errors import ConfigurationError
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_consumer
-from backlog.kafka.group_types import read_group_type
-from backlog.kafka.rights import CLUSTER_NAME, Operation, Resource, Right
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import load_config
+from backlogctl.config.template import (
+    explain_unwritable,
+    name_streams,
+    read_client_properties,
+    render_discovered,
+)
+from backlogctl.errors import ConfigurationError
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_consumer
+from backlogctl.kafka.group_types import read_group_type
+from backlogctl.kafka.rights import CLUSTER_NAME, Operation, Resource, Right
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.calling import call_main
 from tests.replay.test_group_types import run_share_consumer
@@ -204,7 +208,7 @@ class Terminal:
     def __init__(self, world: World) -> None:
         self._leader, follower = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "replay.cli", "init", "--bootstrap", world.bootstrap],
+            [sys.executable, "-m", "backlogctl.replay.cli", "init", "--bootstrap", world.bootstrap],
             stdin=follower,
             stdout=follower,
             stderr=follower,

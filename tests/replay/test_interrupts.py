@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.recovery import interrupts as room
-from replay.recovery.interrupts import Interrupts
+from backlogctl.replay.engine import interrupts as room
+from backlogctl.replay.engine.interrupts import Interrupts
 from tests.replay.shop import ROOT
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
@@ -149,7 +149,7 @@ def test_outside_of_the_main_thread_nothing_is_touched() -> None:
 def test_an_interrupt_in_the_middle_of_a_class_keeps_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text("""
 import sys
-from replay import cli
+from backlogctl.replay import cli
 
 def app(*_, **__):
     try:

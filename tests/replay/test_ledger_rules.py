@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import ConfigurationError, PlanStale, Refused
-from backlog.kafka.admin import describe_topic
-from backlog.kafka.errors import TopicMissing
-from backlog.values import Chunk, Recovery, RecoveryState
-from replay.injection import ledger as injection
-from replay.injection.ledger import LEDGER_MADE, fence_recovery, freeze_ledger
-from replay.injection.plan import PlannedTarget, To
-from replay.kinds.rebuild.kind import KIND as REBUILD
-from replay.kinds.rebuild.plan import RebuildPlan
-from replay.recovery.approval import approve_plan
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.workspace import Workspace
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.injection.ledger_topic import CommittedChunk
-from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.request import PriorChunk
+from backlogctl.errors import ConfigurationError, PlanStale, Refused
+from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection import ledger as injection
+from backlogctl.replay.injection.ledger import LEDGER_MADE, fence_recovery, freeze_ledger
+from backlogctl.replay.injection.plan import PlannedTarget, To
+from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
+from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.injection.ledger_topic import CommittedChunk
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.request import PriorChunk
+from backlogctl.values import Chunk, Recovery, RecoveryState
 from tests.replay.expand_makers import store_expand_plan
 from tests.replay.makers import (
     LEDGER,
@@ -133,7 +133,7 @@ class Fencing:
 @pytest.fixture
 def fencing(monkeypatch: pytest.MonkeyPatch) -> Fencing:
     fencing = Fencing()
-    monkeypatch.setattr("spark_backfill.injection.transactional.fence_slots", fencing)
+    monkeypatch.setattr("backlogctl.spark_backfill.injection.transactional.fence_slots", fencing)
     return fencing
 
 

@@ -9,30 +9,28 @@ from typing import Any
 
 import pytest
 
-from backlog.config import Config, Stream
-from backlog.errors import UsageError
-from backlog.kafka.admin import TopicInfo
-from backlog.kafka.readers import TopicReaders
-from backlog.values import Chunk, Gap, GapState, RecoveryState
-from replay.injection import storing
-from replay.injection.archived import touches
-from replay.injection.plan import PlannedTarget, To
-from replay.kinds.rebuild import planning as plans
-from replay.kinds.rebuild.choosing import choose_gaps
-from replay.kinds.rebuild.losses import (
+from backlogctl.config import Config, Stream
+from backlogctl.errors import UsageError
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.kafka.readers import TopicReaders
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection import storing
+from backlogctl.replay.injection.archived import touches
+from backlogctl.replay.injection.plan import PlannedTarget, To
+from backlogctl.replay.kinds.rebuild import planning as plans
+from backlogctl.replay.kinds.rebuild.losses import (
+    choose_gaps,
     date_edges,
     find_growth,
     locate_prior,
     tighten_times,
 )
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.plan import RebuildPlan
-from replay.kinds.rebuild.planning import Losses
-from replay.kinds.rebuild.targets import Target
-from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
-from spark_backfill.request import Growth, PriorChunk
-from tests.backlog.ledger.makers import NOON, make_gap, make_sample
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions, RebuildPlan, Target
+from backlogctl.replay.kinds.rebuild.planning import Losses
+from backlogctl.replay.opening import open_workspace
+from backlogctl.spark_backfill.request import Growth, PriorChunk
+from backlogctl.values import Chunk, Gap, GapState, RecoveryState
+from tests.kernel.ledger.makers import NOON, make_gap, make_sample
 from tests.replay.makers import keep_plan, make_rebuild_plan
 from tests.spark_backfill.world import make_stream
 

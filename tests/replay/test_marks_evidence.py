@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from confluent_kafka import Producer
 
+from backlogctl.replay.audits.audit import AuditOptions
+from backlogctl.replay.audits.consumed import ConsumedAuditing
 from backlogctl_delivery.idempotent.sql import Marks
-from replay.audits.audit import AuditOptions
-from replay.audits.consumed import ConsumedAuditing
 from tests.kafka_tools import read_all, set_offsets_raw
 from tests.replay.shop import DONE, LOST, PARTITIONS, Shop
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from backlog.config import Config, load_config
-from replay.around.members import describe_members, suggest_ways
-from replay.cli import main
-from replay.opening import open_workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.config import Config, load_config
+from backlogctl.replay.cli import main
+from backlogctl.replay.consumers.members import describe_members, suggest_ways
+from backlogctl.replay.opening import open_workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.calling import call_main

@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from confluent_kafka import Message
 from sqlalchemy.orm import Session
 
-from backlog.kafka.admin import list_offsets
-from backlog.values import Recovery
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.values import Recovery
 from backlogctl_delivery import stamps
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.outbox.database import messages
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from replay.around.observation import note_stream
 from tests.delivery.kit import FAST, read_id
 from tests.delivery.kit import Shop as Application
 from tests.kafka_tools import join, read_all, set_config, wait_until

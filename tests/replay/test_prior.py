@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.archive import ArchivedRange
-from backlog.config import Config, Stream
-from backlog.values import Certainty, GapState, OffsetRange
-from replay.injection.prior import Lost, find_lost, intersect_ranges, subtract_ranges
-from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
-from spark_backfill.request import PriorChunk
-from tests.backlog.ledger.makers import make_gap, make_sample
+from backlogctl.config import Config, Stream
+from backlogctl.manifests import ArchivedRange
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.ledger import Lost, find_lost, intersect_ranges, subtract_ranges
+from backlogctl.replay.opening import open_workspace
+from backlogctl.spark_backfill.request import PriorChunk
+from backlogctl.values import Certainty, GapState, OffsetRange
+from tests.kernel.ledger.makers import make_gap, make_sample
 from tests.replay.makers import keep_plan, make_rebuild_plan
 from tests.spark_backfill.world import make_stream
 

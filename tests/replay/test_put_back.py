@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.sql import SparkSession
 
-from backlog.ledger.chunks import ChunkRecord
-from backlog.values import Chunk, ChunkState, PartitionSample
-from replay.kinds.rebuild.plan import PlannedGap
-from replay.kinds.rebuild.put_back import covers, is_there
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.ledger.chunks import ChunkRecord
+from backlogctl.replay.kinds.rebuild.losses import covers, is_there
+from backlogctl.replay.kinds.rebuild.plan import PlannedGap
+from backlogctl.values import Chunk, ChunkState, PartitionSample
 from tests.kafka_tools import move_log_start, set_offsets_raw
+from tests.kernel.ledger.makers import make_gap
 from tests.replay.makers import make_rebuild_plan
 from tests.replay.shop import DONE, LOST, Shop, count_by_partition
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import InvalidTransition, Refused
-from backlog.values import RecoveryState
-from replay.recovery.cancelling import request_pause, withdraw_pause
-from replay.recovery.workspace import Workspace
+from backlogctl.errors import InvalidTransition, Refused
+from backlogctl.replay.engine.cancelling import request_pause, withdraw_pause
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import RecoveryState
 from tests.replay.makers import open_desk, store_approved
 
 S = RecoveryState

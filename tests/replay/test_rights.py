@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from backlog.config import Config, load_config
-from backlog.errors import Refused
-from backlog.kafka.admin import (
+from backlogctl.config import Config, load_config
+from backlogctl.errors import Refused
+from backlogctl.kafka.admin import (
     alter_topic_config,
     create_topic,
     list_topic_readers,
     read_metadata,
 )
-from backlog.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
+from backlogctl.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.observe import retention
+from backlogctl.replay.observe.retention import hold_stream
+from backlogctl.replay.observe.rights import list_jobs, list_rights, require_rights
+from backlogctl.replay.opening import open_workspace
 from backlogctl_delivery.kafka import AccessDenied
-from replay.around import holds
-from replay.around.holds import hold_stream
-from replay.around.rights import list_jobs, list_rights, require_rights
-from replay.kinds import KINDS
-from replay.opening import open_workspace
 from scripts.permissions_reference import PAGE, render_page
 from tests.java_tools import run_line, write_script
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
@@ -221,7 +221,7 @@ def test_fault_80_a_hold_that_is_refused_or_undone_is_not_in_force(
     with pytest.raises(Refused, match="ALTER_CONFIGS on topic orders"):
         hold_stream(workspace, stream, timedelta(hours=6))
     with monkeypatch.context() as patch:
-        patch.setattr(holds, "require_rights", lambda *_: [])
+        patch.setattr(retention, "require_rights", lambda *_: [])
         with pytest.raises(AccessDenied, match="nothing was raised"):
             hold_stream(workspace, stream, timedelta(hours=6))
     assert workspace.ledger.holds.list() == ()

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.errors import LeaseHeld, Paused, ProducerFenced
-from backlog.values import Recovery, RecoveryState
-from replay.kinds.rebuild.kind import Rebuild
-from replay.recovery import cancelling as cancellation
-from replay.recovery import runner
-from replay.recovery.brakes import CancelRequested
-from replay.recovery.context import RunContext
-from replay.recovery.runner import Run
-from replay.recovery.workspace import Workspace
+from backlogctl.errors import LeaseHeld, Paused, ProducerFenced
+from backlogctl.replay.engine import cancelling as cancellation
+from backlogctl.replay.engine import runner
+from backlogctl.replay.engine.brakes import CancelRequested
+from backlogctl.replay.engine.kind import RunContext, Workspace
+from backlogctl.replay.engine.runner import Run
+from backlogctl.replay.kinds.rebuild.kind import Rebuild
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import open_desk, read_actions, store_approved, take_over
 
 S = RecoveryState

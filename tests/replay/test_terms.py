@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.values import RecoveryState
-from replay.recovery.approval import SamePerson, approve_plan, check_hash
-from replay.recovery.identity import find_identity
-from replay.recovery.terms import TERMS_CHANGED, choose_stricter
-from replay.recovery.workspace import Workspace
-from replay.telling.documents import tell_plan
+from backlogctl.errors import Refused
+from backlogctl.replay.engine.approval import SamePerson, approve_plan, check_hash
+from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stricter
+from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.present.status import tell_plan
+from backlogctl.values import RecoveryState
 from tests.replay.makers import open_desk, store_plan
 
 STREAM: dict[str, Any] = {"cluster": "main", "topic": "orders", "group": "service"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.errors import Refused
-from backlog.values import Recovery, RecoveryState
-from replay.cli import main, shared
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import utc_now
+from backlogctl.errors import Refused
+from backlogctl.replay.cli import main, shared
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import open_desk, store_plan
 
 S = RecoveryState
@@ -103,7 +103,7 @@ def test_it_is_in_the_way_of_others_as_its_traits_say(
     desk: Workspace, state: RecoveryState
 ) -> None:
     """The ledger knows that it stops the consumers, and that a failed one holds."""
-    from replay.recovery.guards import refuse_active
+    from backlogctl.replay.engine.guards import refuse_active
 
     store_mystery(desk, state)
     with pytest.raises(Refused, match=f"is {state}"):

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.errors import ClusterUnreachable, LedgerError
-from backlog.ledger.gaps import Gaps
-from backlog.values import Gap, Sample
-from monitoring import watcher
-from monitoring.board import Board
-from monitoring.marks import make_marks
-from monitoring.observing import Observation
-from replay.around import holds
-from replay.cli import main
-from replay.cli.watch import RecentTexts
-from replay.console import exporting
+from backlogctl.clock import utc_now
+from backlogctl.errors import ClusterUnreachable, LedgerError
+from backlogctl.ledger.gaps import Gaps
+from backlogctl.monitoring.offsets.history import make_marks
+from backlogctl.monitoring.offsets.observation import Observation
+from backlogctl.monitoring.watch import loop
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.replay.cli import main
+from backlogctl.replay.cli.watch import RecentTexts
+from backlogctl.replay.observe import retention
+from backlogctl.replay.web import exporter
+from backlogctl.values import Gap, Sample
 from tests.replay.makers import write_config
 
 STREAMS = {
@@ -45,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         watch={"interval": "1s"},
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(watcher, "connect", lambda _: None)
+    monkeypatch.setattr(loop, "connect", lambda _: None)
     return tmp_path
 
 
@@ -59,8 +59,8 @@ def observe(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> list[str]:
             raise ClusterUnreachable("no broker answered", subject="cluster [/ops] 127.0.0.1:1")
         return make_observation(stream.name)
 
-    monkeypatch.setattr(watcher, "observe_stream", look)
-    monkeypatch.setattr(watcher, "LOG", None)
+    monkeypatch.setattr(loop, "observe_stream", look)
+    monkeypatch.setattr(loop, "LOG", None)
     return looks
 
 
@@ -98,10 +98,10 @@ def test_watch_serves_what_it_saw(
 ) -> None:
     observe(monkeypatch, [True])
     nothing_near = SimpleNamespace(partitions=(), unseen=())
-    monkeypatch.setattr(watcher, "assess_now", lambda *_, **__: nothing_near)
+    monkeypatch.setattr(loop, "assess_now", lambda *_, **__: nothing_near)
     stored = (make_observation("orders").sample,)
-    monkeypatch.setattr(watcher, "read_timeline", lambda *_: stored)
-    monkeypatch.setattr(exporting, "_make_samplers", lambda *_: ())
+    monkeypatch.setattr(loop, "read_timeline", lambda *_: stored)
+    monkeypatch.setattr(exporter, "_make_samplers", lambda *_: ())
     shown: list[object] = []
     monkeypatch.setattr(Board, "put_stream", lambda _, status: shown.append(status))
     assert main(["watch", "--rounds", "1", "--listen", "127.0.0.1:0", "--json"]) == 0
@@ -116,7 +116,7 @@ def test_watch_gives_holds_back_and_shows_that_it_goes_on_when_all_is_away(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     observe(monkeypatch, [False])
-    monkeypatch.setattr(exporting, "_make_samplers", lambda *_: ())
+    monkeypatch.setattr(exporter, "_make_samplers", lambda *_: ())
     noted: list[str] = []
     monkeypatch.setattr(Board, "note_failure", lambda _, __, stream, ___: noted.append(stream))
     monkeypatch.setattr(Board, "note_round", lambda _: noted.append("round"))
@@ -128,7 +128,7 @@ def test_watch_gives_holds_back_and_shows_that_it_goes_on_when_all_is_away(
             raise answer
         return list(answer)
 
-    monkeypatch.setattr(holds, "release_due", give_back)
+    monkeypatch.setattr(retention, "release_due", give_back)
     assert main(["watch", "--rounds", "3", "--listen", "127.0.0.1:0"]) == 1
     assert noted == [*STREAMS, "round"] * 3, "each stream of a cluster that is away failed"
     assert answers == []

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from replay.console import notifying
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.replay.web import exporter
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import commit, properties_of, publish, wait_until
 from tests.monitoring.metric_lines import Scraped
 from tests.monitoring.notifications.hook_server import HookServer, Reply, serve_hook
@@ -61,7 +61,7 @@ def watch(directory: Path, environment: dict[str, str]) -> Iterator[Watch]:
     words = ["watch", "--listen", "127.0.0.1:0", "--json"]
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "replay.cli", *words],
+            [sys.executable, "-m", "backlogctl.replay.cli", *words],
             cwd=directory,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdin=subprocess.DEVNULL,
@@ -187,7 +187,7 @@ def test_rounds_are_for_a_look_and_tell_no_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
-    monkeypatch.setattr(notifying, "open_notifier", lambda *given: opened.append(given))
+    monkeypatch.setattr(exporter, "open_notifier", lambda *given: opened.append(given))
     hooks = {"bus": {"webhook": "https://hooks.example/"}}
     write_config(tmp_path, streams={}, watch={"hooks": hooks})
     assert call_main(("watch", "--rounds", "1"), tmp_path, {})[0] == 0

@@ -18,10 +18,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from backlog.errors import EmbeddedError
-from sandbox.detached import broker_state, start_broker, stop_broker
-from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import HOST, free_port
+from backlogctl.errors import EmbeddedError
+from backlogctl.sandbox.embedded import EmbeddedKafka, broker_state, start_broker, stop_broker
+from backlogctl.sandbox.secured import HOST, free_port
 
 pytestmark = pytest.mark.kafka
 
@@ -109,7 +108,7 @@ def test_three_brokers_lose_one(tmp_path: Path) -> None:
 
 def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from sandbox.embedded import EmbeddedKafka\n"
+        "import sys, time; from backlogctl.sandbox.embedded import EmbeddedKafka\n"
         "print(EmbeddedKafka.start(sys.argv[1]).pid, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen(
@@ -126,7 +125,7 @@ def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
 
 def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
     code = (
-        "import sys; from sandbox.detached import start_broker\n"
+        "import sys; from backlogctl.sandbox.embedded import start_broker\n"
         "print(start_broker(sys.argv[1]).pid)"
     )
     told = subprocess.run(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import EmbeddedError
-from backlog.jars import cache_dir, ensure_jars, find_java, read_jars
-from sandbox.jars import ensure_kafka_jars
-from spark_backfill.spark.jars import SPARK_JARS, ensure_spark_jars
+from backlogctl.errors import EmbeddedError
+from backlogctl.jars import cache_dir, ensure_jars, find_java, read_jars
+from backlogctl.sandbox.embedded import ensure_kafka_jars
+from backlogctl.spark_backfill.spark.session import SPARK_JARS, ensure_spark_jars
 
 
 @pytest.mark.kafka
@@ -51,9 +51,7 @@ def make_repository(place: Path) -> str:
 
 @pytest.mark.kafka
 def test_two_processes_may_fetch_at_the_same_time(tmp_path: Path) -> None:
-    code = (
-        "from spark_backfill.spark.jars import ensure_spark_jars; print(len(ensure_spark_jars()))"
-    )
+    code = "from backlogctl.spark_backfill.spark.session import ensure_spark_jars; print(len(ensure_spark_jars()))"
     settings = (f"BACKLOG_CACHE={tmp_path}", f"BACKLOG_MAVEN={make_repository(tmp_path / 'maven')}")
     command = ["env", *settings, sys.executable, "-c", code]
     both = [

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Stream
-from spark_backfill.messages.candidates import (
+from backlogctl.config import Stream
+from backlogctl.spark_backfill.messages.candidates import (
     SourceAccess,
     count_rows,
     drop_duplicates,
     read_rows,
 )
-from spark_backfill.messages.filters import check_wanted, filter_wanted
-from spark_backfill.messages.rules import MessageRules, build_messages, check_rules
-from spark_backfill.sources.jdbc import make_access
-from spark_backfill.sources.reflection import open_engine, reflect_table
+from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, check_rules
+from backlogctl.spark_backfill.messages.windows import check_wanted, filter_wanted
+from backlogctl.spark_backfill.sources.reflection import make_access, open_engine, reflect_table
 from tests.spark_backfill import world
 
 if TYPE_CHECKING:

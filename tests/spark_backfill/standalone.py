@@ -23,7 +23,7 @@ from typing import Any, Self
 import psutil
 import pyspark
 
-from sandbox.ports import HOST
+from backlogctl.sandbox.secured import HOST
 from tests.kafka_tools import wait_until
 
 ZOMBIES = "BACKLOG_TEST_ZOMBIES"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import ConfigurationError, UsageError
-from spark_backfill.messages.windows import CLOCKS, find_windows
-from spark_backfill.sources.jdbc import make_access
-from spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.errors import ConfigurationError, UsageError
+from backlogctl.spark_backfill.messages.windows import CLOCKS, find_windows
+from backlogctl.spark_backfill.sources.reflection import make_access
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from tests.spark_backfill import world
 
 MARGIN = timedelta(minutes=10)

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
-from backlog.kafka.calls import outlast
-from backlog.kafka.clients import make_admin
-from spark_backfill.injection import brakes, canary, targets
-from spark_backfill.injection.brakes import CombinedBrakes, InjectionProgress, LiveLagBrake
-from spark_backfill.injection.canary import await_group_past
-from spark_backfill.injection.targets import await_visible
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
+from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.spark_backfill.injection import brakes, job
+from backlogctl.spark_backfill.injection.brakes import (
+    CombinedBrakes,
+    InjectionProgress,
+    LiveLagBrake,
+    await_group_past,
+)
+from backlogctl.spark_backfill.injection.job import await_visible
 
 START = InjectionProgress(injected=0, skipped=0, total=10)
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
@@ -91,12 +94,12 @@ def test_an_answer_that_does_not_pass_by_itself_fails_it(
 def test_fault_11_the_canary_waits_for_brokers_that_are_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(canary, "read_group_state", answers(AWAY, SimpleNamespace(is_active=True)))
-    monkeypatch.setattr(canary, "committed_offsets", answers(AWAY, {0: 3}, {0: 4}))
+    monkeypatch.setattr(brakes, "read_group_state", answers(AWAY, SimpleNamespace(is_active=True)))
+    monkeypatch.setattr(brakes, "committed_offsets", answers(AWAY, {0: 3}, {0: 4}))
     looks: list[int] = []
     await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: looks.append(1), patience=30.0)
     assert looks
-    monkeypatch.setattr(canary, "read_group_state", answers(AWAY))
+    monkeypatch.setattr(brakes, "read_group_state", answers(AWAY))
     with pytest.raises(ClusterUnreachable):
         await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: None, patience=0.0)
 
@@ -104,9 +107,9 @@ def test_fault_11_the_canary_waits_for_brokers_that_are_away(
 def test_fault_07_what_an_open_transaction_hides_is_not_called_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(targets, "list_offsets", answers({0: 4, 1: 9}, AWAY, {0: 7, 1: 9}))
+    monkeypatch.setattr(job, "list_offsets", answers({0: 4, 1: 9}, AWAY, {0: 7, 1: 9}))
     await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 30.0)
-    monkeypatch.setattr(targets, "list_offsets", answers({0: 4, 1: 9}))
+    monkeypatch.setattr(job, "list_offsets", answers({0: 4, 1: 9}))
     with pytest.raises(Paused, match=r"\(\[0\] readable to 4, needed to 7\)"):
         await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 0.1)
 

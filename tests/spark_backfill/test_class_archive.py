@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from spark_backfill.spark import class_archive
-from spark_backfill.spark.class_archive import DRIVER_OPTIONS, find_archive, make_options
-from spark_backfill.spark.session import make_conf
+from backlogctl.spark_backfill.spark import session
+from backlogctl.spark_backfill.spark.session import (
+    DRIVER_OPTIONS,
+    find_archive,
+    make_conf,
+    make_options,
+)
 
 _START = f"""
-from backlog.config import SparkSection
-from spark_backfill.spark.session import open_session
+from backlogctl.config import SparkSection
+from backlogctl.spark_backfill.spark.session import open_session
 conf = {{"{DRIVER_OPTIONS}": "-Xlog:class+load:file=classes.log"}}
 assert open_session(SparkSection(master="local[1]", conf=conf), "test").range(9).count() == 9
 """
@@ -22,7 +26,7 @@ assert open_session(SparkSection(master="local[1]", conf=conf), "test").range(9)
 
 def test_options_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "spark.jsa"
-    monkeypatch.setattr(class_archive, "find_archive", lambda: archive)
+    monkeypatch.setattr(session, "find_archive", lambda: archive)
     assert make_options("") == ""
     archive.touch()
     option = f"-XX:SharedArchiveFile={archive}"
@@ -39,7 +43,7 @@ def test_a_path_that_would_be_two_options_is_left_out(
     archive = tmp_path / "two words" / "spark.jsa"
     archive.parent.mkdir()
     archive.touch()
-    monkeypatch.setattr(class_archive, "find_archive", lambda: archive)
+    monkeypatch.setattr(session, "find_archive", lambda: archive)
     assert make_options("") == ""
 
 
@@ -48,7 +52,8 @@ def test_java_takes_sparks_classes_from_it(tmp_path: Path) -> None:
     """Java says nothing where an archive does not fit: only the source of its classes tells."""
     if not find_archive().is_file():
         subprocess.run(
-            [sys.executable, "-m", "spark_backfill.spark.class_archive_maker"], check=True
+            [sys.executable, "-m", "backlogctl.spark_backfill.spark.class_archive_maker"],
+            check=True,
         )
     subprocess.run([sys.executable, "-c", _START], cwd=tmp_path, check=True)
     loaded = [
@@ -67,7 +72,7 @@ def test_an_archive_that_does_not_fit_is_ignored(
     broken = tmp_path / "spark.jsa"
     broken.write_bytes(b"not an archive")
     code = f"""
-from spark_backfill.spark import class_archive
+from backlogctl.spark_backfill.spark import class_archive
 class_archive.find_archive = lambda: __import__("pathlib").Path({str(broken)!r})
 {_START}"""
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

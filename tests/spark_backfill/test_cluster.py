@@ -14,9 +14,9 @@ from typing import Self
 import psutil
 import pytest
 
-from backlog.kafka.admin import list_offsets
-from sandbox.embedded import EmbeddedKafka
-from sandbox.ports import HOST
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import HOST
 from tests.conftest import MakeTopic
 from tests.kafka_tools import wait_until
 from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL, Shop

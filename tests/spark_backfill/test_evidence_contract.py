@@ -11,24 +11,23 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from backlog.errors import BacklogError, KafkaFailure, Refused, SourceError
-from backlog.manifest import CHUNK_SCHEMA, write_chunk
-from backlog.values import OffsetRange
-from backlogctl_delivery import stamps
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.evidence import (
+from backlogctl.errors import BacklogError, KafkaFailure, Refused, SourceError
+from backlogctl.manifests import CHUNK_SCHEMA, write_chunk
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.evidence import (
     ConsumedEvidence,
     Evidence,
     InjectedEvidence,
     SurvivorEvidence,
     label_candidates,
 )
-from spark_backfill.evidence.base import LABELS
-from spark_backfill.evidence.offsets import describe_moves, read_offsets
-from spark_backfill.messages.candidates import SourceAccess
-from spark_backfill.request import PriorChunk
-from spark_backfill.sources.jdbc import make_access
-from spark_backfill.sources.reflection import open_engine, reflect_table
+from backlogctl.spark_backfill.evidence.injected import LABELS
+from backlogctl.spark_backfill.evidence.survivors import describe_moves, read_offsets
+from backlogctl.spark_backfill.messages.candidates import SourceAccess
+from backlogctl.spark_backfill.request import PriorChunk
+from backlogctl.spark_backfill.sources.reflection import make_access, open_engine, reflect_table
+from backlogctl.values import OffsetRange
+from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.errors import KafkaFailure, SourceError
-from spark_backfill.failures import list_secrets, mask_text, translating
-from spark_backfill.injection.runners import LostWorker
+from backlogctl.errors import KafkaFailure, SourceError
+from backlogctl.spark_backfill.failures import list_secrets, mask_text, translating
+from backlogctl.spark_backfill.injection.waves import LostWorker
 
 PROPERTIES = {
     "bootstrap.servers": "story:9092",

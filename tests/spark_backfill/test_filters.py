@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from backlog.config import Stream
-from backlog.errors import ConfigurationError
-from backlogctl_delivery.outbox.database import create_tables
-from spark_backfill.messages.candidates import (
+from backlogctl.config import Stream
+from backlogctl.errors import ConfigurationError
+from backlogctl.spark_backfill.messages.candidates import (
     SourceAccess,
     build_candidates,
     count_rows,
     find_newest,
     read_rows,
 )
-from spark_backfill.messages.filters import filter_times, join_conditions
-from spark_backfill.messages.rules import MessageRules
-from spark_backfill.messages.windows import Bounds
+from backlogctl.spark_backfill.messages.rules import MessageRules
+from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, join_conditions
+from backlogctl_delivery.outbox.database import create_tables
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
 from tests.spark_backfill.test_outbox_source import make_stream as make_outbox_stream

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from backlog.manifest import CHUNK_SCHEMA
-from spark_backfill.injection.fingerprints import fingerprint_read, fingerprint_staged
-from spark_backfill.spark.frames import last_header
+from backlogctl.manifests import CHUNK_SCHEMA
+from backlogctl.spark_backfill.injection.verification import fingerprint_read, fingerprint_staged
+from backlogctl.spark_backfill.spark.frames import last_header
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backlog.values import OffsetRange
-from spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from backlog.errors import KafkaFailure, SourceError, StagingError
-from backlog.manifest import MANIFEST_NAME
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.failures import translating
-from spark_backfill.full_disk import planning_into
-from spark_backfill.rebuild import plan_rebuild
+from backlogctl.errors import KafkaFailure, SourceError, StagingError
+from backlogctl.manifests import MANIFEST_NAME
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.failures import planning_into, translating
+from backlogctl.spark_backfill.rebuild import plan_rebuild
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

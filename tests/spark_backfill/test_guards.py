@@ -9,20 +9,23 @@ from typing import Any, cast
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.values import OffsetRange
-from spark_backfill.evidence import LOST
-from spark_backfill.evidence.holes import measure_holes
-from spark_backfill.evidence.survivors import LogSpan
-from spark_backfill.guards import find_basis, warn_about_rules
-from spark_backfill.messages.candidates import SourceAccess
-from spark_backfill.messages.rules import MessageRules
-from spark_backfill.placing.placement import Placement
-from spark_backfill.proof import describe_unproved, require_proof
-from spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
-from spark_backfill.sources.reflection import SQLITE, ColumnKind, SourceColumn, SourceTable
-from spark_backfill.tally import LabelCounts
-from spark_backfill.verdict import VerdictBasis, judge_plan
+from backlogctl.errors import Refused
+from backlogctl.spark_backfill.evidence import LOST
+from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
+from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
+from backlogctl.spark_backfill.messages.candidates import SourceAccess
+from backlogctl.spark_backfill.messages.rules import MessageRules
+from backlogctl.spark_backfill.placing.placement import Placement
+from backlogctl.spark_backfill.proof import describe_unproved, require_proof
+from backlogctl.spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
+from backlogctl.spark_backfill.sources.reflection import (
+    SQLITE,
+    ColumnKind,
+    SourceColumn,
+    SourceTable,
+)
+from backlogctl.spark_backfill.verdict import LabelCounts, VerdictBasis, judge_plan
+from backlogctl.values import OffsetRange
 from tests.spark_backfill import world
 
 PROVED = Proof(200, 200, 200, 200, 200, mutable=False)

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import OffsetRange
-from spark_backfill.evidence.injected import locate_messages
-from spark_backfill.request import PriorChunk
+from backlogctl.spark_backfill.evidence.injected import locate_messages
+from backlogctl.spark_backfill.request import PriorChunk
+from backlogctl.values import OffsetRange
 
 
 @given(data=st.data())

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.errors import ConfigurationError, SourceError
-from spark_backfill.messages.candidates import (
-    read_rows,
+from backlogctl.errors import ConfigurationError, SourceError
+from backlogctl.spark_backfill.messages.candidates import read_rows
+from backlogctl.spark_backfill.messages.rules import build_messages
+from backlogctl.spark_backfill.sources.reflection import (
+    make_access,
+    open_engine,
+    reflect_table,
+    require_tables,
 )
-from spark_backfill.messages.rules import build_messages
-from spark_backfill.sources.jdbc import make_access
-from spark_backfill.sources.reflection import open_engine, reflect_table, require_tables
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
 

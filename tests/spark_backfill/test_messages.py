@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
+from backlogctl.spark_backfill.messages.candidates import build_candidates, read_rows
+from backlogctl.spark_backfill.messages.rules import build_messages, hash_message_id
+from backlogctl.spark_backfill.messages.windows import Bounds, filter_times
+from backlogctl.spark_backfill.sources.columns import parse_time_text
 from backlogctl_delivery.stamps import make_message_id
-from spark_backfill.messages.candidates import (
-    build_candidates,
-    read_rows,
-)
-from spark_backfill.messages.filters import filter_times
-from spark_backfill.messages.rules import build_messages, hash_message_id
-from spark_backfill.messages.windows import Bounds
-from spark_backfill.sources.columns import parse_time_text
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
 

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import Message
 from sqlalchemy.orm import Session
 
-from backlog.config import Stream
-from backlog.config.outbox_source import expand_outbox
+from backlogctl.config import Stream
+from backlogctl.config.streams import expand_outbox
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox.database import messages as outbox_table
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop, read_id
 from tests.spark_backfill.reading import read_messages

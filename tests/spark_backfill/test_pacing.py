@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.values import Chunk
-from spark_backfill.injection.pacing import MAX_TRANSACTION_SECONDS, choose_pace, choose_slots
+from backlogctl.spark_backfill.injection.job import (
+    MAX_TRANSACTION_SECONDS,
+    choose_pace,
+    choose_slots,
+)
+from backlogctl.values import Chunk
 
 
 def chunks(slot: int, *counts: int) -> list[Chunk]:

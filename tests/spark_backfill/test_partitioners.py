@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.partitioners import PARTITIONERS
-from spark_backfill.messages.partitioners import PLACES
-from spark_backfill.spark.frames import make_empty
+from backlogctl.partitioners import PARTITIONERS
+from backlogctl.spark_backfill.messages.rules import PLACES
+from backlogctl.spark_backfill.spark.frames import make_empty
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

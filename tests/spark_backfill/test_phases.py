@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from spark_backfill.phases import PlanLog, count_tasks
+from backlogctl.spark_backfill.plan_log import PlanLog, count_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

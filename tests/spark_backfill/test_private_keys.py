@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import ConfigurationError
-from backlog.jars import find_java_version
-from sandbox.embedded import EmbeddedKafka
-from sandbox.secured import Security
-from spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.errors import ConfigurationError
+from backlogctl.jars import find_java_version
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import Security
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from tests.java_tools import write_script
 
 PASSWORD = "hunter2hunter2"
@@ -170,6 +170,8 @@ def test_what_is_refused_java_does_not_read(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spark_backfill.spark.kafka_options.check_key", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "backlogctl.spark_backfill.spark.kafka_options.check_key", lambda *_, **__: None
+    )
     said = ask_kafka({**kafka.client_properties, **describe(keys, name)}, tmp_path)
     assert "Invalid PEM keystore configs" in said

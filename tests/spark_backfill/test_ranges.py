@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from spark_backfill.sources.ranges import cut_ranges, list_ranges
-from spark_backfill.sources.reflection import open_engine, reflect_table
+from backlogctl.spark_backfill.sources.columns import cut_ranges, list_ranges
+from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 from tests.spark_backfill import world
 
 TENANTS: list[str | None] = [

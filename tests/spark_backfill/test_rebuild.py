@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Producer
 
-from backlog.clock import format_time
-from backlog.errors import Refused
-from backlog.manifest import read_manifest
+from backlogctl.clock import format_time
+from backlogctl.errors import Refused
+from backlogctl.manifests import read_manifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill import lost_rows
+from backlogctl.spark_backfill.evidence.survivors import LogOffsets, read_offsets
+from backlogctl.spark_backfill.messages.candidates import count_rows
+from backlogctl.spark_backfill.messages.staging import ChunkLimits
+from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.request import Counts, PriorChunk
 from backlogctl_delivery.stamps import make_message_id
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill import freezing
-from spark_backfill.evidence.offsets import LogOffsets, read_offsets
-from spark_backfill.messages.candidates import count_rows
-from spark_backfill.messages.staging import ChunkLimits
-from spark_backfill.rebuild import plan_rebuild
-from spark_backfill.request import Counts, PriorChunk
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 
@@ -253,7 +253,7 @@ def test_fault_30_rows_that_change_meanwhile_are_frozen_and_reported(
         counted.append(count_rows(access, where))
         return counted[-1]
 
-    monkeypatch.setattr(freezing, "count_rows", count_and_change)
+    monkeypatch.setattr(lost_rows, "count_rows", count_and_change)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
     outcome = world.plan(spark, request)
@@ -289,7 +289,7 @@ def test_fault_23_retention_that_moves_while_planning_is_read_again(
             world.delete_below(kafka.bootstrap, lost.topic, {partition: start + 4})
         return asked[-1]
 
-    monkeypatch.setattr(freezing, "read_offsets", read_then_expire)
+    monkeypatch.setattr(lost_rows, "read_offsets", read_then_expire)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
     outcome = world.plan(spark, request)

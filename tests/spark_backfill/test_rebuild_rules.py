@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.errors import Refused, StagingError, UsageError
-from backlog.values import Cause, Certainty
+from backlogctl.errors import Refused, StagingError, UsageError
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause, Certainty
 from backlogctl_delivery.stamps import make_message_id
-from sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

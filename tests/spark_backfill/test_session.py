@@ -13,12 +13,12 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
-from backlog.config import SparkSection
-from backlog.errors import StagingError
-from sandbox.ports import HOST
-from spark_backfill.spark import cluster, session
-from spark_backfill.spark.cluster import SparkFailure, explain_start, require_master
-from spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
+from backlogctl.config import SparkSection
+from backlogctl.errors import StagingError
+from backlogctl.sandbox.secured import HOST
+from backlogctl.spark_backfill.spark import cluster, session
+from backlogctl.spark_backfill.spark.cluster import SparkFailure, explain_start, require_master
+from backlogctl.spark_backfill.spark.probe import ExecutorReport, inspect_executor, write_token
 
 CLUSTER = "spark://h:7077"
 
@@ -138,8 +138,8 @@ def test_a_host_that_does_not_know_its_own_name(tmp_path: Path) -> None:
     nobody = tmp_path / "hosts"
     nobody.touch()
     code = """
-from backlog.config import SparkSection
-from spark_backfill.spark.session import open_session
+from backlogctl.config import SparkSection
+from backlogctl.spark_backfill.spark.session import open_session
 assert open_session(SparkSection(master="local[1]"), "test").range(9).count() == 9
 """
     # Java then knows no name at all.

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL, make_url
 
-from backlog.errors import BacklogError, ConfigurationError, LedgerError, SourceError
-from backlog.ledger import open_ledger
-from spark_backfill.sources.reflection import open_engine, reflect_table
+from backlogctl.errors import BacklogError, ConfigurationError, LedgerError, SourceError
+from backlogctl.ledger import open_ledger
+from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 from tests.spark_backfill import world
 
 SECRET = "hunter2secret"

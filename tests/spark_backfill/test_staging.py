@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.manifest import CHUNK_SCHEMA, read_chunk
+from backlogctl.manifests import CHUNK_SCHEMA, read_chunk
+from backlogctl.spark_backfill.messages.staging import (
+    ChunkLimits,
+    StampValues,
+    stamp_messages,
+    write_chunks,
+)
 from backlogctl_delivery import stamps
-from spark_backfill.messages.staging import ChunkLimits, StampValues, stamp_messages, write_chunks
 
 SCHEMA = pa.schema(
     [

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import OffsetRange
-from spark_backfill.request import Stretch
-from spark_backfill.verdict import Tally, VerdictBasis, count_expected, judge_plan
+from backlogctl.spark_backfill.request import Stretch
+from backlogctl.spark_backfill.verdict import Tally, VerdictBasis, count_expected, judge_plan
+from backlogctl.values import OffsetRange
 
 SHARP = VerdictBasis()
 counts = st.dictionaries(st.integers(0, 5), st.integers(0, 50), max_size=6)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import VerificationFailed
-from spark_backfill.injection.verification import VerificationResult
+from backlogctl.errors import VerificationFailed
+from backlogctl.spark_backfill.injection.verification import VerificationResult
 
 
 def result(**changes: Any) -> VerificationResult:

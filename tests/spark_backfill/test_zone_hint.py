@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from backlog.errors import Refused
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import Refused
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spark_backfill.evidence.zones import ZoneShift, describe_shift, find_shift
+from backlogctl.spark_backfill.proof import ZoneShift, describe_shift, find_shift
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 Pairs = list[tuple[datetime, datetime]]

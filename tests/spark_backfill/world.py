@@ -14,15 +14,15 @@ import sqlalchemy as sa
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from backlog.clock import format_time
-from backlog.config import Source, Stream
-from backlog.kafka.admin import Isolation, list_offsets
-from backlog.manifest import read_chunk, read_manifest
-from backlog.partitioners import hash_murmur2
-from backlog.values import Cause, Certainty, Gap, GapState
-from spark_backfill.messages.staging import ChunkLimits
-from spark_backfill.rebuild import plan_rebuild
-from spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
+from backlogctl.clock import format_time
+from backlogctl.config import Source, Stream
+from backlogctl.kafka.admin import Isolation, list_offsets
+from backlogctl.manifests import read_chunk, read_manifest
+from backlogctl.partitioners import hash_murmur2
+from backlogctl.spark_backfill.messages.staging import ChunkLimits
+from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
+from backlogctl.values import Cause, Certainty, Gap, GapState
 from tests.kafka_tools import wait_until
 
 if TYPE_CHECKING:

@@ -18,12 +18,7 @@ from typing import Any
 
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.errors import KafkaFailure, UsageError
-from backlogctl_delivery.lookback.messages import (
-    Decided,
-    Event,
-    Prepared,
-    write_envelope,
-)
+from backlogctl_delivery.lookback.messages import Decided, Event, Prepared, write_envelope
 from backlogctl_delivery.sequenced.clients import ConfluentClient, adapt
 
 _POLL_SECONDS = 0.05

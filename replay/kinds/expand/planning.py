@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from backlog.clock import utc_now
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.values import Recovery
-from fanout.deadlines import HOLD_SECONDS, HOLD_TIMES, needs_hold
-from fanout.disk import (
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
     combine_checks,
@@ -19,40 +19,53 @@ from fanout.disk import (
     estimate_hold,
     measure_growth,
 )
-from fanout.launchers import Role, make_launcher
-from fanout.layout import Layout, Load, plan_layout
-from fanout.retention import FOREVER, compute_expansion_hold
-from fanout.temporary import name_temporary_topic
-from replay.around.fleets import (
+from backlogctl.fanout.launchers import Role, make_launcher
+from backlogctl.fanout.layout import Layout, Load, plan_layout
+from backlogctl.fanout.retention import (
+    FOREVER,
+    HOLD_MARGIN_SECONDS,
+    HOLD_TIMES,
+    compute_expansion_hold,
+    needs_hold,
+)
+from backlogctl.fanout.temporary_topic import (
+    create_empty_topic,
+    delete_empty_topic,
+    name_temporary_topic,
+)
+from backlogctl.kafka.admin import (
+    TopicInfo,
+    delete_group,
+    list_offsets,
+    read_group_state,
+    set_group_offsets,
+)
+from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
     keep_waits,
+    launcher_of,
     require_consumers,
 )
-from replay.around.rights import require_rights
-from replay.kinds.expand import trying
-from replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe
-from replay.kinds.expand.options import ALLOW_DISK, ExpandOptions
-from replay.kinds.expand.pacing import watch_pace
-from replay.kinds.expand.plan import (
-    NAME,
-    ExpandPlan,
-    PlannedCanary,
-    PlannedDisk,
-    PlannedHold,
-    PlannedPartition,
-    SettingChange,
-    TemporaryLayout,
+from backlogctl.replay.engine.approval import approve_automatically
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.guards import (
+    check_denied,
+    refuse_active,
+    refuse_group_type,
+    store_plan,
 )
-from replay.kinds.expand.sentences import (
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
+from backlogctl.replay.kinds.expand.describe import (
     Facts,
     describe_created,
     describe_given_back,
     describe_raised,
     describe_stopped,
-)
-from replay.kinds.expand.warnings import (
     warn_about_backlog,
     warn_about_disk,
     warn_about_keys,
@@ -60,13 +73,159 @@ from replay.kinds.expand.warnings import (
     warn_about_speed,
     warn_about_stream,
 )
-from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import check_denied, refuse_active, refuse_group_type, store_plan
-from replay.recovery.housekeeping import clear_staging
-from replay.recovery.identity import find_identity
-from replay.recovery.kind import Say, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
+from backlogctl.replay.kinds.expand.plan import (
+    ALLOW_DISK,
+    NAME,
+    Backlog,
+    Behind,
+    ExpandOptions,
+    ExpandPlan,
+    PlannedCanary,
+    PlannedDisk,
+    PlannedHold,
+    PlannedPartition,
+    SettingChange,
+    TemporaryLayout,
+    find_rate,
+    observe,
+    watch_pace,
+)
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.values import Recovery
+
+# A dry run of one consumer, on an empty topic: whom it joins, and what it reads.
+#
+# Nobody is stopped, and no message is relayed. Topic and group have the same name each time, so
+# what a try that was killed has left is taken over by the next one.
+
+TRIAL_NAME = "try"
+SEEN_SECONDS = 60.0  # a service may need that long until it joins
+PEOPLE_SECONDS = 600.0
+_STAYS_SECONDS = 2.0
+_POLL_SECONDS = 0.2
+_LEAVE_SECONDS = 15.0
+
+
+def try_consumer(
+    workspace: Workspace, stream: Stream, source: TopicInfo, group: str, say: Say
+) -> tuple[str, str]:
+    """Starts one consumer as the recovery would, looks at it, and takes everything away again.
+
+    Args:
+        source: the stream's topic. group: the one that the consumer is told to join.
+
+    Returns:
+        What was seen, and a warning: "" where it does as it should.
+
+    Raises:
+        CanaryFailed: it does not stay, or joins or reads something else.
+        Refused: another try of this stream is under way, or the topic is not ours.
+    """
+    admin = make_admin(workspace.properties(stream))
+    topic = name_temporary_topic(source.name, TRIAL_NAME)
+    launcher = launcher_of(workspace, stream, say)
+    fleet = fleet_of(workspace, stream, Role.RECOVERY, TRIAL_NAME, topic=topic, group=group)
+    by_people = launcher.name == "manual"
+    limit = Deadline(PEOPLE_SECONDS if by_people else SEEN_SECONDS)
+    one = FirstConsumer(
+        workspace.properties(stream),
+        admin,
+        launcher,
+        fleet,
+        stream.group,
+        f"`backlogctl plan expand {stream.name} --try` again. Nobody was stopped",
+        lambda: _refuse_late(limit, fleet.group) if by_people else None,
+    )
+    say(f"trying one consumer on the empty topic {topic}")
+    # 1. What an earlier try left is ended.
+    if not by_people:
+        launcher.stop(fleet, one.look)
+    _await_nobody(one)
+    with ExitStack() as given_back:
+        # 2. An empty topic; and the source, for this group, from its end: a consumer that reads
+        #    the wrong topic handles next to nothing of it.
+        topic_id = create_empty_topic(admin, source, topic, 1)
+        given_back.callback(delete_empty_topic, admin, topic, topic_id, 1)
+        given_back.callback(delete_group, admin, group)
+        ends = list_offsets(admin, source.name, range(source.partitions), "latest")
+        set_group_offsets(admin, group, source.name, ends)
+        # 3. One consumer, while the group's own go on.
+        given_back.callback(_await_nobody, one)
+        given_back.callback(launcher.stop, fleet, lambda: None)
+        known = frozenset(member.member_id for member in one.find_others())
+        began = time.monotonic()
+        launcher.scale(fleet, 1, one.look)
+        # 4. What it does; then all is taken away, the last first.
+        return _watch(one, known, limit, began)
+
+
+def _watch(
+    one: FirstConsumer, known: frozenset[str], limit: Deadline, began: float
+) -> tuple[str, str]:
+    """Until it reads its topic, and has done so for a while."""
+    look = CanaryLook(one)
+    stays: Deadline | None = None
+    while not limit.expired:
+        one.look()
+        look.look()
+        known = _judge(look, one, known)
+        reads = one.find_topics() == {one.fleet.topic}
+        stays = (stays or Deadline(_STAYS_SECONDS)) if reads else None
+        if stays is not None and stays.expired:
+            took = time.monotonic() - began - _STAYS_SECONDS
+            return (
+                f"one consumer joined group {one.fleet.group} and read {one.fleet.topic}, and "
+                f"nothing else, within {took:.1f} s",
+                "",
+            )
+        time.sleep(_POLL_SECONDS)
+    told = f"one consumer ran for {limit.seconds:.0f} s, and was seen in no group"
+    return told, (
+        f"{told}: what it reads is not known. It may assign its partitions itself, or start slowly"
+    )
+
+
+def _judge(look: CanaryLook, one: FirstConsumer, known: frozenset[str]) -> frozenset[str]:
+    """Who is in the original group for other reasons than this consumer.
+
+    Raises:
+        CanaryFailed: it is this consumer who joined it.
+    """
+    now = frozenset(member.member_id for member in one.find_others())
+    if now <= known or one.launcher.name == "manual" or one.has_joined():
+        return known
+    failed = look.judge_members(known)
+    if failed is not None:
+        raise failed
+    one.launcher.scale(one.fleet, 1, one.look)  # it was stopped to see who leaves
+    return known | now
+
+
+def _await_nobody(one: FirstConsumer) -> None:
+    """Nobody is in the try's group; it is nobody else's.
+
+    Raises:
+        Refused: somebody stays in it.
+    """
+    limit = Deadline(_LEAVE_SECONDS)
+    while read_group_state(one.admin, one.fleet.group).is_active:
+        if limit.expired:
+            raise Refused(
+                "somebody is in it: another try is under way, or a consumer of one was not ended",
+                subject=f"group {one.fleet.group}",
+                hint="end it, then try again; nobody was stopped",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _refuse_late(limit: Deadline, group: str) -> None:
+    if limit.expired:
+        raise CanaryFailed(
+            f"nobody started a consumer within {limit.seconds / 60:.0f} min",
+            subject=f"group {group}",
+            hint="plan without `--try`, or start it when asked; nobody was stopped",
+        )
+
 
 # What of a stream's configuration an expansion goes by.
 FINGERPRINT = ("cluster", "topic", "group", "isolation", "partitioner", "expand")
@@ -110,8 +269,8 @@ def plan_expand(
             hint="make room on the brokers' disks; `--allow disk` plans in spite of it",
         )
     if options.try_one:
-        group = name_recovery_group(stream.group, trying.NAME)
-        tried, warning = trying.try_consumer(workspace, stream, backlog.topic, group, say)
+        group = name_recovery_group(stream.group, TRIAL_NAME)
+        tried, warning = try_consumer(workspace, stream, backlog.topic, group, say)
         more = (*plan.warnings, warning) if warning else plan.warnings
         plan = plan.model_copy(update={"tried": tried, "warnings": more})
     recovery = store_plan(workspace, recovery_id, plan)
@@ -284,7 +443,7 @@ def _check_disk(backlog: Backlog, layout: Layout, *, held: bool) -> DiskCheck:
         return copy
     growth = measure_growth(backlog.log_dirs, backlog.recent)
     drain = layout.seconds_expanded
-    seconds = _LONG_SECONDS if drain is None else HOLD_TIMES * drain + HOLD_SECONDS
+    seconds = _LONG_SECONDS if drain is None else HOLD_TIMES * drain + HOLD_MARGIN_SECONDS
     kept = estimate_hold(
         backlog.log_dirs, growth, timedelta(seconds=seconds), replication=replication
     )

@@ -3,27 +3,108 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backlog.clock import Deadline
-from backlog.errors import PlanStale
-from backlog.kafka.admin import committed_offsets
-from backlog.kafka.standing import read_standing
-from backlog.ledger import TemporaryTopic
-from fanout.decided import find_undecided
-from fanout.relay.commits import CommitWithMetadata, read_positions
-from fanout.unread import find_unread
-from replay.around.stopping import StoppingContext
-from replay.kinds.expand.copies import refuse_other_copy
-from replay.kinds.expand.plan import ExpandPlan
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused
+from backlogctl.fanout.quiet import find_undecided
+from backlogctl.fanout.relay.commits import CommitWithMetadata, read_positions
+from backlogctl.fanout.relay.guard import find_others
+from backlogctl.fanout.relay.interface import Patience
+from backlogctl.fanout.relay.pool import PATIENCE_SECONDS
+from backlogctl.fanout.unread import find_unread
+from backlogctl.formats import Say, format_duration, format_moment, format_plural
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.groups import read_standing
+from backlogctl.ledger import StepRecord, TemporaryTopic
+from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
+from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.consumers.fleet import StoppingContext
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import OnlyThere, Readers, Reading, Reads, Standing
+from backlogctl.replay.kinds.expand.plan import ExpandPlan
+from backlogctl.replay.present.status import make_standing
+from backlogctl.values import Cause, Certainty, Gap, GapState, Recovery
+
+# Whether the temporary topic is still that of an expansion.
+
+
+def refuse_other_copy(admin: Admin, plan: ExpandPlan, recovery_id: str, topic_id: str) -> None:
+    """The temporary topic is the one that was made.
+
+    Raises:
+        PlanStale: it is gone, or was replaced.
+    """
+    name, found = plan.temporary.topic, None
+    with suppress(TopicMissing):
+        found, _ = read_topic_id(admin, name, Deadline(30.0))
+    if found != topic_id:
+        what = "is gone" if found is None else f"was replaced: its id is {found}, not {topic_id}"
+        raise PlanStale(
+            f"this recovery's temporary topic {what}",
+            subject=f"topic {name}",
+            hint=f"`backlogctl cancel {recovery_id} --rewind` lets the group read all that was "
+            f"relayed once more; `backlogctl cancel {recovery_id}` records it as a gap instead",
+        )
+
+
+# Brokers that are away are waited for, and it is said since when.
 
 Answer = TypeVar("Answer")
 
+_PAUSE_SECONDS = 0.5
+
+
+class Brokers:
+    """Asks again until they answer; `away` is for how many seconds they have not, in all.
+
+    Nothing is decided meanwhile: an answer that is not there is not zero.
+    """
+
+    def __init__(self, tick: Callable[[], None], say: Say) -> None:
+        """Args: `tick` is called while they are waited for; it may raise, and ends the waiting."""
+        self._tick = tick
+        self._say = say
+        self.away = 0.0
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What the brokers answer.
+
+        Raises:
+            KafkaFailure: an answer that another try does not change, or none for too long.
+        """
+        at, began, is_said = utc_now(), time.monotonic(), False
+        patience = Patience(PATIENCE_SECONDS)
+        while True:
+            try:
+                answer = question()
+            except KafkaFailure as error:
+                if not error.retryable or patience.is_over():
+                    raise
+                if not is_said:
+                    is_said = True
+                    self._say(
+                        f"the brokers have not answered since {format_moment(at)}: "
+                        f"{error.message}; waiting for them, nothing is decided meanwhile"
+                    )
+            else:
+                if is_said:
+                    seconds = time.monotonic() - began
+                    self.away += seconds
+                    self._say(f"the brokers answer again, after {format_duration(seconds)}")
+                return answer
+            self._tick()
+            time.sleep(_PAUSE_SECONDS)
+
+
 ASK_SECONDS = 10.0  # then it is said that the brokers are away
 _ABSENT_SECONDS = 5.0
-_PAUSE_SECONDS = 0.3
+_TOPICS_PAUSE_SECONDS = 0.3
 
 
 @dataclass
@@ -165,4 +246,262 @@ class ExpandTopics(StoppingContext[ExpandPlan]):
             except PlanStale:
                 if limit.expired:
                     return False
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_TOPICS_PAUSE_SECONDS)
+
+
+# What somebody else did to the group's commits while nobody guarded them.
+#
+# The relay's own position says what was relayed; a commit elsewhere is somebody else's. Only a
+# reader's own commit carries a leader epoch: one without is a reset from outside (KIP-320).
+
+SKIPPED = "the group was set past what was relayed"
+READ_BESIDE = "somebody else read on past what was relayed"
+REPEATED = "the group was set back behind what was relayed"
+_SENTENCES: Mapping[str, str] = {
+    SKIPPED: "somebody set the offsets of the group forward: {many} of partition {p} "
+    "({start:,} to {end:,}) were never relayed nor handled. They are a gap on record: "
+    "`backlogctl gaps {stream}`, then `backlogctl plan rebuild {stream}`",
+    READ_BESIDE: "a reader of the group committed on partition {p} from {start:,} to {end:,} while "
+    "nobody guarded it: {many} are its own, and are not relayed",
+    REPEATED: "somebody set the offsets of the group back: {many} of partition {p} ({start:,} to "
+    "{end:,}) were read before, and are handled once more",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Offsets `[start, end)` of a partition between the relay's position and somebody's commit."""
+
+    partition: int
+    start: int
+    end: int
+    what: str
+
+
+def find_moved(
+    commits: Mapping[int, CommitWithMetadata],
+    positions: Mapping[int, CommitWithMetadata],
+    begun: Mapping[int, int],
+    recovery_id: str,
+) -> tuple[Moved, ...]:
+    """Where the original group does not stand where the relay left it.
+
+    Args:
+        begun: where its consumers were stopped; of partitions of which nothing was relayed.
+    """
+    found = []
+    for number, commit in sorted(commits.items()):
+        own = positions[number].offset if number in positions else begun.get(number)
+        if own is None or commit.offset == own or commit.is_of(recovery_id):
+            continue
+        if commit.offset < own:
+            found.append(Moved(number, commit.offset, own, REPEATED))
+        else:
+            what = SKIPPED if commit.epoch is None else READ_BESIDE
+            found.append(Moved(number, own, commit.offset, what))
+    return tuple(found)
+
+
+def note_outsiders(context: ExpandTopics, say: Say) -> None:
+    """Puts on record what was done to the group, before anything goes on behind it.
+
+    What was skipped becomes an exact gap. Safe to call again.
+    """
+    # What a relay left undecided is waited for only where somebody else has committed.
+    if not _look(context, stable=False):
+        return
+    moved = _look(context, stable=True)
+    known = {(item.partition, item.start, item.end) for item in list_moved(context)}
+    _record_gaps(context, [item for item in moved if item.what == SKIPPED])
+    for item in moved:
+        if (item.partition, item.start, item.end) in known:
+            continue
+        context.record(item.what, partition=item.partition, start=item.start, end=item.end)
+        say(
+            _SENTENCES[item.what].format(
+                many=format_plural(item.end - item.start, "message"),
+                p=item.partition,
+                start=item.start,
+                end=item.end,
+                stream=context.stream.name,
+            )
+        )
+
+
+def _look(context: ExpandTopics, *, stable: bool) -> tuple[Moved, ...]:
+    return find_moved(
+        context.read_commits(stable=stable),
+        context.read_positions(stable=stable),
+        context.begun,
+        context.recovery.id,
+    )
+
+
+def list_moved(context: ExpandTopics) -> tuple[Moved, ...]:
+    """What is on record of it."""
+    return tuple(
+        Moved(event.detail["partition"], event.detail["start"], event.detail["end"], event.action)
+        for event in context.workspace.ledger.events.list(context.recovery.id)
+        if event.action in _SENTENCES
+    )
+
+
+def _record_gaps(context: ExpandTopics, skipped: Iterable[Moved]) -> None:
+    why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
+    for item in skipped:
+        record_gap(context, item.partition, item.start, item.end, Certainty.EXACT, why)
+
+
+def record_gap(
+    context: ExpandTopics, partition: int, start: int, end: int, certainty: Certainty, reason: str
+) -> Gap:
+    """A gap of this expansion's topic and group, dated by the stream's samples."""
+    ledger, recovery = context.workspace.ledger, context.recovery
+    topic_id = context.plan.topic_id
+    samples = [
+        sample
+        for sample in ledger.samples.history(context.stream.name)
+        if (sample.topic, sample.group) == (recovery.topic, recovery.group)
+    ]
+    bounds = Timeline(samples, topic_id).bound(partition, start, end)
+    return ledger.gaps.record(
+        Gap(
+            id="",
+            stream=context.stream.name,
+            cluster=recovery.cluster,
+            topic=recovery.topic,
+            group=recovery.group,
+            topic_id=topic_id,
+            partition=partition,
+            start=start,
+            end=end,
+            cause=Cause.SKIPPED,
+            certainty=certainty,
+            state=GapState.OPEN,
+            first_time=bounds.lower,
+            last_time=bounds.upper,
+            detected_at=utc_now(),
+            reason=reason,
+        )
+    )
+
+
+# How an expansion stands: what the ledger has, and what the brokers say where they answer.
+
+# A person waits for the answer, and a broker may be away.
+_SECONDS = 6.0
+# An offset that is left may be a control record: so few are read.
+_FEW = 20
+
+
+def describe_expansion(
+    workspace: Workspace, recovery: Recovery, plan: ExpandPlan, *, ask: bool
+) -> Standing:
+    """Who reads, who is stopped, and what exists only in the temporary topic."""
+    ledger = workspace.ledger
+    steps = {step.step: step for step in ledger.steps.list(recovery.id)}
+    is_stopped = has_stopped_consumers(steps.values())
+    temporary = _find_temporary(workspace, recovery)
+    readers = Readers(Reads.UNKNOWN if is_stopped else Reads.ORIGINALS)
+    messages: int | None = 0 if temporary is not None and "canary" not in steps else None
+    problem = ""
+    if is_stopped or temporary is not None:
+        try:
+            if not ask:
+                raise Refused(
+                    f"the brokers are not asked here; `backlogctl show {recovery.id}` does"
+                )
+            limit = Deadline(_SECONDS)
+            if is_stopped:
+                readers = _find_readers(workspace, recovery, plan, limit)
+            if temporary is not None and messages is None:
+                messages = _count_left(workspace, recovery, plan, temporary, limit)
+        except BacklogError as error:
+            problem = str(error)
+    return make_standing(
+        workspace,
+        recovery,
+        readers,
+        stopped=_say_stopped(plan, steps, readers) if is_stopped else "",
+        only_there=_make_only_there(workspace, recovery, temporary, messages),
+        problem=problem,
+    )
+
+
+def _find_temporary(workspace: Workspace, recovery: Recovery) -> TemporaryTopic | None:
+    known = workspace.ledger.temporary_topics.get(recovery.id)
+    return known if known is not None and known.deleted_at is None else None
+
+
+def _find_readers(
+    workspace: Workspace, recovery: Recovery, plan: ExpandPlan, limit: Deadline
+) -> Readers:
+    """Members of either group. One that assigns its partitions itself is a member of none."""
+    properties = workspace.config.clusters[recovery.cluster].client_properties()
+    originals = len(find_others(properties, recovery.group, limit))
+    ours = len(find_others(properties, plan.recovery_group, limit))
+    reads = {
+        (False, False): Reads.NOBODY,
+        (True, False): Reads.ORIGINALS,
+        (False, True): Reads.RECOVERY,
+        (True, True): Reads.BOTH,
+    }[bool(originals), bool(ours)]
+    return Readers(reads, originals, ours)
+
+
+def _count_left(
+    workspace: Workspace,
+    recovery: Recovery,
+    plan: ExpandPlan,
+    temporary: TemporaryTopic,
+    limit: Deadline,
+) -> int:
+    """Messages that were relayed and not handled, at most.
+
+    Raises:
+        KafkaFailure: that is not known, or the topic is gone.
+    """
+    properties = workspace.config.clusters[recovery.cluster].client_properties()
+    admin, topic, numbers = make_admin(properties), temporary.name, range(temporary.partitions)
+    try:
+        found, _ = read_topic_id(admin, topic, limit)
+    except TopicMissing:
+        found = None
+    if found != temporary.topic_id:
+        raise KafkaFailure(
+            "it is gone; what was not handled in it is lost there", subject=f"topic {topic}"
+        )
+    handled = committed_offsets(admin, plan.recovery_group, topic, numbers, limit)
+    ends = list_offsets(admin, topic, numbers, "latest", "read_committed", limit)
+    last = workspace.ledger.burndown.latest(recovery.id)
+    if last is not None and sum(ends.values()) < last.relayed:
+        raise KafkaFailure(
+            f"it ends before the {last.relayed:,} messages that were relayed into it: the reading "
+            "is not to be trusted",
+            subject=f"topic {topic}",
+        )
+    left = sum(max(0, end - (handled[number] or 0)) for number, end in ends.items())
+    if left <= _FEW * temporary.partitions and not find_unread(
+        admin, properties, topic, plan.recovery_group, temporary.partitions, limit
+    ):
+        return 0
+    return left
+
+
+def _make_only_there(
+    workspace: Workspace,
+    recovery: Recovery,
+    temporary: TemporaryTopic | None,
+    messages: int | None,
+) -> OnlyThere | None:
+    if temporary is None:
+        return None
+    last = workspace.ledger.burndown.latest(recovery.id)
+    known = None if last is None else Reading(last.temporary_lag, last.at)
+    return OnlyThere(temporary.name, messages, known)
+
+
+def _say_stopped(plan: ExpandPlan, steps: dict[str, StepRecord], readers: Readers) -> str:
+    if RESTORE_STEP in steps and readers.originals:
+        return ""  # the layout is being restored, and they are back already
+    return f"the {format_plural(plan.replicas, 'consumer')} of group {plan.group}"

@@ -8,24 +8,56 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from backlog.clock import Deadline
-from backlog.errors import BacklogError, Refused
-from backlog.kafka.admin import describe_group_state, list_offsets, read_group_state
-from backlog.kafka.errors import GroupActive
-from backlog.kafka.log_dirs import LogDirs
-from backlog.kafka.standing import LogTruncated, read_standing
-from backlog.ledger.archives import ArchiveRecord
-from backlog.numbers import format_plural
-from backlog.values import OffsetRange
-from replay.around.observation import note_stream
-from replay.around.stopping import StoppingContext
-from replay.kinds.offload.looking import read_disks
-from replay.kinds.offload.plan import OffloadPlan
-from replay.recovery.archives import open_spark
-from replay.telling.bars import Bar
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import describe_group_state, list_offsets, read_group_state
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.kafka.groups import LogTruncated, read_standing
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.consumers.fleet import StoppingContext
+from backlogctl.replay.engine.archives import open_spark
+from backlogctl.replay.kinds.offload.plan import OffloadPlan, read_disks
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.replay.present.layout import Bar
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Whether an archive's files are there with their sizes: cheap, and asked right before a deletion.
+#
+# Spark, which reads object stores, is started only for those.
+
+
+def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
+    """The manifest is the recorded one, and each of its files is there with its size.
+
+    Raises:
+        StagingError: names what is missing or changed.
+    """
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
+    from backlogctl.spark_backfill.archive.place import normalize_location
+    from backlogctl.spark_backfill.archive.verification import (
+        check_place,
+        read_manifest,
+        read_manifest_of,
+        verify_archive,
+    )
+
+    location, sha256 = normalize_location(record.location), record.manifest_sha256
+    folder = find_folder(location)
+    if folder is not None:
+        place = LocalPlace(folder)
+        check = check_place(place, read_manifest_of(place, sha256), rehash=False)
+    else:
+        spark = context.spark
+        manifest = read_manifest(spark, location, sha256)
+        check = verify_archive(spark, location, manifest, rehash=False)
+    check.require_good(location)
+
 
 FENCED = "the fence is set"
 FORWARD = "from here on it goes forward"
@@ -191,7 +223,6 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         """
         if self.plan.place is None:
             return
-        from replay.kinds.offload.checking import check_files
 
         record = self.archive
         if record is None:
@@ -212,7 +243,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         """Spark, started at the first use."""
         from pyspark import SparkContext
 
-        from spark_backfill.spark.kafka_options import make_java_options
+        from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
         make_java_options(self.properties)  # refuses what it could not use
         self._owns_spark = SparkContext._active_spark_context is None

@@ -8,25 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from backlog.config import Config, Stream
-from backlog.numbers import format_bytes, format_plural
-from backlog.step import Step
-from backlog.values import Cause, Gap, Recovery
-from replay.around.ways import LEAVE_CONSUMERS
-from replay.kinds.offload.options import OffloadOptions
-from replay.kinds.offload.plan import NAME, OffloadPlan
-from replay.recovery.closing import open_closing
-from replay.recovery.context import RunContext
-from replay.recovery.kind import Kind, Say, Traits, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from replay.telling.account import Account, RecoveryRecord
-from replay.telling.standings import Standing
-from replay.telling.value import Telling
+from backlogctl.config import Config, Stream
+from backlogctl.formats import format_bytes, format_plural
+from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
+from backlogctl.replay.engine.cancelling import open_closing
+from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.values import Account, RecoveryRecord, Standing, Telling
+from backlogctl.replay.kinds.offload.plan import NAME, OffloadOptions, OffloadPlan
+from backlogctl.values import Cause, Gap, Recovery, Step
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
-    from backlog.ledger import Lease
+    from backlogctl.kafka.rights import Right
+    from backlogctl.ledger import Lease
 
 
 class Offload(Kind[OffloadPlan, OffloadOptions]):
@@ -49,13 +43,13 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         say: Say = say_nothing,
     ) -> Recovery:
         """What is unread, where it goes and what that frees; Kafka is only read."""
-        from replay.kinds.offload.planning import plan_offload
+        from backlogctl.replay.kinds.offload.planning import plan_offload
 
         return plan_offload(workspace, stream, options, origin=origin, say=say)
 
     def check(self, plan: OffloadPlan, recovery: Recovery) -> None:
         """A place without room, or other groups, that were not allowed by name."""
-        from replay.kinds.offload.planning import refuse_unfit
+        from backlogctl.replay.kinds.offload.planning import refuse_unfit
 
         refuse_unfit(plan)
 
@@ -67,21 +61,21 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: OffloadPlan | None = None
     ) -> tuple[Right, ...]:
         """Records are deleted, and offsets of the group are committed."""
-        from replay.around.rights import select_rights
+        from backlogctl.replay.observe.rights import select_rights
 
         return select_rights("see offload", stream)
 
     @property
     def context(self) -> type[RunContext[OffloadPlan]]:
         """The fence, the archive, Spark, the group."""
-        from replay.kinds.offload.context import OffloadContext
+        from backlogctl.replay.kinds.offload.context import OffloadContext
 
         return OffloadContext
 
     @property
     def steps(self) -> Sequence[Step[Any]]:
         """From the check of the source to what was freed."""
-        from replay.kinds.offload.steps import STEPS
+        from backlogctl.replay.kinds.offload.steps import STEPS
 
         return STEPS
 
@@ -95,8 +89,8 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         console: Console,
     ) -> None:
         """Back, before the group was moved; from there on forward."""
-        from replay.kinds.offload.cancelling import close_offload
-        from replay.kinds.offload.context import OffloadContext
+        from backlogctl.replay.kinds.offload.closing import close_offload
+        from backlogctl.replay.kinds.offload.context import OffloadContext
 
         with open_closing(
             OffloadContext, workspace, recovery, lease, context=context, console=console
@@ -105,13 +99,13 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
 
     def tell(self, plan: OffloadPlan, recovery: Recovery) -> Telling:
         """What is unread, where it goes, and what is done to whom."""
-        from replay.kinds.offload.telling import tell_offload
+        from backlogctl.replay.kinds.offload.describe import tell_offload
 
         return tell_offload(plan, recovery)
 
     def account(self, plan: OffloadPlan, record: RecoveryRecord) -> Account:
         """What was archived, deleted and freed."""
-        from replay.kinds.offload.accounting import account_for_offload
+        from backlogctl.replay.kinds.offload.describe import account_for_offload
 
         return account_for_offload(plan, record)
 
@@ -144,7 +138,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
     ) -> Standing:
         """Who reads, who is stopped, and what is only in the archive."""
-        from replay.kinds.offload.standing import describe_offload
+        from backlogctl.replay.kinds.offload.describe import describe_offload
 
         return describe_offload(workspace, recovery, self.read_plan(recovery), ask=ask)
 
@@ -152,7 +146,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, plan: OffloadPlan, ledger: Any, recovery: Recovery, ended_at: datetime | None
     ) -> tuple[Gap, ...]:
         """What it took off the brokers, and what was lost meanwhile, whoever saw it first."""
-        from replay.kinds.offload.context import EXPIRED
+        from backlogctl.replay.kinds.offload.context import EXPIRED
 
         gone = [e.detail for e in ledger.events.list(recovery.id) if e.action == EXPIRED]
 

@@ -2,58 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from backlog.clock import utc_now
-from backlog.config import Config, Stream
-from backlog.errors import Refused
-from backlog.numbers import format_bytes, format_duration, format_plural
-from backlog.values import Recovery
-from backlogctl_delivery.visible import quote_word
-from fanout.disk import PartitionBacklog, measure_share
-from fanout.launchers import Role, make_launcher
-from monitoring.disks import Forecast
-from replay.around.fleets import (
+from backlogctl.clock import utc_now
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.disk import PartitionBacklog, measure_share
+from backlogctl.fanout.launchers import Role, make_launcher
+from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.monitoring.watch.disks import Forecast
+from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
     keep_waits,
     require_consumers,
 )
-from replay.around.rights import require_rights, select_rights
-from replay.kinds.offload.cutting import find_cut_groups, refuse_cutting
-from replay.kinds.offload.looking import Seen, Unread, look
-from replay.kinds.offload.options import ALLOW_DISK, ALLOW_LOSE, ALLOW_UNKNOWN, OffloadOptions
-from replay.kinds.offload.place import look_at_place, name_place, say_problem
-from replay.kinds.offload.plan import (
-    NAME,
-    OffloadPlan,
-    PlannedBroker,
-    PlannedDisks,
-    PlannedFreeing,
-    PlannedPartition,
-    PlannedPlace,
-)
-from replay.kinds.offload.sentences import (
-    describe_freed,
-    describe_given_back,
-    describe_moved,
-    describe_stopped,
-)
-from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import (
+from backlogctl.replay.engine.approval import approve_automatically
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.guards import (
     check_denied,
     refuse_active,
     refuse_group_type,
     store_plan,
     warn_about_approval,
 )
-from replay.recovery.housekeeping import clear_staging
-from replay.recovery.identity import find_identity
-from replay.recovery.kind import Say, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.kinds.offload.plan import (
+    ALLOW_DISK,
+    ALLOW_LOSE,
+    ALLOW_UNKNOWN,
+    NAME,
+    CutGroup,
+    OffloadOptions,
+    OffloadPlan,
+    PlannedBroker,
+    PlannedDisks,
+    PlannedFreeing,
+    PlannedPartition,
+    PlannedPlace,
+    Seen,
+    Unread,
+    find_cut_groups,
+    look,
+    look_at_place,
+    name_place,
+    refuse_cutting,
+    say_problem,
+)
+from backlogctl.replay.observe.rights import require_rights, select_rights
+from backlogctl.values import Recovery
+from backlogctl_delivery.visible import quote_word
+
+# What an offload will do to Kafka and to consumers, in sentences that an approver reads.
+
+
+def describe_stopped(stream: Stream, launching: str, members: Sequence[str]) -> list[str]:
+    """Who stops reading, and how."""
+    told = [f"the consumers of group {stream.group}: {launching}"]
+    if members:
+        told.append(f"{format_plural(len(members), 'member')} of it now")
+    else:
+        told.append("the group has no members now")
+    return told
+
+
+def describe_moved(
+    stream: Stream, unread: int, size: int | None, place: PlannedPlace | None
+) -> list[str]:
+    """Where the messages go, and how the group's offsets are set."""
+    many = f"at most {format_plural(unread, 'message')}"
+    if size is not None:
+        many += f", about {format_bytes(size)}"
+    where = f"into the archive {place.location}" if place else "nowhere: they are not archived"
+    return [
+        f"{many}, and what is written until the consumers are stopped: {where}",
+        f"the committed offsets of group {stream.group}, to the last stable offsets of that time",
+    ]
+
+
+def describe_freed(
+    stream: Stream, freeing: PlannedFreeing, cut: Sequence[CutGroup], *, archived: bool
+) -> list[str]:
+    """What is deleted from the brokers, and who loses by it."""
+    after = "once it is archived and read back" if archived else "for good"
+    told = [
+        f"all of topic {stream.topic} up to these offsets is deleted, {after}",
+        freeing.told,
+    ]
+    told += [
+        f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
+        for item in cut
+    ]
+    return told
+
+
+def describe_given_back(
+    stream: Stream, place: PlannedPlace | None, *, has_source: bool
+) -> list[str]:
+    """What comes back, and how."""
+    assert stream.consumers is not None
+    replicas = format_plural(stream.consumers.replicas, "consumer")
+    told = [f"{replicas} of group {stream.group}, which go on with what is written from then on"]
+    if place is not None:
+        told.append(
+            "what was archived waits as a gap: the nightly backfill, or `backlogctl plan redrive "
+            f"{stream.name} --from archive:...`, puts it back as it was"
+        )
+    elif has_source:
+        told.append(
+            "what was discarded is a gap: the nightly backfill, or `backlogctl plan rebuild "
+            f"{stream.name}`, rebuilds it from the tables"
+        )
+    else:
+        told.append("what was discarded never comes back: the stream has no source")
+    return told
+
 
 # What of a stream's configuration an offload goes by.
 FINGERPRINT = ("cluster", "topic", "group", "isolation")

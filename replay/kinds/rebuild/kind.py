@@ -7,23 +7,19 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Stream
-from backlog.errors import Refused
-from backlog.numbers import format_plural
-from backlog.values import Gap, Recovery
-from monitoring.verdicts import Verdict
-from replay.injection.checks import has_readers_alone
-from replay.injection.kind import InjectionKind
-from replay.kinds.rebuild.options import ALLOW_SURPLUS, RebuildOptions
-from replay.kinds.rebuild.plan import NAME, RebuildPlan
-from replay.recovery.kind import Say, Traits, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from replay.telling.account import Account, RecoveryRecord
-from replay.telling.value import Telling
+from backlogctl.config import Stream
+from backlogctl.errors import Refused
+from backlogctl.formats import format_plural
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.kind import Say, Traits, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
+from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
+from backlogctl.replay.kinds.rebuild.plan import ALLOW_SURPLUS, NAME, RebuildOptions, RebuildPlan
+from backlogctl.values import Gap, Recovery
 
 if TYPE_CHECKING:
-    from backlog.ledger import Ledger
+    from backlogctl.ledger import Ledger
 
 SURPLUS = "surplus"
 # Sends nothing twice, or nothing but the newest state of rows that are restated anyway.
@@ -49,7 +45,7 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         say: Say = say_nothing,
     ) -> Recovery:
         """Finds, compares, proves and stages; Kafka and the source are only read."""
-        from replay.kinds.rebuild.planning import plan_rebuild
+        from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
 
         return plan_rebuild(workspace, stream, options, origin=origin, say=say)
 
@@ -74,7 +70,7 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str
     ) -> bool:
         """Where a gap is open that rows can fill; any other stays until a person waives it."""
-        from replay.kinds.rebuild.choosing import list_repairable
+        from backlogctl.replay.kinds.rebuild.losses import list_repairable
 
         return bool(list_repairable(ledger, stream, topic_id))
 
@@ -84,13 +80,13 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
 
     def tell(self, plan: RebuildPlan, recovery: Recovery) -> Telling:
         """What will be put back, and why."""
-        from replay.kinds.rebuild.telling import tell_rebuild
+        from backlogctl.replay.kinds.rebuild.describe import tell_rebuild
 
         return tell_rebuild(plan, recovery)
 
     def account(self, plan: RebuildPlan, record: RecoveryRecord) -> Account:
         """What was put back and read back."""
-        from replay.kinds.rebuild.accounting import account_for_rebuild
+        from backlogctl.replay.kinds.rebuild.describe import account_for_rebuild
 
         return account_for_rebuild(plan, record)
 

@@ -2,23 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from backlog.clock import read_time
-from backlog.values import EdgeTimes, Gap, Sample
-from monitoring.timeline import Timeline
-from replay.injection.archived import touches
-from replay.injection.prior import locate_chunks
-from replay.kinds.rebuild.plan import RebuildPlan
-from replay.recovery.plan import Plan
-from replay.recovery.workspace import Workspace
+from backlogctl.clock import read_time
+from backlogctl.config import Stream
+from backlogctl.errors import Refused, UsageError
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.ledger.chunks import ChunkRecord
+from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.replay.injection.archived import (
+    find_archive,
+    list_archives,
+    list_free,
+    suggest_redrive,
+    touches,
+)
+from backlogctl.replay.injection.ledger import locate_chunks
+from backlogctl.replay.injection.unprocessed import is_in_log
+from backlogctl.replay.kinds.rebuild.plan import ALLOW_PROOF, NAME, RebuildPlan
+from backlogctl.values import (
+    Cause,
+    EdgeTimes,
+    Gap,
+    GapState,
+    PartitionSample,
+    Recovery,
+    RecoveryState,
+    Sample,
+)
 
 if TYPE_CHECKING:
-    from spark_backfill.request import Growth, PriorChunk
+    from backlogctl.ledger import Ledger
+    from backlogctl.spark_backfill.request import Growth, PriorChunk
+
+
+# Which gaps of a group a recovery for another group of the topic has put back already.
+
+_SHOWN = 5
+# They say it of partitions without uncertain rows; a short plan's counts may fit by chance.
+_WHOLE = ("exact", "within", "covering")
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A gap, and the verified recovery that put all its messages into the log again."""
+
+    gap: Gap
+    recovery: Recovery
+
+
+def leave_out_put_back(
+    workspace: Workspace,
+    stream: Stream,
+    gaps: Sequence[Gap],
+    seen: Sequence[PartitionSample],
+) -> tuple[tuple[Gap, ...], list[str]]:
+    """The gaps that are left to rebuild, and what is to be said about the others.
+
+    A gap that is put back only in part is planned whole: the chunks explain those rows (P2.4).
+
+    Args:
+        seen: the partitions as they are now.
+
+    Raises:
+        Refused: all of them are put back, so there is nothing to do.
+    """
+    found = {item.gap.id: item for item in find_put_back(workspace, stream, gaps, seen)}
+    left = tuple(gap for gap in gaps if gap.id not in found)
+    if gaps and not left:
+        raise _refuse(stream, list(found.values()))
+    return left, [
+        f"gap {item.gap.id} (partition {item.gap.partition}) is left out: its messages are in the "
+        f"log again, put back by recovery {item.recovery.id} for group {item.recovery.group}; "
+        f"`{_waive(item)}` closes it"
+        for item in found.values()
+    ]
+
+
+def find_put_back(
+    workspace: Workspace, stream: Stream, gaps: Sequence[Gap], seen: Sequence[PartitionSample]
+) -> tuple[PutBack, ...]:
+    """The gaps whose messages are all in the log again, where the group reads them or has read
+    them since; from the ledger and the offsets alone."""
+    here = {item.partition: item for item in seen}
+    known = [gap for gap in workspace.ledger.gaps.list() if gap.group == stream.group]
+    found: dict[str, PutBack] = {}
+    for recovery in workspace.ledger.recoveries.list(states=[RecoveryState.VERIFIED]):
+        same = (recovery.cluster, recovery.topic) == (stream.cluster, stream.topic)
+        if not same or recovery.kind != NAME or recovery.group == stream.group:
+            continue
+        plan = cast("RebuildPlan", workspace.plan_of(recovery))
+        if not plan.delivers:
+            continue
+        records = workspace.ledger.chunks.list(recovery.id)
+        lost = [gap for gap in known if gap.topic_id == plan.topic_id]
+        if ALLOW_PROOF in plan.allowed or not all(is_there(r, here, lost) for r in records):
+            continue
+        for gap in gaps:
+            if gap.id not in found and gap.topic_id == plan.topic_id and covers(plan, gap):
+                found[gap.id] = PutBack(gap, recovery)
+    return tuple(found[gap.id] for gap in gaps if gap.id in found)
+
+
+def covers(plan: RebuildPlan, gap: Gap) -> bool:
+    """Whether a plan put all messages of a gap back for sure: its own gaps hold the range, and none
+    of that partition was left out, or may have been."""
+    if gap.start is None or gap.end is None or plan.outcome.verdict not in _WHOLE:
+        return False
+    whole = any(
+        row.partition == gap.partition
+        and not (row.shortfall or row.surplus or row.quarantined or row.uncertain)
+        for row in plan.outcome.partitions
+    )
+    cursor = gap.start
+    for item in sorted(plan.gaps, key=lambda item: item.start):
+        if item.partition == gap.partition and item.start <= cursor < item.end:
+            cursor = item.end
+    return whole and cursor >= gap.end
+
+
+def is_there(record: ChunkRecord, seen: Mapping[int, PartitionSample], lost: Sequence[Gap]) -> bool:
+    """Whether a chunk's messages are in the log and the group will read them, or read them since.
+
+    A group without a committed offset may begin anywhere: that is not known.
+    """
+    here, first, last = seen.get(record.chunk.slot), record.first_offset, record.last_offset
+    if here is None or here.committed is None or first is None or last is None:
+        return False
+    if first < here.low:
+        return False
+    # Past them, it read them, unless it is on record that it skipped some.
+    return first >= here.committed or not any(
+        gap.partition == record.chunk.slot
+        and gap.sequences is None  # its messages never had an offset
+        and (gap.start is None or gap.end is None or (gap.start <= last and first < gap.end))
+        for gap in lost
+    )
+
+
+def _refuse(stream: Stream, found: Sequence[PutBack]) -> Refused:
+    recoveries = {item.recovery.id: item.recovery for item in found}.values()
+    # Equal counts are no proof: of a plan that is not exact one row may stand for another.
+    all_exact = all(one.plan["outcome"]["verdict"] == "exact" for one in recoveries)
+    what = "all its lost messages" if all_exact else "as many messages as it lost"
+    by = ", ".join(f"recovery {one.id} for group {one.group}" for one in recoveries)
+    commands = "; ".join(f"`{_waive(item)}`" for item in found[:_SHOWN])
+    more = f"; and {len(found) - _SHOWN} more gaps" if len(found) > _SHOWN else ""
+    return Refused(
+        f"{what} are in the log again (put back by {by}), nothing to do",
+        subject=f"stream {stream.name}",
+        hint=f"close what is on record: {commands}{more}",
+    )
+
+
+def _waive(item: PutBack) -> str:
+    return f'backlogctl waive {item.gap.id} --reason "put back by {item.recovery.id}"'
 
 
 def tighten_times(gaps: Iterable[Gap], history: Sequence[Sample]) -> tuple[Gap, ...]:
@@ -60,7 +205,7 @@ def _index_history(gaps: Iterable[Gap], history: Sequence[Sample]) -> dict[str, 
 
 def find_growth(history: Sequence[Sample], topic_id: str) -> tuple[Growth, ...]:
     """When the topic got partitions, as the samples saw it, oldest first."""
-    from spark_backfill.request import Growth
+    from backlogctl.spark_backfill.request import Growth
 
     own = [sample for sample in history if sample.topic_id == topic_id]
     return tuple(
@@ -100,3 +245,147 @@ def _find_first_time(plan: Plan) -> datetime | None:
         return None
     lower = plan.outcome.bounds[0]
     return datetime(1970, 1, 1, tzinfo=UTC) if lower is None else read_time(lower)
+
+
+# Which gaps a rebuild takes.
+
+_REPAIRABLE = (
+    *(Cause.EXPIRED, Cause.SKIPPED, Cause.DISCARDED),
+    *(Cause.PRODUCER_GAP, Cause.UNPROCESSED),
+)
+_BUSY = (GapState.PLANNED, GapState.STAGED, GapState.INJECTED)
+NO_SOURCE = "the stream has no source table to rebuild it from"
+
+
+def take_every(_: Gap) -> bool:
+    """No gap is left alone."""
+    return True
+
+
+def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None) -> tuple[Gap, ...]:
+    """Open gaps of a stream that a rebuild would take now.
+
+    Args:
+        topic_id: that the topic has now; None leaves that to the plan.
+    """
+    known = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    return tuple(gap for gap in known if not say_why_not(ledger, gap, stream, topic_id))
+
+
+def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None = None) -> str:
+    """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
+    if gap.cause not in _REPAIRABLE:
+        return f"{gap.cause} is reported only, what was lost is unknown"
+    if gap.count is None:
+        return "its range is unknown"
+    if topic_id is not None and gap.topic_id != topic_id:
+        return "it is of a topic of this name that was deleted since"
+    if gap.group != stream.group:
+        return f"it is of group {gap.group}, and the stream's group is {stream.group}"
+    if is_in_log(ledger, gap):
+        return f"the log still has its messages: `{suggest_redrive(ledger, gap)}` puts them back"
+    if gap.sequences is not None:
+        return _say_why_unsent(gap, stream)
+    record = find_archive(gap, list_archives(ledger, gap.topic_id))
+    if record is not None and record.purged_at is not None:
+        return (
+            f"its archive {record.recovery_id} was purged at {record.purged_at:%Y-%m-%d %H:%M}Z: "
+            "its messages are gone"
+        )
+    if record is None and gap.archive is not None:
+        return f"its archive {gap.archive} is not on record"
+    if record is not None:
+        return (
+            f"its messages are in archive {record.recovery_id}: `{suggest_redrive(ledger, gap)}` "
+            "puts them back"
+        )
+    return NO_SOURCE if stream.source is None else ""
+
+
+def _say_why_unsent(gap: Gap, stream: Stream) -> str:
+    if stream.source is None:
+        return NO_SOURCE
+    if gap.first_time is None and stream.source.consumed is None:
+        return "they are the first messages of their producer, and when it began is not known"
+    return ""
+
+
+def choose_gaps(
+    workspace: Workspace,
+    stream: Stream,
+    topic: TopicInfo,
+    wanted: Sequence[str],
+    wants: Callable[[Gap], bool] = take_every,
+) -> tuple[tuple[Gap, ...], list[str]]:
+    """The gaps to repair, and what is to be said about the others.
+
+    Open ones, and those of an older plan that nobody approved: the new plan takes its place.
+
+    Raises:
+        UsageError: a gap that was named cannot be repaired.
+        Refused: there is nothing to repair.
+    """
+    ledger = workspace.ledger
+    free = {gap.id for gap in list_free(ledger, stream)}
+    known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name) if wants(gap)}
+    for gap_id in wanted:
+        if gap_id not in known:
+            raise UsageError(
+                f"stream {stream.name} has no such gap",
+                subject=f"gap {gap_id}",
+                hint="`backlogctl gaps` lists them",
+            )
+    chosen: list[Gap] = []
+    warnings: list[str] = []
+    for gap in known.values():
+        why = f"it is {gap.state}"
+        if is_free := gap.id in free:
+            why = say_why_not(ledger, gap, stream, topic.topic_id)
+        if not why and (not wanted or gap.id in wanted):
+            chosen.append(gap)
+        elif gap.id in wanted:
+            raise UsageError(
+                f"cannot be planned: {why}",
+                subject=f"gap {gap.id}",
+                hint="`backlogctl gaps` lists them",
+            )
+        elif is_free and not wanted:
+            warnings.append(f"gap {gap.id} (partition {gap.partition}) is left out: {why}")
+    if not chosen:
+        busy = [gap for gap in known.values() if gap.state in _BUSY and gap.id not in free]
+        elsewhere = {gap.id: suggest_redrive(ledger, gap) for gap in known.values()}
+        commands = [elsewhere[gap_id] for gap_id in sorted(free & set(elsewhere))]
+        raise _refuse_nothing(stream, warnings, list(filter(None, commands)), is_busy=bool(busy))
+    return _choose_sort(chosen, warnings)
+
+
+def _choose_sort(chosen: list[Gap], warnings: list[str]) -> tuple[tuple[Gap, ...], list[str]]:
+    """One plan is of what readers lost, or of what never reached the topic: the rows of a loss are
+    told by offsets and times, those that were never sent by having no message at all."""
+    unsent = tuple(gap for gap in chosen if gap.sequences is not None)
+    others = tuple(gap for gap in chosen if gap.sequences is None)
+    if unsent and others:
+        left = f"{format_plural(len(unsent), 'gap')} of producers ({unsent[0].id}"
+        left += ", ...)" if len(unsent) > 1 else ")"
+        warnings = [*warnings, f"{left} are left out: a plan of their own puts them back"]
+    return others or unsent, warnings
+
+
+def _refuse_nothing(
+    stream: Stream, warnings: Sequence[str], commands: Sequence[str], *, is_busy: bool
+) -> Refused:
+    subject = f"stream {stream.name}"
+    if is_busy:
+        return Refused(
+            "every gap belongs to a recovery already",
+            subject=subject,
+            hint="see `backlogctl recoveries`; run it, or cancel it",
+        )
+    if warnings:
+        return Refused(
+            f"no gap can be rebuilt: {'; '.join(warnings)}",
+            subject=subject,
+            hint=" and ".join(f"`{command}`" for command in dict.fromkeys(commands))
+            or "`backlogctl waive` closes a gap that needs no recovery",
+        )
+    return Refused("nothing is lost, so there is nothing to rebuild", subject=subject)

@@ -6,43 +6,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline, format_time, utc_now
-from backlog.config import Stream
-from backlog.errors import UsageError
-from backlog.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
-from backlog.kafka.readers import TopicReaders
-from backlog.ledger import ArchiveRecord
-from backlog.values import Cause, Gap, Recovery, Sample
-from replay.around.observation import look_at_stream, read_history
-from replay.around.rights import require_rights
-from replay.injection import ledger as injection
-from replay.injection.archived import list_archived, list_archives, suggest_redrive
-from replay.injection.checks import warn_about_readers
-from replay.injection.plan import To
-from replay.injection.rehearsals import clear_rehearsals, name_superseded
-from replay.injection.rights import list_sending
-from replay.injection.storing import stage_and_store
-from replay.kinds.rebuild.choosing import choose_gaps, take_every
-from replay.kinds.rebuild.losses import date_edges, find_growth, locate_prior, tighten_times
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.kinds.rebuild.plan import PlannedGap, RebuildPlan
-from replay.kinds.rebuild.put_back import leave_out_put_back
-from replay.kinds.rebuild.targets import Target, find_target
-from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import (
+from backlogctl.clock import Deadline, format_time, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import UsageError
+from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
+from backlogctl.kafka.readers import TopicReaders
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.replay.engine.approval import approve_automatically
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.guards import (
     check_denied,
     refuse_active,
     refuse_group_type,
     refuse_missing_group,
 )
-from replay.recovery.housekeeping import clear_staging
-from replay.recovery.identity import find_identity
-from replay.recovery.kind import Say, say_nothing
-from replay.recovery.plan import Origin, PlannedWindow
-from replay.recovery.workspace import Workspace
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin, PlannedWindow, find_identity
+from backlogctl.replay.injection import ledger as injection
+from backlogctl.replay.injection.archived import list_archived, list_archives, suggest_redrive
+from backlogctl.replay.injection.kind import warn_about_readers
+from backlogctl.replay.injection.plan import To, list_sending
+from backlogctl.replay.injection.storing import stage_and_store
+from backlogctl.replay.injection.target import clear_rehearsals, name_superseded
+from backlogctl.replay.kinds.rebuild.losses import (
+    choose_gaps,
+    date_edges,
+    find_growth,
+    leave_out_put_back,
+    locate_prior,
+    take_every,
+    tighten_times,
+)
+from backlogctl.replay.kinds.rebuild.plan import (
+    PlannedGap,
+    RebuildOptions,
+    RebuildPlan,
+    Target,
+    find_target,
+)
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.observe.stream import look_at_stream, read_history
+from backlogctl.values import Cause, Gap, Recovery, Sample
 
 if TYPE_CHECKING:
-    from spark_backfill.request import ArchiveSource, Growth, PriorChunk
+    from backlogctl.spark_backfill.request import ArchiveSource, Growth, PriorChunk
 
 # What of a stream's section decides which messages are made, and where they go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "isolation", "partitioner", "source")
@@ -63,7 +70,7 @@ class Losses:
 
     def list_sources(self) -> tuple[ArchiveSource, ...]:
         """The archives that are there still."""
-        from spark_backfill.request import ArchiveSource
+        from backlogctl.spark_backfill.request import ArchiveSource
 
         return tuple(
             ArchiveSource(record.recovery_id, record.location, record.manifest_sha256)
@@ -185,19 +192,19 @@ def _compute_plan(
     sources = losses.list_sources()
     prior, read_since = locate_prior(workspace, prior, losses.gaps)
     growth = find_growth(losses.history, losses.topic.topic_id)
-    from spark_backfill.sources.reflection import require_tables
+    from backlogctl.spark_backfill.sources.reflection import require_tables
 
     say("looking at the source")
     require_tables(config.sources, stream)
-    from spark_backfill.spark.kafka_options import make_java_options
+    from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
     make_java_options(properties)  # refuses now what Spark could not use
     say("starting Spark")
-    from spark_backfill.messages.staging import fit_chunks
-    from spark_backfill.rebuild import plan_rebuild as rebuild
-    from spark_backfill.request import RebuildRequest
-    from spark_backfill.spark.object_store import needs_s3
-    from spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.messages.staging import fit_chunks
+    from backlogctl.spark_backfill.rebuild import plan_rebuild as rebuild
+    from backlogctl.spark_backfill.request import RebuildRequest
+    from backlogctl.spark_backfill.spark.cluster import needs_s3
+    from backlogctl.spark_backfill.spark.session import open_session
 
     slots = len({gap.partition for gap in losses.gaps})
     name = f"backlogctl plan {recovery_id}"

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backlog.config import Stream
-from backlog.errors import Refused
-from backlog.kafka.admin import TopicInfo
-from backlog.ledger import ArchiveRecord
-from backlog.values import Gap, OffsetRange
-from replay.injection.archived import ArchivedGap, list_archived
-from replay.injection.unprocessed import list_places
-from replay.kinds.redrive.bounds import read_offsets, takes_waiting
-from replay.kinds.redrive.options import RedriveOptions
-from spark_backfill.request import PriorChunk, count_offsets, list_stretches
+from backlogctl.config import Stream
+from backlogctl.errors import Refused
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.replay.injection.archived import ArchivedGap, list_archived
+from backlogctl.replay.injection.unprocessed import list_places
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions
+from backlogctl.replay.kinds.redrive.sources import read_offsets, takes_waiting
+from backlogctl.spark_backfill.request import PriorChunk, count_offsets, list_stretches
+from backlogctl.values import Gap, OffsetRange
 
 if TYPE_CHECKING:
-    from backlog.ledger import Ledger
+    from backlogctl.ledger import Ledger
 
 _MOST_PARTITIONS = 2**31
 

@@ -6,25 +6,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from backlog.config import Config, Stream
-from backlog.numbers import format_plural
-from backlog.values import Gap, Recovery
-from monitoring.verdicts import Verdict
-from replay.injection.archived import ARCHIVE, list_archived
-from replay.injection.checks import has_readers_alone
-from replay.injection.kind import InjectionKind
-from replay.injection.plan import To
-from replay.kinds.redrive.options import RedriveOptions
-from replay.kinds.redrive.plan import NAME, RedrivePlan
-from replay.recovery.kind import Say, Traits, say_nothing
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from replay.telling.account import Account, RecoveryRecord
-from replay.telling.value import Fact, Telling
+from backlogctl.config import Config, Stream
+from backlogctl.formats import format_plural
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.kind import Say, Traits, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Telling
+from backlogctl.replay.injection.archived import ARCHIVE, list_archived
+from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
+from backlogctl.replay.injection.plan import To
+from backlogctl.replay.kinds.redrive.plan import NAME, RedriveOptions, RedrivePlan
+from backlogctl.values import Gap, Recovery
 
 if TYPE_CHECKING:
-    from backlog.kafka.rights import Right
-    from backlog.ledger import Ledger
+    from backlogctl.kafka.rights import Right
+    from backlogctl.ledger import Ledger
 
 
 class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
@@ -46,7 +42,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         say: Say = say_nothing,
     ) -> Recovery:
         """Reads, chooses and stages; Kafka is only read."""
-        from replay.kinds.redrive.planning import plan_redrive
+        from backlogctl.replay.kinds.redrive.planning import plan_redrive
 
         return plan_redrive(workspace, stream, options, origin=origin, say=say)
 
@@ -80,7 +76,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         self, config: Config, stream: Stream, recovery_id: str, plan: RedrivePlan | None = None
     ) -> tuple[Right, ...]:
         """The source is read; the target and the Kafka ledger are written in transactions."""
-        from replay.injection.rights import list_sending
+        from backlogctl.replay.injection.plan import list_sending
 
         if plan is None:
             return super().list_rights(config, stream, recovery_id)
@@ -89,7 +85,7 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
 
     def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
         """Which messages go where."""
-        from replay.kinds.redrive.telling import tell_redrive
+        from backlogctl.replay.kinds.redrive.describe import tell_redrive
 
         return tell_redrive(plan, recovery)
 
@@ -97,13 +93,13 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         self, workspace: Workspace, plan: RedrivePlan, recovery: Recovery
     ) -> tuple[Fact, ...]:
         """A few messages and errors, masked."""
-        from replay.kinds.redrive.previewing import preview_redrive
+        from backlogctl.replay.kinds.redrive.sources import preview_redrive
 
         return preview_redrive(workspace, plan, recovery.id)
 
     def account(self, plan: RedrivePlan, record: RecoveryRecord) -> Account:
         """What was put back and read back."""
-        from replay.kinds.redrive.accounting import account_for_redrive
+        from backlogctl.replay.kinds.redrive.describe import account_for_redrive
 
         return account_for_redrive(plan, record)
 

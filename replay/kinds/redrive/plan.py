@@ -2,13 +2,123 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, Self
 
-from backlog.values import OffsetRange
-from replay.injection.plan import InjectionPlan
-from replay.kinds.redrive.options import RedriveOptions
-from replay.recovery.plan import PlanPart
-from spark_backfill.redrive.request import Origin, RedriveOutcome
+from pydantic import Field, model_validator
+
+from backlogctl.config.base import fail_at
+from backlogctl.errors import UsageError
+from backlogctl.replay.engine.options import OptionalMoment, list_words
+from backlogctl.replay.engine.plan import AllowedWords, Options, PlanPart
+from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
+from backlogctl.spark_backfill.existing.request import Origin, RedriveOutcome
+from backlogctl.values import OffsetRange
+
+# What an operator says of a redrive.
+
+ALLOW_REPLAYS = "replays"
+ALLOWED = (ALLOW_REPLAYS, ALLOW_LEDGER)
+
+
+class RedriveOptions(Options):
+    """Where messages are read, which of them, and where they go."""
+
+    source: str | None = Field(
+        default=None,
+        title="From",
+        description="Where the messages are: `log` (the stream's topic), `dlq:TOPIC` (dead "
+        "letters), `archive:R` (what offload R moved), or `unprocessed` (what `audit consumed` "
+        "found in the log).",
+        json_schema_extra={"option": "from"},
+    )
+    since: OptionalMoment = Field(
+        default=None,
+        title="Since",
+        description="Messages of this time, by their own timestamps, or later.",
+    )
+    until: OptionalMoment = Field(
+        default=None,
+        title="Until",
+        description="Messages before this time, by their own timestamps.",
+    )
+    offsets: tuple[str, ...] = Field(
+        default=(),
+        title="Offsets",
+        description="`P:A-B`: offsets A to B of partition P, both included, as `gaps` shows them; "
+        "`P:A` is one, `P:A-` goes to the end. May be said again.",
+    )
+    key: tuple[str, ...] = Field(
+        default=(),
+        title="Keys",
+        description="Only messages of this key; `@FILE` has one key a line. May be said again.",
+        json_schema_extra={"in_form": "Only messages of these keys."},
+    )
+    where: str | None = Field(
+        default=None,
+        title="Where",
+        description="Only messages for which this SQL condition is true: over key, value (text), "
+        "headers['NAME'], partition, offset and time.",
+    )
+    to: str | None = Field(
+        default=None,
+        title="To",
+        description="`topic` (the stream's own), `rehearsal` (a side topic that expires), or the "
+        "name of another topic. Else `topic`.",
+    )
+    everything: bool = Field(
+        default=False,
+        title="The whole topic",
+        description="All that is there, without a bound of time or offsets.",
+        json_schema_extra={"option": "all"},
+    )
+    allow: AllowedWords = Field(
+        default=(), title="Allow", description="`replays` or `ledger`: go on in spite of it."
+    )
+
+    _check_allow = list_words("allow", ALLOWED)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.since and self.until and self.since >= self.until:
+            raise fail_at(("since",), "is not before `until`")
+        return self
+
+
+# The keys that `--key` asks for: said, or one a line of a file.
+
+_MOST = 1_000_000
+
+
+def read_keys(said: Sequence[str]) -> tuple[bytes, ...]:
+    """Each once, in the order of their bytes.
+
+    Raises:
+        UsageError: a file cannot be read, is empty, or holds too many.
+    """
+    found: set[bytes] = set()
+    for word in said:
+        if not word.startswith("@"):
+            found.add(word.encode())
+            continue
+        path = Path(word[1:]).expanduser()
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise UsageError(
+                f"the file could not be read: {error.strerror}", subject=f"--key {word}"
+            ) from None
+        keys = {line for line in lines if line}
+        if not keys:
+            raise UsageError("the file holds no key", subject=f"--key {word}")
+        found |= keys
+    if len(found) > _MOST:
+        raise UsageError(
+            f"{len(found)} keys are more than {_MOST}", subject="--key", hint="use --where"
+        )
+    return tuple(sorted(found))
+
 
 NAME: Final = "redrive"
 

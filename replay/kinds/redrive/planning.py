@@ -6,54 +6,57 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Stream
-from backlog.errors import BacklogError, KafkaFailure, Refused, UsageError
-from backlog.hashing import hash_value
-from backlog.kafka.admin import (
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, KafkaFailure, Refused, UsageError
+from backlogctl.kafka.admin import (
     TopicInfo,
     describe_topic,
     list_offsets,
     list_topic_readers,
     read_metadata,
 )
-from backlog.values import Gap, OffsetRange, Recovery
-from replay.around.observation import note_stream
-from replay.around.rights import require_rights
-from replay.injection import ledger as injection
-from replay.injection.plan import PlannedTarget, To
-from replay.injection.prior import Lost, find_lost, locate_chunks
-from replay.injection.rehearsals import clear_rehearsals, name_superseded
-from replay.injection.rights import list_sending
-from replay.injection.storing import stage_and_store
-from replay.injection.target import choose_target
-from replay.injection.unprocessed import WORD, list_places, take_unprocessed
-from replay.kinds.redrive.archived_gaps import list_closed, list_held, take_archived
-from replay.kinds.redrive.bounds import (
+from backlogctl.manifests import hash_value
+from backlogctl.replay.engine.approval import approve_automatically
+from backlogctl.replay.engine.archives import clear_staging
+from backlogctl.replay.engine.guards import check_denied, refuse_active, refuse_group_type
+from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
+from backlogctl.replay.engine.plan import Origin as RunOrigin
+from backlogctl.replay.engine.plan import PlannedWindow, find_identity
+from backlogctl.replay.injection import ledger as injection
+from backlogctl.replay.injection.ledger import Lost, find_lost, locate_chunks
+from backlogctl.replay.injection.plan import PlannedTarget, To, list_sending
+from backlogctl.replay.injection.storing import stage_and_store
+from backlogctl.replay.injection.target import choose_target, clear_rehearsals, name_superseded
+from backlogctl.replay.injection.unprocessed import WORD, list_places, take_unprocessed
+from backlogctl.replay.kinds.redrive.archived_gaps import list_closed, list_held, take_archived
+from backlogctl.replay.kinds.redrive.describe import list_cautions
+from backlogctl.replay.kinds.redrive.plan import (
+    ALLOW_REPLAYS,
+    ElsewhereTopic,
+    PlannedSource,
+    RedriveOptions,
+    RedrivePlan,
+    read_keys,
+)
+from backlogctl.replay.kinds.redrive.sources import (
+    Seen,
+    Source,
     cut_ranges,
+    find_source,
     is_unfiltered,
+    open_archive,
     read_offsets,
     read_span,
     require_bounds,
     skip_before,
     takes_waiting,
 )
-from replay.kinds.redrive.cautions import list_cautions
-from replay.kinds.redrive.keys import read_keys
-from replay.kinds.redrive.options import ALLOW_REPLAYS, RedriveOptions
-from replay.kinds.redrive.plan import ElsewhereTopic, PlannedSource, RedrivePlan
-from replay.kinds.redrive.seen import Seen
-from replay.kinds.redrive.sources import Source, find_source, open_archive
-from replay.recovery.approval import approve_automatically
-from replay.recovery.guards import check_denied, refuse_active, refuse_group_type
-from replay.recovery.housekeeping import clear_staging
-from replay.recovery.identity import find_identity
-from replay.recovery.kind import Say, say_nothing
-from replay.recovery.plan import Origin as RunOrigin
-from replay.recovery.plan import PlannedWindow
-from replay.recovery.workspace import Workspace
-from replay.telling.messages import HIDDEN
-from spark_backfill.redrive.request import Archived, Named, RedriveRequest
+from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.replay.present.messages import HIDDEN
+from backlogctl.spark_backfill.existing.request import Archived, Named, RedriveRequest
+from backlogctl.values import Gap, OffsetRange, Recovery
 
 # What of a stream's section decides where messages go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "partitioner")
@@ -176,12 +179,12 @@ def _compute_plan(
         "" if seen.target is None else seen.target_id,
     )
     keys = read_keys(options.key)
-    from spark_backfill.messages.staging import fit_chunks
-    from spark_backfill.redrive.planning import plan_redrive as redrive
-    from spark_backfill.redrive.selecting import check_where
-    from spark_backfill.spark.kafka_options import make_java_options
-    from spark_backfill.spark.object_store import needs_s3
-    from spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.existing.redrive import check_where
+    from backlogctl.spark_backfill.existing.redrive import plan_redrive as redrive
+    from backlogctl.spark_backfill.messages.staging import fit_chunks
+    from backlogctl.spark_backfill.spark.cluster import needs_s3
+    from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+    from backlogctl.spark_backfill.spark.session import open_session
 
     make_java_options(properties)  # refuses now what Spark could not use
     say("starting Spark")

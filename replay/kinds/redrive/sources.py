@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from backlog.clock import Deadline
-from backlog.config import Stream
-from backlog.errors import Refused, UsageError
-from backlog.kafka.admin import TopicInfo, describe_topic
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import ArchiveRecord
-from backlog.numbers import format_moment
-from replay.injection.unprocessed import WORD
-from replay.kinds.redrive.plan import PlannedSource
-from replay.recovery.workspace import Workspace
-from spark_backfill.redrive.request import Archived, Origin
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.formats import format_count, format_moment
+from backlogctl.kafka.admin import TopicInfo, describe_topic
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.manifests import read_chunk, read_manifest
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import Fact
+from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
+from backlogctl.replay.injection.plan import PlannedTarget
+from backlogctl.replay.injection.unprocessed import WORD
+from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
+from backlogctl.replay.present.messages import Mask, show_part
+from backlogctl.spark_backfill.existing.labels import read_errors
+from backlogctl.spark_backfill.existing.request import Archived, Origin
+from backlogctl.values import Gap, OffsetRange
+from backlogctl_delivery.visible import escape_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,9 +133,226 @@ def open_archive(spark: SparkSession, record: ArchiveRecord) -> Archived:
     Raises:
         StagingError: names what is missing or damaged.
     """
-    from spark_backfill.archive.verification import read_manifest, verify_archive
+    from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
 
     manifest = read_manifest(spark, record.location, record.manifest_sha256)
     check = verify_archive(spark, record.location, manifest)
     check.require_good(f"archive {record.recovery_id}")
     return Archived(record.location, manifest)
+
+
+# The topics of a redrive as they are when it is planned.
+
+
+@dataclass(slots=True)
+class Seen:
+    """The stream's topic, the source, and the target with its offsets.
+
+    Attributes:
+        target: None for the stream's topic; `target_info` is the stream's for a rehearsal, too.
+        gaps: what is put back, where it was found lost; else it is chosen by what was said.
+        archived: the same of an archive.
+        others: other groups that read the target; `others_unknown` says why there may be more.
+    """
+
+    topic: TopicInfo
+    source: Source
+    target: PlannedTarget | None
+    target_info: TopicInfo
+    lows: Mapping[int, int]
+    ends: Mapping[int, int]
+    gaps: tuple[Gap, ...] = ()
+    archived: tuple[ArchivedGap, ...] = ()
+    others: tuple[str, ...] = ()
+    others_unknown: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def target_id(self) -> str:
+        """Empty where the topic is not made yet."""
+        return self.topic.topic_id if self.target is None else self.target.topic_id or ""
+
+    @property
+    def target_name(self) -> str:
+        return self.topic.name if self.target is None else self.target.topic
+
+
+# Which offsets are read: what was said, cut to what is there.
+
+_RANGE = re.compile(r"(\d{1,10}):(\d{1,19})(?:(-)(\d{1,19})?)?")
+_OPEN = 2**63 - 1
+HINT = "P:A-B, such as 0:100-199: partition 0, offsets 100 to 199, both included"
+
+
+def require_bounds(options: RedriveOptions) -> None:
+    """Refuses what would put back a whole topic without a word, and a part of what was never
+    handled: its gaps would be closed.
+
+    Raises:
+        UsageError
+    """
+    bounds = ("since", "until", "offsets", "key", "where", "everything")
+    if takes_waiting(options):
+        return
+    if options.source == WORD:
+        if said := [name for name in bounds if getattr(options, name)]:
+            raise UsageError(
+                f"takes all that is known to be unhandled; {said[0]!r} does not go with it",
+                subject=f"--from {WORD}",
+                hint="`--from log` takes a part",
+            )
+        return
+    if options.since or options.until or options.offsets or options.key or options.everything:
+        return
+    raise UsageError(
+        "no bound is said, so all messages would be put back",
+        subject="plan redrive",
+        hint="--since or --until, --offsets, --key; or --all for everything that is there",
+    )
+
+
+def takes_waiting(options: RedriveOptions) -> bool:
+    """Whether no bound is said of an archive: what waits in it is put back, and nothing else."""
+    said = (options.since, options.until, options.offsets, options.everything)
+    return is_unfiltered(options) and is_archive(options) and not any(said)
+
+
+def is_archive(options: RedriveOptions) -> bool:
+    """Whether an archive is read."""
+    return (options.source or "").startswith(f"{ARCHIVE}:")
+
+
+def is_unfiltered(options: RedriveOptions) -> bool:
+    """Whether every message of the offsets is meant."""
+    return not (options.since or options.until or options.key or options.where)
+
+
+def read_offsets(said: Sequence[str], partitions: int) -> tuple[OffsetRange, ...]:
+    """What `--offsets` says; the end is left out, and ranges of a partition do not overlap.
+
+    Raises:
+        UsageError: one cannot be read, ends before it begins, or there is no such partition.
+    """
+    found: list[OffsetRange] = []
+    for text in said:
+        match = _RANGE.fullmatch(text.strip().replace("–", "-"))
+        if match is None:
+            raise UsageError("is no range of offsets", subject=f"--offsets {text}", hint=HINT)
+        partition, first = int(match[1]), int(match[2])
+        last = first if match[3] is None else int(match[4]) if match[4] else _OPEN - 1
+        if last < first:
+            raise UsageError("it ends before it begins", subject=f"--offsets {text}", hint=HINT)
+        if partition >= partitions:
+            raise UsageError(
+                f"there is no partition {partition}: they are 0 to {partitions - 1}",
+                subject=f"--offsets {text}",
+            )
+        found.append(OffsetRange(partition, first, last + 1))
+    return merge_ranges(found)
+
+
+def merge_ranges(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """In order, those that overlap or touch as one."""
+    merged: list[OffsetRange] = []
+    for item in sorted(ranges, key=lambda r: (r.partition, r.start)):
+        last = merged[-1] if merged else None
+        if last and last.partition == item.partition and item.start <= last.end:
+            merged[-1] = OffsetRange(item.partition, last.start, max(last.end, item.end))
+        else:
+            merged.append(item)
+    return tuple(merged)
+
+
+def cut_ranges(
+    said: Sequence[OffsetRange], there: Sequence[OffsetRange]
+) -> tuple[tuple[OffsetRange, ...], list[str]]:
+    """What was said and is there, and warnings about what is not; nothing said is all.
+
+    Args:
+        there: what the source has, at most one range of a partition for a topic.
+    """
+    if not said:
+        return merge_ranges([item for item in there if item.count > 0]), []
+    found, warnings = [], []
+    for item in said:
+        covered = 0
+        for part in there:
+            if part.partition != item.partition:
+                continue
+            start, end = max(part.start, item.start), min(part.end, item.end)
+            if start < end:
+                found.append(OffsetRange(item.partition, start, end))
+                covered += end - start
+        if item.end < _OPEN and (missing := item.count - covered):
+            known = [part for part in there if part.partition == item.partition and part.count > 0]
+            is_there = ", ".join(f"{part.start:,}–{part.end - 1:,}" for part in known) or "none"
+            warnings.append(
+                f"{missing:,} of the offsets {item.start:,}–{item.end - 1:,} of partition "
+                f"{item.partition} are not there; {is_there} are"
+            )
+    return merge_ranges(found), warnings
+
+
+def skip_before(
+    ranges: Sequence[OffsetRange], firsts: Mapping[int, int]
+) -> tuple[OffsetRange, ...]:
+    """Without the offsets before those of a time; a negative one says that none is of it or later,
+    as Kafka does."""
+    return tuple(
+        OffsetRange(item.partition, max(item.start, first), item.end)
+        for item in ranges
+        if 0 <= (first := firsts[item.partition]) < item.end
+    )
+
+
+def read_span(lows: Mapping[int, int], ends: Mapping[int, int]) -> tuple[OffsetRange, ...]:
+    """What a topic has, a range for each partition."""
+    return tuple(OffsetRange(p, lows[p], max(lows[p], ends[p])) for p in sorted(lows))
+
+
+# A few of the staged messages, and the errors of dead letters: for the operator's terminal.
+
+_SHOWN_MESSAGES = 3
+_SHOWN_ERRORS = 5
+_LONGEST_LINE = 120
+_LONGEST_VALUE = 400
+
+
+def preview_redrive(workspace: Workspace, plan: RedrivePlan, recovery_id: str) -> tuple[Fact, ...]:
+    """Read from the staged files; nothing once these have expired."""
+    stream = workspace.config.streams.get(plan.stream)
+    if stream is None:
+        return ()
+    mask, directory = Mask.read(stream.mask), workspace.staging_of(recovery_id)
+    facts = []
+    # An error's text may quote the message, any part of it.
+    if mask == Mask():
+        facts += [
+            Fact("error", _say_error(one.error, one.line, one.count), shows_rows=True)
+            for one in read_errors(directory)[:_SHOWN_ERRORS]
+        ]
+    try:
+        manifest = read_manifest(directory, plan.manifest_sha256)
+        rows: list[dict[str, Any]] = []
+        for chunk in manifest.chunks:
+            if len(rows) >= _SHOWN_MESSAGES:
+                break
+            rows += read_chunk(directory, chunk).slice(0, _SHOWN_MESSAGES).to_pylist()
+    except BacklogError:
+        return tuple(facts)
+    for row in rows[:_SHOWN_MESSAGES]:
+        facts.append(Fact("message", _say_message(row, mask), shows_rows=True))
+    return tuple(facts)
+
+
+def _say_error(error: str, line: str, count: int) -> str:
+    told = escape_name(line[:_LONGEST_LINE])
+    return f"{format_count(count)} × {error}" + (f": {told}" if told else "")
+
+
+def _say_message(row: dict[str, Any], mask: Mask) -> str:
+    """`partition 0, 2026-11-20 12:00:00Z, key 4711: {"order": 4711}`."""
+    key = show_part(row["key"], mask, hides=mask.hides_key)
+    value = show_part(row["value"], mask, hides=mask.hides_value, is_open=False)
+    at = format_moment(row["original_time"]) if row["original_time"] else "no time"
+    return f"to partition {row['partition']}, {at}, key {key.fold()}: {value.fold(_LONGEST_VALUE)}"

@@ -10,13 +10,13 @@ from pathlib import Path
 from confluent_kafka import Message
 from sqlalchemy.orm import Session
 
-import replay.cli.lookback
-import replay.cli.outbox  # noqa: F401
+import backlogctl.replay.cli.lookback
+import backlogctl.replay.cli.outbox  # noqa: F401
+from backlogctl.replay.cli import main
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.lookback import intake
 from backlogctl_delivery.outbox import sender as settings
 from examples.delivery import order_consumer, order_service, payment_service
-from replay.cli import main
 
 # The partitions of a dead instance wait for seconds.
 _SESSION_MS = 2_000

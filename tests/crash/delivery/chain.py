@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from backlog.kafka.admin import create_topic
+from backlogctl.kafka.admin import create_topic
 from examples.delivery.facts import CONSUMER, Facts, create_tables
 from examples.delivery.story import PARTITIONS, Ledger
 from examples.stage import await_handled

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import Audit, audit_facts
-from sandbox.embedded import EmbeddedKafka
 from tests.crash.delivery.chain import APPLICATION, READER, Chain
 from tests.crash.delivery.look_back_chain import INSTANCES, LookBackChain
 from tests.crash.delivery.outbox_chain import SENDERS, OutboxChain

@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 
-from backlog.values import ChunkState, Recovery
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.injection.ledger import find_ledger
+from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visible
+from backlogctl.values import ChunkState, Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from fanout.launchers import Role
-from replay.injection.ledger import find_ledger
-from spark_backfill.injection.ledger_topic import CLOSED, read_visible
 from tests.crash.offload.content import Content, Place
 from tests.crash.offload.world import CrashWorld
 from tests.kafka_tools import read_all, wait_until

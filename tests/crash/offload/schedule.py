@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from backlog.config import SparkSection
-from backlog.errors import BacklogError
-from backlog.values import Recovery
+from backlogctl.config import SparkSection
+from backlogctl.errors import BacklogError
+from backlogctl.replay.kinds.offload.context import FORWARD
+from backlogctl.values import Recovery
 from examples.stage import SHORT_LIVED_JVM
-from replay.kinds.offload.context import FORWARD
 from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
 from tests.crash.offload.shortened import shorten_offload
 from tests.crash.offload.world import DONE, CrashWorld
@@ -117,7 +117,7 @@ def run_offload(bootstrap: str, directory: Path, schedule: OffloadSchedule) -> O
 @functools.cache
 def _keep_spark() -> object:
     """This process's own Spark, for what is not killed; no world's."""
-    from spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.spark.session import open_session
 
     return open_session(SparkSection(master="local[2]"), "backlogctl crash")
 

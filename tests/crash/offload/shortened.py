@@ -12,29 +12,28 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from backlogctl.replay.kinds.offload import plan, steps
+from backlogctl.spark_backfill.archive import writing
 from backlogctl_delivery import crashpoints
-from replay.kinds.offload import looking
-from replay.kinds.offload.steps import archive, verify
-from spark_backfill.archive import writing
 from tests.replay.expand.shortened import Patch, shorten
 
 if TYPE_CHECKING:
-    from replay.kinds.offload.context import OffloadContext
-    from spark_backfill.archive.job import ArchiveJob
+    from backlogctl.replay.kinds.offload.context import OffloadContext
+    from backlogctl.spark_backfill.archive.job import ArchiveJob
 
 STOP_INSTEAD = "STOP_INSTEAD"
 # Of a piece: some dozens of messages.
 _FILE_BYTES, _EACH = 14_000, 100.0
 
-_make_job = archive.make_job
+_make_job = steps.make_job
 
 
 def shorten_offload(patch: Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     shorten(patch)
-    patch(looking, "READINGS_APART", 0.1)
-    patch(verify, "FREED_SECONDS", 0.5)  # how much is freed is judged elsewhere
-    patch(archive, "make_job", _make_small)
+    patch(plan, "READINGS_APART", 0.1)
+    patch(steps, "FREED_SECONDS", 0.5)  # how much is freed is judged elsewhere
+    patch(steps, "make_job", _make_small)
     patch(writing, "_PIECES_PER_CORE", 1)
     if STOP_INSTEAD in os.environ:
         patch(crashpoints, "signal", SimpleNamespace(SIGKILL=signal.SIGSTOP))
@@ -47,6 +46,6 @@ def _make_small(context: OffloadContext) -> ArchiveJob:
 if __name__ == "__main__":
     shorten_offload(setattr)
     os.environ[crashpoints.GROUP] = str(os.getpgrp())
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

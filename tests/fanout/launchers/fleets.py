@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backlog.config import Consumers
-from fanout.launchers import Fleet, ProcessLauncher, Role
-from fanout.launchers.supervisor import find_start
+from backlogctl.config import Consumers
+from backlogctl.fanout.launchers import Fleet, ProcessLauncher, Role
+from backlogctl.fanout.launchers.supervisor import find_start
 
 # Says what it learned, then waits for SIGTERM. As quick to start as Python is.
 CONSUMER = """\

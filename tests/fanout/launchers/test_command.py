@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.config import Consumers, root
-from backlog.errors import BacklogError
-from fanout.launchers import CommandLauncher, Fleet, command
+from backlogctl.clock import Deadline
+from backlogctl.config import Consumers, root
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers import CommandLauncher, Fleet, command
 from tests.fanout.launchers.fleets import make_fleet, no_stop, python
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.config import Ramp
-from fanout.launchers import ramp_up
+from backlogctl.config import Ramp
+from backlogctl.fanout.launchers import ramp_up
 from tests.fanout.launchers.fleets import no_stop, read_seen
 from tests.fanout.launchers.worlds import LocalWorld, ManualWorld, World, wait_for_count
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import TopicPartition
 
-from backlog.kafka.clients import make_consumer
-from fanout.launchers import Fleet, ManualLauncher, manual
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.fanout.launchers import Fleet, ManualLauncher, manual
+from backlogctl.kafka.clients import make_consumer
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.launchers.fleets import make_fleet, no_stop
 from tests.kafka_tools import properties_of

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from backlog.config import Config
-from backlog.errors import BacklogError
-from fanout.launchers import Fleet, ProcessLauncher, process, supervisor
+from backlogctl.config import Config
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers import Fleet, ProcessLauncher, process, supervisor
 from tests.fanout.launchers.fleets import (
     CONSUMER,
     kill_all,
@@ -44,8 +44,8 @@ STUBBORN = STUBBORN.replace("{signal.SIGTERM}", "{signal.SIGUSR1}")
 CALLER = """\
 import json, os, signal, sys
 from pathlib import Path
-from backlog.config import Consumers
-from fanout.launchers import ProcessLauncher
+from backlogctl.config import Consumers
+from backlogctl.fanout.launchers import ProcessLauncher
 from tests.fanout.launchers.fleets import make_fleet
 consumers = Consumers.model_validate(json.loads(sys.argv[2]))
 ProcessLauncher(consumers).scale(make_fleet(Path(sys.argv[1])), 3, lambda: None)

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer
 
-from backlog.config import Consumers
-from backlog.kafka.admin import describe_group_state
-from backlog.kafka.clients import make_consumer
-from fanout.launchers import Fleet, Launcher, make_launcher
+from backlogctl.config import Consumers
+from backlogctl.fanout.launchers import Fleet, Launcher, make_launcher
+from backlogctl.kafka.admin import describe_group_state
+from backlogctl.kafka.clients import make_consumer
 from tests.fanout.launchers.fleets import (
     CONSUMER,
     MANAGER,

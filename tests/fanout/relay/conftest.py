@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from fanout.relay import guard
-from fanout.relay.interface import RelayEngine
-from fanout.relay.worker import ENGINES
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.fanout.relay import guard
+from backlogctl.fanout.relay.interface import RelayEngine
+from backlogctl.fanout.relay.worker import ENGINES
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import RelayWorld
 from tests.kafka_tools import properties_of, set_offsets_raw

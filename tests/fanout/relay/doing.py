@@ -14,12 +14,18 @@ from typing import Any, NoReturn, cast
 import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
-from backlog.kafka.admin import committed_offsets, list_offsets
-from backlog.kafka.clients import Admin, assign_partitions, make_admin, make_consumer, make_producer
-from backlog.partitioners import PARTITIONERS
-from fanout.decided import await_decided
-from fanout.relay.guard import Guard
-from fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
+from backlogctl.fanout.quiet import await_decided
+from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.kafka.clients import (
+    Admin,
+    assign_partitions,
+    make_admin,
+    make_consumer,
+    make_producer,
+)
+from backlogctl.partitioners import PARTITIONERS
 from tests.kafka_tools import wait_until
 
 OLD_MS = 1_400_000_000_000  # 2014

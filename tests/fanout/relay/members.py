@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from confluent_kafka import Consumer, Message
 
-from backlog.kafka.clients import make_consumer
+from backlogctl.kafka.clients import make_consumer
 from tests.fanout.relay.doing import RelayWorld
 from tests.kafka_tools import wait_until
 

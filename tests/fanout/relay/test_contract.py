@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Message, TopicPartition
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure, ProducerFenced, Refused
-from backlog.kafka.clients import make_producer
-from fanout.relay.commits import read_positions
-from fanout.relay.fencing import fence_relays
-from fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, ProducerFenced, Refused
+from backlogctl.fanout.relay.commits import fence_relays, read_positions
+from backlogctl.fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
+from backlogctl.kafka.clients import make_producer
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     OLD_MS,

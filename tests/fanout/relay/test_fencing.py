@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import ProducerFenced
-from backlog.kafka.admin import list_offsets
-from backlogctl_delivery.crashpoints import VARIABLE
-from fanout.relay.fencing import fence_relays
-from fanout.relay.interface import (
+from backlogctl.errors import ProducerFenced
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.fanout.relay.interface import (
     Position,
     RelayEngine,
     RelayTask,
     SourceRange,
     name_transactional_id,
 )
-from fanout.relay.pool import RelayPool
+from backlogctl.fanout.relay.pool import RelayPool
+from backlogctl.kafka.admin import list_offsets
+from backlogctl_delivery.crashpoints import VARIABLE
 from tests.crash.points import RELAY_POINTS
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (

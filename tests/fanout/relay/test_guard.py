@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message
 
-from backlog.clock import Deadline
-from backlog.errors import KafkaFailure, ProducerFenced
-from backlog.kafka.admin import Member, describe_group_state
-from fanout.relay.guard import CLIENT_ID, Guard, find_others
-from fanout.relay.interface import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, ProducerFenced
+from backlogctl.fanout.relay.guard import CLIENT_ID, Guard, find_others
+from backlogctl.fanout.relay.interface import (
     ConsumerCameBack,
     GuardLost,
     Position,
     RelayEngine,
     SourceRange,
 )
-from fanout.relay.pool import RelayPool
-from fanout.relay.session import Hooks, RelaySession
+from backlogctl.fanout.relay.pool import RelayPool
+from backlogctl.fanout.relay.session import Hooks, RelaySession
+from backlogctl.kafka.admin import Member, describe_group_state
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
@@ -350,8 +350,8 @@ def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
 
 def make_engine() -> RelayEngine:
     """The default one."""
-    from fanout.relay.pool import DEFAULT_ENGINE
-    from fanout.relay.worker import ENGINES
+    from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
+    from backlogctl.fanout.relay.worker import ENGINES
 
     return ENGINES[DEFAULT_ENGINE]()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.errors import KafkaFailure, ProducerFenced
-from fanout.relay.fencing import fence_relays
-from fanout.relay.interface import SourceRange
-from fanout.relay.records import _Relay
+from backlogctl.errors import KafkaFailure, ProducerFenced
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.fanout.relay.interface import SourceRange
+from backlogctl.fanout.relay.records import _Relay
 from tests.fanout.relay.conftest import MakeWorld
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backlog.errors import KafkaFailure, LeaseHeld, Refused
-from fanout.relay.interface import SourceRange
-from fanout.relay.pool import RelayPool
+from backlogctl.errors import KafkaFailure, LeaseHeld, Refused
+from backlogctl.fanout.relay.interface import SourceRange
+from backlogctl.fanout.relay.pool import RelayPool
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import await_commits, check_copied, fill, filling, keep_calling
 from tests.fanout.relay.test_fencing import pool_of, run_on
@@ -64,8 +64,8 @@ def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_pa
 RUNNER = """
 import json, sys, time
 from pathlib import Path
-from fanout.relay.interface import RelayTask, SourceRange
-from fanout.relay.pool import RelayPool
+from backlogctl.fanout.relay.interface import RelayTask, SourceRange
+from backlogctl.fanout.relay.pool import RelayPool
 
 told = json.loads(sys.stdin.readline())
 told["group_metadata"] = told["group_metadata"].encode("latin-1")
@@ -154,7 +154,7 @@ def test_a_relay_is_not_started_without_the_lease(make_world: MakeWorld, tmp_pat
 def test_one_that_does_not_stop_is_killed(
     make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fanout.relay.pool.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("backlogctl.fanout.relay.pool.STOP_SECONDS", 0.5)
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 5})
     with here.guarded() as task, pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:

@@ -8,8 +8,8 @@ import sys
 import pyarrow as pa
 import pytest
 
-from backlog.partitioners import PARTITIONERS
-from fanout.relay.routing import Router
+from backlogctl.fanout.relay.records import Router
+from backlogctl.partitioners import PARTITIONERS
 
 KEYS = [b"a", b"order-17", None, b"", "käse".encode(), b"order-17", None, b"x" * 300]
 
@@ -35,8 +35,8 @@ def test_placing_does_not_load_pandas(partitioner: str) -> None:
     """It would take a relay's process longer to load than all the rest of it."""
     program = f"""
 import sys
-from fanout.relay import worker
-from fanout.relay.routing import Router
+from backlogctl.fanout.relay import worker
+from backlogctl.fanout.relay.records import Router
 Router("key", "{partitioner}", 30, 0).place([b"a", None, b"bc"])
 sys.exit("pandas" in sys.modules)
 """

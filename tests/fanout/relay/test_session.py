@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import LeaseHeld, ProducerFenced
-from backlog.kafka.admin import create_topic
-from fanout.relay import guard
-from fanout.relay.fencing import fence_relays
-from fanout.relay.interface import SourceRange
-from fanout.relay.session import Hooks, RelaySession
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import LeaseHeld, ProducerFenced
+from backlogctl.fanout.relay import guard
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.fanout.relay.interface import SourceRange
+from backlogctl.fanout.relay.session import Hooks, RelaySession
+from backlogctl.kafka.admin import create_topic
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.fanout.relay.conftest import KEPT, MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
@@ -84,7 +84,7 @@ def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
     make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The machine itself may pause as well.
-    monkeypatch.setattr("fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("backlogctl.fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 300})
     session = session_of(here, tmp_path, transaction_timeout_ms=4_000)

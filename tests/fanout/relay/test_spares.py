@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fanout.relay.pool import Spares, count_processes
+from backlogctl.fanout.relay.pool import Spares, count_processes
 
 
 def test_spares_wait_are_taken_once_and_end_with_who_started_them(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
-from backlog.partitioners import PARTITIONERS, hash_murmur2
-from fanout.relay.counters import MAX_TEXT, Counters, read_counters, write_counters
-from fanout.relay.interface import (
+from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
+from backlogctl.fanout.relay.commits import MAX_TEXT, Counters, read_counters, write_counters
+from backlogctl.fanout.relay.interface import (
     ConsumerCameBack,
     GuardLost,
     Order,
@@ -23,8 +22,9 @@ from fanout.relay.interface import (
     SourceRange,
     name_transactional_id,
 )
-from fanout.relay.routing import Router
-from fanout.relay.worker import read_error, read_position, read_task, write_task
+from backlogctl.fanout.relay.records import Router
+from backlogctl.fanout.relay.worker import read_error, read_position, read_task, write_task
+from backlogctl.partitioners import PARTITIONERS, hash_murmur2
 
 RECOVERY = "r-20261121-0001"
 big = st.integers(0, 2**63 - 1)

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 
-from fanout.relay.watchdog import HUNG, Watchdog
+from backlogctl.fanout.relay.records import HUNG, Watchdog
 
 _HANGING = """
 import threading, time
-from fanout.relay.watchdog import Watchdog
+from backlogctl.fanout.relay.records import Watchdog
 
 watchdog = Watchdog(late=0.2)
 

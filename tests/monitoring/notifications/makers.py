@@ -6,10 +6,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from backlog.config import Hook
-from monitoring.notifications.changes import Look
-from monitoring.status import GroupStatus
-from monitoring.verdicts import Verdict
+from backlogctl.config import Hook
+from backlogctl.monitoring.notifications.changes import Look
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from tests.monitoring.test_metrics import make_status
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.errors import ClusterUnreachable
-from monitoring.notifications.changes import Change, Damper, Look, Mailbox
-from monitoring.verdicts import Verdict
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.monitoring.notifications.changes import Change, Damper, Look, Mailbox
+from backlogctl.monitoring.verdict.status import Verdict
 from tests.kafka_tools import StreamStub
 from tests.monitoring.notifications.makers import NOW, see
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from backlog.archive import ArchivedRange
-from backlog.ledger.archives import ArchiveRecord
-from backlog.values import OffsetRange
-from replay.audits.archived import find_archived
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.manifests import ArchivedRange
+from backlogctl.replay.audits.tiers import find_archived
+from backlogctl.values import OffsetRange
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
 

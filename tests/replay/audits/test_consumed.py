@@ -18,13 +18,13 @@ import sqlalchemy as sa
 from confluent_kafka import Producer
 from rich.console import Console
 
-from backlog.errors import ConfigurationError, UsageError
-from backlog.kafka.admin import list_offsets
-from backlog.kafka.groups import committed_offsets
-from replay.audits.audit import AuditOptions, AuditResult, Finding, Level
-from replay.audits.consumed import ConsumedAuditing
-from replay.runbooks.auditing import is_alarming
-from replay.telling.audits import draw_audit
+from backlogctl.errors import ConfigurationError, UsageError
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.groups import committed_offsets
+from backlogctl.replay.audits.audit import AuditOptions, AuditResult, Finding, Level
+from backlogctl.replay.audits.consumed import ConsumedAuditing
+from backlogctl.replay.present.tables import draw_audit
+from backlogctl.replay.runbooks.descriptions import is_alarming
 from tests.kafka_tools import set_config, set_offsets_raw, wait_until
 from tests.replay.shop import PARTITIONS, PROCESSED, ROOT, Shop
 from tests.spark_backfill.world import fill_table, make_order, open_database, publish_orders

@@ -15,15 +15,15 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from backlog.clock import format_time, utc_now
-from backlog.errors import UsageError
-from backlog.numbers import format_moment
+from backlogctl.clock import format_time, utc_now
+from backlogctl.errors import UsageError
+from backlogctl.formats import format_moment
+from backlogctl.replay.audits.audit import AuditOptions, AuditResult, Finding
+from backlogctl.replay.audits.counts import CountsAuditing
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.present.figures import make_counts_figure
+from backlogctl.replay.present.tables import draw_audit
 from backlogctl_delivery import stamps
-from replay.audits.audit import AuditOptions, AuditResult, Finding
-from replay.audits.counts import CountsAuditing
-from replay.recovery.options import read_options
-from replay.telling.audits import draw_audit
-from replay.telling.figures import make_counts_figure
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, set_offsets_raw
 from tests.replay.offloaded import offload

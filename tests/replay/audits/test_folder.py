@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from replay.audits.folder import sweep_folders
+from backlogctl.replay.audits.audit import sweep_folders
 
 
 def test_what_killed_audits_left_goes_and_what_works_stays(tmp_path: Path) -> None:

@@ -11,22 +11,16 @@ import pytest
 import sqlalchemy as sa
 from confluent_kafka import Consumer, Producer
 
-from backlog.errors import InvalidTransition
-from backlog.values import Cause, GapState
+from backlogctl.errors import InvalidTransition
+from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.kinds.redrive import planning
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions
+from backlogctl.replay.runbooks.nights import NightWork, Tonight, find_night_work
+from backlogctl.values import Cause, GapState
 from backlogctl_delivery.sequenced.sequence import Stamp, write_stamp
-from replay.kinds.redrive import planning
-from replay.kinds.redrive.options import RedriveOptions
-from replay.recovery.plan import Origin
-from replay.runbooks.nights import NightWork, Tonight, find_night_work
 from tests.kafka_tools import commit, move_log_start, set_offsets_raw, wait_until
 from tests.replay.shop import PROCESSED, Shop, place
-from tests.spark_backfill.world import (
-    ORDERS,
-    encode_order,
-    fill_table,
-    make_order,
-    open_database,
-)
+from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order, open_database
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
 

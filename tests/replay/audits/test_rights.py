@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.errors import Refused
-from backlog.kafka.admin import create_topic
-from backlog.kafka.rights import Operation, Resource
-from replay.around.rights import list_seeing
-from replay.audits import AUDITS, carrying
-from replay.opening import open_workspace
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.errors import Refused
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.rights import Operation, Resource
+from backlogctl.replay.audits import AUDITS, carrying
+from backlogctl.replay.observe.rights import list_seeing
+from backlogctl.replay.opening import open_workspace
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.calling import call_main
 from tests.replay.shop import LOCAL_SPARK, PROCESSED

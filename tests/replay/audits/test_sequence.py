@@ -12,9 +12,9 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from backlog.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, write_stamp
-from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import move_log_start, properties_of, wait_until
 from tests.replay.shop import Shop
 
@@ -38,7 +38,7 @@ def audit(directory: Path, name: str, *words: str) -> tuple[int, dict[str, Any]]
     """The exit code and the document of one call of the command."""
     shown = ("--json", "--config", str(directory / "backlog.yaml"))
     done = subprocess.run(
-        [sys.executable, "-m", "replay.cli", "audit", name, "orders", *words, *shown],
+        [sys.executable, "-m", "backlogctl.replay.cli", "audit", name, "orders", *words, *shown],
         capture_output=True,
         text=True,
         timeout=240,

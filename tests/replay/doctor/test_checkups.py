@@ -10,14 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.web import checkups
+from backlogctl.replay.web.exporter import open_exporter
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
-from monitoring.doctor.finding import Finding
-from monitoring.watcher import watch_streams
-from replay.console import checkups
-from replay.console.exporting import open_exporter
-from replay.recovery.workspace import Workspace
-from sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import join, properties_of, publish, wait_until
 from tests.monitoring.metric_lines import Scraped
 from tests.replay.doctor.world import make_workspace

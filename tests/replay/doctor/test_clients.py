@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import UsageError
-from monitoring.doctor.client_file import Dialect, read_client_file
-from monitoring.doctor.clients import judge_client
+from backlogctl.errors import UsageError
+from backlogctl.monitoring.doctor.clients import Dialect, judge_client, read_client_file
 
 GOOD_JAVA = """\
 # of the order service

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 
-from backlog.kafka.clients import make_consumer, make_producer
-from backlog.kafka.groups import describe_group_state
-from monitoring.doctor.finding import Finding, Level
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.clients import make_consumer, make_producer
+from backlogctl.kafka.groups import describe_group_state
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, make_workspace
 

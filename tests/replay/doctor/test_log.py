@@ -8,24 +8,27 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
+    AclOperation,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
 
-from backlog.clock import Deadline, utc_now
-from backlog.config import Stream
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import make_admin, make_producer
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.facts import Topic
+from backlogctl.monitoring.doctor.producers import judge_producers
+from backlogctl.monitoring.producers import reader
+from backlogctl.monitoring.producers.reader import NewestLog, read_newest_log
+from backlogctl.replay.doctor.stream import examine_stream
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
-from monitoring.doctor.facts import Topic
-from monitoring.doctor.finding import Finding, Level
-from monitoring.doctor.producers import judge_producers
-from monitoring.forensics import newest
-from monitoring.forensics.newest import NewestLog, read_newest_log
-from replay.around.doctor.examining import examine_stream
-from replay.recovery.workspace import Workspace
-from sandbox.embedded import EmbeddedKafka
 from tests.guarded import deny, start_guarded
 from tests.kafka_tools import properties_of, publish, wait_until
-from tests.monitoring.forensics.makers import Log, fold
+from tests.monitoring.producers.makers import Log, fold
 from tests.replay.doctor.world import examine, make_workspace
 
 MakeTopic = Callable[..., str]
@@ -99,8 +102,8 @@ def test_a_key_that_has_almost_everything(
         if number % 20 == 0:
             producer.flush(60)
     assert producer.flush(60) == 0
-    monkeypatch.setattr(newest, "_LEAST_OFFSETS", 100)
-    monkeypatch.setattr(newest, "BYTES_EACH", 1)
+    monkeypatch.setattr(reader, "_LEAST_OFFSETS", 100)
+    monkeypatch.setattr(reader, "BYTES_EACH", 1)
     seen = look(name)
     assert list(seen) == ["hot-partition"]
     assert seen["hot-partition"].level is Level.WARNS
@@ -120,8 +123,8 @@ def test_only_the_newest_part_is_read(
     name, properties = topic(partitions=2), properties_of(kafka.bootstrap)
     publish(properties, name, {0: 400})
     publish(properties, name, {1: 5})
-    monkeypatch.setattr(newest, "BYTES_EACH", 500)
-    monkeypatch.setattr(newest, "_LEAST_OFFSETS", 20)
+    monkeypatch.setattr(reader, "BYTES_EACH", 500)
+    monkeypatch.setattr(reader, "_LEAST_OFFSETS", 20)
     admin = make_admin(properties)
     seen = read_newest_log(admin, properties, name, (0, 1), 10.0, Deadline(60))
     first, second = seen.profile.partitions
@@ -131,7 +134,7 @@ def test_only_the_newest_part_is_read(
     assert seen.written == {0: 400, 1: 5}
     assert not seen.is_cut
     # Without time it says so, and nothing more.
-    monkeypatch.setattr(newest, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.0)
     assert read_newest_log(admin, properties, name, (0, 1), 10.0, Deadline(60)).is_cut
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from backlog.kafka.admin import create_topic
+from backlogctl.kafka.admin import create_topic
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.replay.doctor.deliveries import examine_deliveries
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.lookback.admin import list_messages, park_message
 from backlogctl_delivery.lookback.messages import State
 from backlogctl_delivery.lookback.tables import (
@@ -19,9 +22,6 @@ from backlogctl_delivery.lookback.tables import (
     list_partitions,
     name_partition,
 )
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor.deliveries import examine_deliveries
-from sandbox.embedded import EmbeddedKafka
 from tests.delivery.kit import Teller, make_settings
 from tests.kafka_tools import properties_of
 from tests.replay.doctor.world import list_levels, make_workspace
@@ -164,7 +164,7 @@ def test_what_is_parked_and_what_is_late(
     assert list_more(found) == {"parked": Level.STOPS, "late": Level.STOPS}
     assert found["parked"].commands[0] == "backlogctl lookback list --state parked"
     assert found["late"].found.startswith("1 message prepared, the oldest for")
-    monkeypatch.setattr("replay.around.doctor.deliveries._SECONDS", 3.0)
+    monkeypatch.setattr("backlogctl.replay.doctor.deliveries._SECONDS", 3.0)
     away = look(bootstrap="127.0.0.1:1", partitions=0, late="1ms")
     assert list_levels(away) == {"parked": Level.STOPS, "unread": Level.UNKNOWN}
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from backlog.kafka.admin import create_topic
+from backlogctl.kafka.admin import create_topic
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.replay.doctor.deliveries import examine_deliveries
+from backlogctl.replay.doctor.outboxes import judge_table
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox.database import Shape
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor.deliveries import examine_deliveries
-from replay.around.doctor.outboxes import judge_table
-from sandbox.embedded import EmbeddedKafka
 from tests.delivery.kit import Shop
 from tests.kafka_tools import properties_of
 from tests.replay.calling import call_main
@@ -117,7 +117,7 @@ def test_nobody_sends(
     assert "2 messages wait, the oldest for 11 min, and Kafka answers" in found.found
     assert found.commands[1] == "backlogctl outbox run --outbox shop"
     assert look(late="12m") == {}
-    monkeypatch.setattr("replay.around.doctor.deliveries._SECONDS", 3.0)
+    monkeypatch.setattr("backlogctl.replay.doctor.deliveries._SECONDS", 3.0)
     away = look(bootstrap="127.0.0.1:1")
     assert list_levels(away) == {"unread": Level.UNKNOWN}, "Kafka is why nothing is sent"
 
@@ -184,7 +184,7 @@ def test_a_database_that_is_away_or_hangs_is_unknown(
     away = look("postgresql+psycopg://app@127.0.0.1:1/shop")
     assert list_levels(away) == {"unread": Level.UNKNOWN}
     Shop(pg_url, "unused:1").close()
-    monkeypatch.setattr("replay.around.doctor.outboxes._SECONDS", 2.0)
+    monkeypatch.setattr("backlogctl.replay.doctor.outboxes._SECONDS", 2.0)
     engine = create_engine(pg_url)
     with engine.begin() as connection:
         connection.execute(text("LOCK TABLE backlog_outbox IN ACCESS EXCLUSIVE MODE"))

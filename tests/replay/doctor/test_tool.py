@@ -10,15 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.rights import Operation, Resource
-from monitoring.doctor import facts
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor import examining, host
-from replay.around.doctor.examining import examine_stream, examine_tool
-from replay.around.doctor.permissions import list_wanted
-from replay.recovery.workspace import Workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.rights import Operation, Resource
+from backlogctl.monitoring.doctor import facts
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.replay.doctor import stream as examining
+from backlogctl.replay.doctor import tool as host
+from backlogctl.replay.doctor.stream import examine_stream, examine_tool
+from backlogctl.replay.doctor.tool import list_wanted
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, set_offsets_raw
 from tests.replay.calling import call_main
 from tests.replay.doctor.world import SOURCE, examine, make_table, make_workspace

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_producer
-from backlog.kafka.topics import read_metadata
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor import examining
-from replay.recovery.workspace import Workspace
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.topics import read_metadata
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.replay.doctor import stream
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, list_levels, make_workspace
 
@@ -140,7 +140,7 @@ def test_messages_from_the_future(three: EmbeddedKafka, tmp_path: Path) -> None:
 
 def test_brokers_that_go_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One, then so many that writes are refused, then the leader."""
-    monkeypatch.setattr(examining, "_SECONDS", 8.0)  # reads of those that are gone
+    monkeypatch.setattr(stream, "_SECONDS", 8.0)  # reads of those that are gone
     with EmbeddedKafka.start(tmp_path / "kafka", brokers=3) as kafka:
         properties = properties_of(kafka.bootstrap)
         create_topic(properties, "orders", partitions=1, replication=3, config=GOOD)

@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from backlog.config import load_config
-from monitoring.doctor.finding import Finding, Level
-from replay.around.doctor.examining import examine_stream
-from replay.opening import open_workspace
-from replay.recovery.workspace import Workspace
+from backlogctl.config import load_config
+from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.replay.doctor.stream import examine_stream
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.opening import open_workspace
 
 SOURCE: dict[str, Any] = {
     "database": "shop",

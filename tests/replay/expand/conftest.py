@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.kafka.admin import create_topic
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.admin import create_topic
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, World

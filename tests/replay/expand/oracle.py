@@ -9,16 +9,16 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from backlog.clock import Deadline
-from backlog.kafka.admin import committed_offsets, describe_group_state, read_topic_id
-from backlog.kafka.clients import make_admin
-from backlog.kafka.configs import read_topic_overrides
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import OPERATOR
-from backlog.values import Recovery
-from fanout.launchers import Role
-from fanout.relay.guard import CLIENT_ID
-from fanout.retention import RETENTION_BYTES, RETENTION_MS, give_back
+from backlogctl.clock import Deadline
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.relay.guard import CLIENT_ID
+from backlogctl.fanout.retention import RETENTION_BYTES, RETENTION_MS, give_back
+from backlogctl.kafka.admin import committed_offsets, describe_group_state, read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.topics import read_topic_overrides
+from backlogctl.ledger import OPERATOR
+from backlogctl.values import Recovery
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.expand.world import PARTITIONS, REPLICAS, World
 

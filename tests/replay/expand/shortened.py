@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backlog.kafka.admin import list_offsets, read_topic_id
-from backlog.kafka.errors import TopicMissing
-from backlog.ledger import TemporaryTopic
-from fanout.quiet import await_quiet
-from fanout.relay import guard
-from fanout.temporary import delete_temporary_topic
-from replay.around import stopping
-from replay.kinds.expand.steps import remove_topic, trial
+from backlogctl.fanout.quiet import await_quiet
+from backlogctl.fanout.relay import guard
+from backlogctl.fanout.temporary_topic import delete_temporary_topic
+from backlogctl.kafka.admin import list_offsets, read_topic_id
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import TemporaryTopic
+from backlogctl.replay.consumers import fleet
+from backlogctl.replay.kinds.expand import canary, steps
 from tests.kafka_tools import read_all
 
 WORLD = "EXPAND_WORLD"  # in the environment of every process of a world: its directory
@@ -33,8 +33,8 @@ Patch = Callable[[Any, str, Any], None]
 
 def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
-    patch(stopping, "await_quiet", partial(await_quiet, quiet=QUIET))
-    patch(trial, "ENOUGH_SECONDS", MEASURED)
+    patch(fleet, "await_quiet", partial(await_quiet, quiet=QUIET))
+    patch(canary, "ENOUGH_SECONDS", MEASURED)
     settings = {
         **guard._SETTINGS,
         "session.timeout.ms": SESSION_MS,
@@ -43,7 +43,7 @@ def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     }
     patch(guard, "_SETTINGS", settings)
     if keep_topic:
-        patch(remove_topic, "delete_temporary_topic", _keep_and_delete)
+        patch(steps, "delete_temporary_topic", _keep_and_delete)
 
 
 def read_properties(directory: Path) -> Mapping[str, str]:
@@ -80,6 +80,6 @@ def _is_there(properties: Mapping[str, str], known: TemporaryTopic) -> bool:
 
 if __name__ == "__main__":
     shorten(setattr)
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from fanout.launchers import Role
-from replay.kinds.expand.canary_look import CanaryFailed
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.kinds.expand.canary import CanaryFailed
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import World
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.errors import KafkaFailure, LeaseHeld, PlanStale, Refused
-from backlog.kafka.admin import create_topic, list_offsets, read_topic_id
-from backlog.kafka.clients import make_admin
-from backlog.kafka.errors import GroupActive
-from backlog.values import Recovery
-from fanout.launchers import Role
-from fanout.quiet import GroupStillCommits, await_quiet
-from fanout.relay import pool, session
-from fanout.relay.interface import ConsumerCameBack
-from replay.around import stopping
-from replay.kinds.expand import brokers
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.errors import KafkaFailure, LeaseHeld, PlanStale, Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.quiet import GroupStillCommits, await_quiet
+from backlogctl.fanout.relay import pool, session
+from backlogctl.fanout.relay.interface import ConsumerCameBack
+from backlogctl.kafka.admin import create_topic, list_offsets, read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.replay.consumers import fleet
+from backlogctl.replay.kinds.expand import topics
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Recovery
 from tests.kafka_tools import delete_topic, wait_until
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import SETTINGS, find_layout_problems, judge, read_log
@@ -134,7 +134,7 @@ def test_fault_11_brokers_that_stay_away(make_world: MakeWorld, tmp_path: Path) 
         world = make_world(bootstrap=kafka.bootstrap)
         recovery = world.plan_approved(rate=1)
         world.set_speed(Role.RECOVERY, SLOW)
-        for module in (brokers, pool, session):
+        for module in (topics, pool, session):
             world.patch.setattr(module, "PATIENCE_SECONDS", 3.0)
         world.at("p4.7.consumers.started", kafka.kill)
         began = time.monotonic()
@@ -259,7 +259,7 @@ def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> No
 
     world.at("p4.3.stopped", begin)
     with world.patch.context() as patched:
-        patched.setattr(stopping, "await_quiet", watch)
+        patched.setattr(fleet, "await_quiet", watch)
         with pytest.raises(GroupStillCommits, match="still running") as caught:
             world.run(recovery)
     (intruder,) = world.started

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.errors import BacklogError, LeaseHeld
-from replay.around.leftovers import CONSUMERS_STAY, Leftovers
-from replay.recovery.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
+from backlogctl.errors import BacklogError, LeaseHeld
+from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, Leftovers
+from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
 
 
 def fail(error: BacklogError) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from backlog.errors import VerificationFailed
-from backlog.kafka.clients import make_consumer
-from fanout.launchers import Role
-from replay.kinds.expand import closing as expand_closing
-from replay.kinds.expand import context as expand_context
-from replay.kinds.expand.context import ExpandContext
+from backlogctl.errors import VerificationFailed
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.clients import make_consumer
+from backlogctl.replay.kinds.expand import context as expand_closing
+from backlogctl.replay.kinds.expand import context as expand_context
+from backlogctl.replay.kinds.expand.context import ExpandContext
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import await_handled, find_disorder, judge, read_log
 from tests.replay.expand.world import WITHIN, World

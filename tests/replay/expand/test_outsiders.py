@@ -6,19 +6,12 @@ import signal
 
 import pytest
 
-from backlog.errors import VerificationFailed
-from backlog.values import Cause, Certainty, Recovery
-from fanout.launchers import Role
-from fanout.relay.commits import CommitWithMetadata
-from fanout.relay.counters import Counters, write_counters
-from replay.around.stopping import find_begin
-from replay.kinds.expand.outsiders import (
-    READ_BESIDE,
-    REPEATED,
-    SKIPPED,
-    Moved,
-    find_moved,
-)
+from backlogctl.errors import VerificationFailed
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.relay.commits import CommitWithMetadata, Counters, write_counters
+from backlogctl.replay.consumers.fleet import find_begin
+from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED, Moved, find_moved
+from backlogctl.values import Cause, Certainty, Recovery
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.expand.oracle import (
     SETTINGS,

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from backlog.errors import BacklogError, InvalidTransition, LeaseHeld, Paused, Refused
-from backlog.values import Recovery, RecoveryState
-from fanout.launchers import Role
-from fanout.relay.interface import ConsumerCameBack
-from replay.kinds.expand.canary_look import CanaryFailed
-from replay.kinds.expand.context import ExpandContext
-from replay.kinds.expand.steps import canary
-from replay.recovery.approval import approve_plan
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.guards import refuse_active
-from replay.recovery.interrupts import Interrupts
-from replay.recovery.workspace import Workspace
+from backlogctl.errors import BacklogError, InvalidTransition, LeaseHeld, Paused, Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.relay.interface import ConsumerCameBack
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.guards import refuse_active
+from backlogctl.replay.engine.interrupts import Interrupts
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.kinds.expand import canary
+from backlogctl.replay.kinds.expand.canary import CanaryFailed
+from backlogctl.replay.kinds.expand.context import ExpandContext
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import WITHIN, World
 from tests.replay.expand_makers import store_expand_plan

@@ -8,15 +8,15 @@ from collections import Counter
 
 import pytest
 
-from backlog.errors import BacklogError, Refused, UsageError
-from backlog.ledger import OPERATOR
-from backlog.values import Certainty, Recovery
-from fanout.launchers import Role
-from replay.around.ways import LEAVE_CONSUMERS
-from replay.kinds.expand.canary_look import CanaryFailed
-from replay.kinds.expand.options import REWIND
-from replay.kinds.expand.steps import canary
-from replay.recovery.brakes import CancelRequested
+from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.fanout.launchers import Role
+from backlogctl.ledger import OPERATOR
+from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
+from backlogctl.replay.engine.brakes import CancelRequested
+from backlogctl.replay.kinds.expand import canary
+from backlogctl.replay.kinds.expand.canary import CanaryFailed
+from backlogctl.replay.kinds.expand.plan import REWIND
+from backlogctl.values import Certainty, Recovery
 from tests.kafka_tools import delete_topic, move_log_start
 from tests.replay.expand.oracle import (
     SETTINGS,

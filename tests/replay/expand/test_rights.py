@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.kafka.admin import create_topic, read_topic_overrides
-from fanout.launchers import Role
-from replay.around.rights import list_rights
-from replay.kinds import KINDS
+from backlogctl.errors import Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import create_topic, read_topic_overrides
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.observe.rights import list_rights
 from tests.replay.expand.oracle import await_handled, find_disorder, find_unhandled
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, World

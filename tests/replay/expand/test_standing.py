@@ -7,9 +7,9 @@ import os
 import signal
 from typing import Any
 
-from backlog.kafka.admin import delete_topic
-from fanout.launchers import Role
-from replay.telling.standing import find_standing
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import delete_topic
+from backlogctl.replay.present.status import find_standing
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import REPLICAS, WITHIN, World
 

@@ -9,19 +9,17 @@ import pytest
 from confluent_kafka import Consumer
 from rich.console import Console
 
-from backlog.errors import Refused
-from backlog.kafka.admin import describe_group_state
-from backlog.ledger import OPERATOR
-from backlog.ledger.steps import has_stopped_consumers
-from backlog.step import Step
-from backlog.values import Recovery, RecoveryState
-from fanout.launchers import Role
-from fanout.retention import give_back
-from replay.kinds.expand.cancelling import close_layout
-from replay.kinds.expand.context import ExpandContext
-from replay.kinds.expand.steps import STEPS
-from replay.kinds.expand.steps.remove_topic import remove_temporary_topic
-from replay.recovery.interrupts import Interrupts
+from backlogctl.errors import Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.retention import give_back
+from backlogctl.kafka.admin import describe_group_state
+from backlogctl.ledger import OPERATOR
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.engine.interrupts import Interrupts
+from backlogctl.replay.kinds.expand.context import ExpandContext
+from backlogctl.replay.kinds.expand.kind import close_layout
+from backlogctl.replay.kinds.expand.steps import STEPS, remove_temporary_topic
+from backlogctl.values import Recovery, RecoveryState, Step
 from tests.kafka_tools import join
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import World

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backlog.kafka.admin import committed_offsets
-from backlog.kafka.clients import make_producer
-from fanout.launchers import Role
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import committed_offsets
+from backlogctl.kafka.clients import make_producer
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import (

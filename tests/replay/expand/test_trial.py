@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanout.layout import cut_canary
-from replay.kinds.expand.steps.canary import SLOW_SHARE
-from replay.kinds.expand.steps.trial import Speed, Trial
+from backlogctl.fanout.layout import cut_canary
+from backlogctl.replay.kinds.expand.canary import SLOW_SHARE, Speed, Trial
 
 _TICK = 0.1
 PLANNED = st.floats(1, 20_000)

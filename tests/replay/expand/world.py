@@ -22,25 +22,25 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.config import load_config
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_producer
-from backlog.values import Recovery
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.fanout.launchers import Launcher, ProcessLauncher, Role
+from backlogctl.fanout.launchers.interface import Fleet
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_producer
+from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.runner import Run
+from backlogctl.replay.kinds.expand import context as expand_closing
+from backlogctl.replay.kinds.expand import steps
+from backlogctl.replay.kinds.expand.plan import ExpandOptions
+from backlogctl.replay.kinds.expand.planning import plan_expand
+from backlogctl.replay.observe.retention import release_stream
+from backlogctl.replay.opening import open_workspace
+from backlogctl.values import Recovery
 from backlogctl_delivery import crashpoints
-from fanout.launchers import Launcher, ProcessLauncher, Role
-from fanout.launchers.interface import Fleet
-from replay.around.fleets import fleet_of, launcher_of
-from replay.around.holds import release_stream
-from replay.kinds.expand import closing as expand_closing
-from replay.kinds.expand import steps
-from replay.kinds.expand.options import ExpandOptions
-from replay.kinds.expand.planning import plan_expand
-from replay.opening import open_workspace
-from replay.recovery.approval import approve_plan
-from replay.recovery.cancelling import cancel_work
-from replay.recovery.runner import Run
-from replay.recovery.workspace import Workspace
 from tests.kafka_tools import wait_until
 from tests.reaching import list_reaching
 from tests.replay.expand.shortened import WORLD
@@ -213,7 +213,9 @@ class World:
     def list_relays(self) -> list[int]:
         """The relays' processes."""
         found = self.list_processes()
-        return [pid for pid, command in found.items() if "fanout.relay.worker" in command]
+        return [
+            pid for pid, command in found.items() if "backlogctl.fanout.relay.worker" in command
+        ]
 
     def start_intruder(self, manner: str = "classic") -> subprocess.Popen[str]:
         """A consumer of the original group that nobody's launcher knows; it handles and commits.
@@ -298,7 +300,7 @@ class World:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), WORLD: str(self.directory)}
         if crash_at:
             environment[crashpoints.VARIABLE] = crash_at
-        module = "replay.cli" if whole else self.shortened
+        module = "backlogctl.replay.cli" if whole else self.shortened
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=self.directory,

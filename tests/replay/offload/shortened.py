@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from backlog.values import OffsetRange
-from replay.kinds.offload import looking
-from replay.kinds.offload.steps import verify
-from spark_backfill.archive import writing
-from spark_backfill.archive.pieces import cut_ranges
+from backlogctl.replay.kinds.offload import plan, steps
+from backlogctl.spark_backfill.archive import writing
+from backlogctl.spark_backfill.archive.job import cut_ranges
+from backlogctl.values import OffsetRange
 from tests.replay.expand import shortened
 
 OFFSETS = 60.0  # a file; so that an archive takes several batches
@@ -21,8 +20,8 @@ OFFSETS = 60.0  # a file; so that an archive takes several batches
 def shorten(patch: shortened.Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     shortened.shorten(patch)
-    patch(looking, "READINGS_APART", 0.1)
-    patch(verify, "FREED_SECONDS", 8.0)
+    patch(plan, "READINGS_APART", 0.1)
+    patch(steps, "FREED_SECONDS", 8.0)
     patch(writing, "cut_ranges", _cut_small)
     patch(writing, "_PIECES_PER_CORE", 2)
 
@@ -36,6 +35,6 @@ def _cut_small(
 
 if __name__ == "__main__":
     shorten(setattr)
-    from replay.cli import main
+    from backlogctl.replay.cli import main
 
     sys.exit(main())

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from backlog.values import Cause, GapState
-from replay.around.ways import LEAVE_CONSUMERS
-from replay.kinds.offload.accounting import account_for_offload
-from replay.kinds.offload.cancelling import GIVEN_UP
-from replay.kinds.offload.context import EXPIRED
-from replay.kinds.offload.kind import KIND
-from replay.kinds.offload.plan import OffloadPlan
-from replay.recovery.cancelling import CANCEL_ASKED
-from replay.telling.account import Account, RecoveryRecord
+from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
+from backlogctl.replay.engine.cancelling import CANCEL_ASKED
+from backlogctl.replay.engine.values import Account, RecoveryRecord
+from backlogctl.replay.kinds.offload.closing import GIVEN_UP
+from backlogctl.replay.kinds.offload.context import EXPIRED
+from backlogctl.replay.kinds.offload.describe import account_for_offload
+from backlogctl.replay.kinds.offload.kind import KIND
+from backlogctl.replay.kinds.offload.plan import OffloadPlan
+from backlogctl.values import Cause, GapState
 
 
 def tell(

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from backlog.archive import ArchivedRange
-from backlog.errors import Refused
-from backlog.ledger import open_ledger
-from replay.kinds.offload.context import OffloadContext
-from replay.kinds.offload.discarding import record_discarded
-from tests.backlog.ledger.makers import make_gap, plan
+from backlogctl.errors import Refused
+from backlogctl.ledger import open_ledger
+from backlogctl.manifests import ArchivedRange
+from backlogctl.replay.kinds.offload.context import OffloadContext
+from backlogctl.replay.kinds.offload.gaps import record_discarded
+from tests.kernel.ledger.makers import make_gap, plan
 from tests.replay.offload.world import OffloadWorld
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import (
+from backlogctl.errors import (
     ClusterUnreachable,
     LeaseHeld,
     PlanStale,
@@ -16,18 +16,17 @@ from backlog.errors import (
     StagingError,
     VerificationFailed,
 )
-from backlog.kafka.admin import create_topic, list_offsets
-from backlog.kafka.clients import make_producer
-from backlog.kafka.errors import GroupActive
-from fanout.launchers import Role
-from fanout.quiet import GroupStillCommits, await_quiet
-from replay.around import stopping
-from replay.recovery.brakes import PausedBecause
-from spark_backfill.archive import writing
-from spark_backfill.archive.batches import write_batch
-from spark_backfill.archive.failures import ArchiveFull
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.topic_state import find_moved
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.quiet import GroupStillCommits, await_quiet
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.replay.consumers import fleet
+from backlogctl.replay.engine.brakes import PausedBecause
+from backlogctl.spark_backfill.archive import writing
+from backlogctl.spark_backfill.archive.batches import write_batch
+from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchivePlace
+from backlogctl.spark_backfill.archive.writing import find_moved
 from tests.kafka_tools import delete_topic, move_log_start, set_offsets_raw, wait_until
 from tests.replay.expand.shortened import QUIET
 from tests.replay.makers import change_ledger
@@ -226,7 +225,7 @@ def test_fault_66_a_consumer_that_is_no_member_still_commits(world: OffloadWorld
 
     world.at("p5.2.stopped", begin)
     with world.patch.context() as patched:
-        patched.setattr(stopping, "await_quiet", watch)
+        patched.setattr(fleet, "await_quiet", watch)
         with pytest.raises(GroupStillCommits, match="still running"):
             world.run(recovery)
     assert world.read_lows() == {0: 0, 1: 0}

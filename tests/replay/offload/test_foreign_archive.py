@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.values import Recovery
+from backlogctl.errors import Refused
+from backlogctl.values import Recovery
 from tests.replay.offload.world import OffloadWorld, find_place
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import BacklogError, Refused
-from backlog.kafka.admin import create_topic
-from backlog.values import Gap, Recovery
-from fanout.launchers import Role
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import create_topic
+from backlogctl.values import Gap, Recovery
 from tests.kafka_tools import delete_topic, move_log_start, set_offsets_raw, wait_until
 from tests.replay.offload.conftest import READ
 from tests.replay.offload.world import (

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import InvalidTransition, Refused, UsageError
-from backlog.kafka.admin import list_offsets, list_topic_readers
-from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
-from replay.kinds.offload import looking
-from replay.kinds.offload.options import OffloadOptions
-from replay.kinds.offload.place import look_at_place, say_problem
-from replay.kinds.offload.planning import plan_offload
-from replay.recovery.options import read_options
+from backlogctl.errors import InvalidTransition, Refused, UsageError
+from backlogctl.kafka.admin import list_offsets, list_topic_readers
+from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.kinds.offload import plan as looking
+from backlogctl.replay.kinds.offload.plan import OffloadOptions, look_at_place, say_problem
+from backlogctl.replay.kinds.offload.planning import plan_offload
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.conftest import READ, MakeOffload

@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 
-from backlog.errors import BacklogError
-from fanout.launchers import Role
-from replay.around.observation import look_at_stream
-from replay.cli import main
-from replay.recovery.brakes import CancelRequested, PausedBecause
-from replay.telling.standing import find_standing
-from spark_backfill.archive import writing
+from backlogctl.errors import BacklogError
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.cli import main
+from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause
+from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.replay.present.status import find_standing
+from backlogctl.spark_backfill.archive import writing
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import find_unhandled
 from tests.replay.offload.world import OffloadWorld, await_fresh, find_place, judge_offload

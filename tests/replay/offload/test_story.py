@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay.around.observation import look_at_stream
+from backlogctl.replay.observe.stream import look_at_stream
 from tests.replay.offload.world import (
     OffloadWorld,
     await_fresh,

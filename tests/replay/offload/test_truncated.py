@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import Refused
-from backlog.kafka import standing
-from backlog.kafka.standing import EndsBehind
-from backlog.kafka.topics import list_offsets
-from replay.kinds.offload import context
+from backlogctl.errors import Refused
+from backlogctl.kafka import groups
+from backlogctl.kafka.groups import EndsBehind
+from backlogctl.kafka.topics import list_offsets
+from backlogctl.replay.kinds.offload import context
 from tests.kafka_tools import wait_until
 from tests.replay.offload.conftest import READ
 from tests.replay.offload.world import OffloadWorld, find_fence
@@ -31,10 +31,10 @@ def test_fault_74_a_log_that_ends_below_the_fence(
         return {n: at - 5 if n == 0 and "latest" in args else at for n, at in found.items()}
 
     def cut_back() -> None:
-        monkeypatch.setattr(standing, "TRUNCATED_SECONDS", 3600.0 if is_passing else 0.5)
+        monkeypatch.setattr(groups, "TRUNCATED_SECONDS", 3600.0 if is_passing else 0.5)
         if is_passing:
             monkeypatch.setattr(context, "ASK_SECONDS", 8.0)
-        monkeypatch.setattr(standing, "list_offsets", cut)
+        monkeypatch.setattr(groups, "list_offsets", cut)
 
     idle.at(point, cut_back)
     told = r"below the (known written|committed) offset"

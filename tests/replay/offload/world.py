@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 
-from backlog.kafka import admin as verbs
-from backlog.kafka.clients import make_producer
-from backlog.values import Recovery
-from fanout.launchers import Role
-from replay.around.observation import note_stream
-from replay.kinds.offload import steps
-from replay.kinds.offload.options import ALLOW_DISK, OffloadOptions
-from replay.kinds.offload.planning import plan_offload
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.clients import make_producer
+from backlogctl.replay.kinds.offload import steps
+from backlogctl.replay.kinds.offload.plan import ALLOW_DISK, OffloadOptions
+from backlogctl.replay.kinds.offload.planning import plan_offload
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.values import Recovery
 from tests.kafka_tools import read_all, wait_until
 from tests.reaching import list_reaching
 from tests.replay.expand.oracle import read_log

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.values import GapState
-from spark_backfill.archive.purging import purge_archive
+from backlogctl.spark_backfill.archive.verification import purge_archive
+from backlogctl.values import GapState
 from tests.kafka_tools import move_log_start, set_config
 from tests.replay.offloaded import offload
 from tests.replay.redrive.world import (

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from backlog.archive import ArchivedRange
-from backlog.ledger import ArchiveRecord
-from backlog.values import Cause, Gap, GapState, RecoveryState
-from monitoring.verdicts import Verdict
-from replay.injection.archived import (
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.manifests import ArchivedRange
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection.archived import (
     find_archive,
     list_archived,
     suggest_plan,
     suggest_redrive,
 )
-from replay.kinds.rebuild.choosing import list_repairable, say_why_not
-from replay.recovery.workspace import Workspace
-from replay.runbooks.detecting import choose_actions
-from replay.runbooks.nights import _count_gaps, has_nights
-from replay.runbooks.waiting import list_waiting_work
-from tests.backlog.ledger.makers import NOON, make_gap
+from backlogctl.replay.kinds.rebuild.losses import list_repairable, say_why_not
+from backlogctl.replay.runbooks.detection import choose_actions
+from backlogctl.replay.runbooks.nights import _count_gaps, has_nights
+from backlogctl.replay.runbooks.work import list_waiting_work
+from backlogctl.values import Cause, Gap, GapState, RecoveryState
+from tests.kernel.ledger.makers import NOON, make_gap
 from tests.replay.calling import call_main
 from tests.replay.makers import open_desk
 

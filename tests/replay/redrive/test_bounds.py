@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from backlog.errors import UsageError
-from backlog.values import OffsetRange
-from replay.kinds.redrive.bounds import cut_ranges, read_offsets, require_bounds, skip_before
-from replay.kinds.redrive.keys import read_keys
-from replay.kinds.redrive.options import RedriveOptions
+from backlogctl.errors import UsageError
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions, read_keys
+from backlogctl.replay.kinds.redrive.sources import (
+    cut_ranges,
+    read_offsets,
+    require_bounds,
+    skip_before,
+)
+from backlogctl.values import OffsetRange
 
 
 def test_both_ends_are_included_and_overlaps_are_one() -> None:

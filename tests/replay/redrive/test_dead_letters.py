@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backlog.kafka.admin import describe_topic
+from backlogctl.kafka.admin import describe_topic
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
 from tests.kafka_tools import set_config

@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.values import Cause, GapState
-from replay.recovery.origins import name_origin
-from replay.runbooks.carrying import carry_on
-from replay.runbooks.nights import Tonight, find_night_work
+from backlogctl.clock import utc_now
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.runbooks.nights import Tonight, find_night_work
+from backlogctl.replay.runbooks.work import carry_on
+from backlogctl.values import Cause, GapState
 from tests.kafka_tools import commit, move_log_start
 from tests.replay.offloaded import offload
 from tests.replay.redrive.world import read_own

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from backlog.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
-from replay.injection import rehearsals
+from backlogctl.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
+from backlogctl.replay.injection import target
 from tests.conftest import MakeTopic
 from tests.kafka_tools import commit, delete_topic, set_config
 from tests.replay.redrive.world import (
@@ -59,12 +59,12 @@ def test_a_rehearsal_disturbs_nobody(filled: Shop, monkeypatch: pytest.MonkeyPat
     assert keys_of(read_sent(filled)) == KEYS
 
     workspace = filled.open()
-    assert rehearsals.clear_rehearsals(workspace, "orders") == ()
+    assert target.clear_rehearsals(workspace, "orders") == ()
     now = workspace.ledger.now() + timedelta(hours=25)
     monkeypatch.setattr(type(workspace.ledger), "now", lambda _: now)
-    assert set(rehearsals.clear_rehearsals(workspace, "orders")) == {first["id"], second["id"]}
+    assert set(target.clear_rehearsals(workspace, "orders")) == {first["id"], second["id"]}
     assert not exists(filled, side)
-    assert rehearsals.clear_rehearsals(workspace, "orders") == ()
+    assert target.clear_rehearsals(workspace, "orders") == ()
 
 
 def test_cancel_of_a_rehearsal_deletes_its_topic(filled: Shop) -> None:

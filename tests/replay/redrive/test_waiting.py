@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.kafka.clients import make_admin
-from backlog.values import GapState
+from backlogctl.kafka.clients import make_admin
+from backlogctl.values import GapState
 from backlogctl_delivery import stamps
 from tests.kafka_tools import commit, move_log_start, read_all, set_config, wait_until
 from tests.replay.offloaded import offload

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backlog.kafka.clients import make_producer
+from backlogctl.kafka.clients import make_producer
 from backlogctl_delivery import stamps
 from tests.kafka_tools import commit, read_all
 from tests.replay.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition, place

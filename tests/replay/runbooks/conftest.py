@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.recovery.workspace import Workspace
+from backlogctl.replay.engine.kind import Workspace
 from tests.replay.runbooks.desks import open_shop
 
 

@@ -8,16 +8,21 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backlog.hashing import hash_value
-from backlog.values import Cause, Gap, Recovery, RecoveryState
-from replay.kinds.expand.plan import ExpandPlan
-from replay.kinds.rebuild.plan import RebuildPlan
-from replay.recovery.approval import approve_plan
-from replay.recovery.identity import Identity, acting_as, find_identity
-from replay.recovery.origins import AIRFLOW, name_origin
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from tests.backlog.ledger.makers import make_gap
+from backlogctl.manifests import hash_value
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import (
+    AIRFLOW,
+    Identity,
+    Origin,
+    acting_as,
+    find_identity,
+    name_origin,
+)
+from backlogctl.replay.kinds.expand.plan import ExpandPlan
+from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
+from backlogctl.values import Cause, Gap, Recovery, RecoveryState
+from tests.kernel.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
 

@@ -11,22 +11,20 @@ from typing import Any
 
 import pytest
 
-from backlog.clock import utc_now
-from backlog.config import Stream
-from backlog.errors import InvalidTransition, PutBackAlready, Refused
-from backlog.kafka.admin import TopicInfo
-from backlog.values import Cause, Gap, GapState, Recovery, RecoveryState
-from replay.injection.plan import PlannedTarget, To
-from replay.injection.rehearsals import name_superseded
-from replay.kinds.rebuild.choosing import choose_gaps
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.recovery.brakes import OPERATOR, WINDOW
-from replay.recovery.kind import Say
-from replay.recovery.origins import name_origin
-from replay.recovery.plan import Origin
-from replay.recovery.workspace import Workspace
-from replay.runbooks import nights
-from replay.runbooks.nights import Interval, NightWork, Tonight, find_night_work
+from backlogctl.clock import utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import InvalidTransition, PutBackAlready, Refused
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.replay.engine.brakes import OPERATOR, WINDOW
+from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.plan import Origin, name_origin
+from backlogctl.replay.injection.plan import PlannedTarget, To
+from backlogctl.replay.injection.target import name_superseded
+from backlogctl.replay.kinds.rebuild.losses import choose_gaps
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.runbooks import nights
+from backlogctl.replay.runbooks.nights import Interval, NightWork, Tonight, find_night_work
+from backlogctl.values import Cause, Gap, GapState, Recovery, RecoveryState
 from tests.replay.makers import PAST, change_ledger
 from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 

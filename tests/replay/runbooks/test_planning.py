@@ -10,27 +10,16 @@ from typing import Any
 
 import pytest
 
-from backlog.config import Stream
-from backlog.errors import Refused, UsageError
-from backlog.values import Recovery, RecoveryState
-from replay.kinds import KINDS
-from replay.kinds.expand.options import ExpandOptions
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.recovery.identity import acting_as, find_identity
-from replay.recovery.kind import Say
-from replay.recovery.origins import name_origin
-from replay.recovery.plan import Options, Origin
-from replay.recovery.workspace import Workspace
-from replay.runbooks.planning import find_or_plan
-from replay.runbooks.requests import RecoveryRequest
-from tests.replay.runbooks.desks import (
-    AIRFLOW_USER,
-    RUN,
-    bring,
-    lose,
-    open_shop,
-    store,
-)
+from backlogctl.config import Stream
+from backlogctl.errors import Refused, UsageError
+from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.plan import Options, Origin, acting_as, find_identity, name_origin
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.kinds.expand.plan import ExpandOptions
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.runbooks.requests import RecoveryRequest, find_or_plan
+from backlogctl.values import Recovery, RecoveryState
+from tests.replay.runbooks.desks import AIRFLOW_USER, RUN, bring, lose, open_shop, store
 
 S = RecoveryState
 OTHER_RUN = name_origin("recover_backlog", "run-2")

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.config import Config
-from backlog.errors import UsageError
-from fanout.layout import MAX_FACTOR
-from replay.kinds import EXPAND, KINDS, REBUILD
-from replay.kinds.expand.options import ORDERS, ExpandOptions
-from replay.kinds.rebuild.options import RebuildOptions
-from replay.recovery.options import read_options
-from replay.recovery.workspace import Workspace
-from replay.runbooks.requests import (
+from backlogctl.config import Config
+from backlogctl.errors import UsageError
+from backlogctl.fanout.layout import MAX_FACTOR
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.options import read_options
+from backlogctl.replay.kinds import EXPAND, KINDS, REBUILD
+from backlogctl.replay.kinds.expand.plan import ORDERS, ExpandOptions
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.runbooks.requests import (
     AUTO,
     BY_STREAM,
     RecoveryRequest,

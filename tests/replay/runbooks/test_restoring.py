@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.errors import KafkaFailure, LeaseHeld, Refused
-from backlog.ledger import Owner
-from backlog.values import Recovery, RecoveryState
-from replay.kinds.expand.kind import Expand
-from replay.kinds.offload.kind import Offload
-from replay.recovery import cancelling as cancellation
-from replay.recovery.brakes import OPERATOR, WINDOW
-from replay.recovery.cancelling import request_pause
-from replay.recovery.identity import acting_as
-from replay.recovery.workspace import Workspace
-from replay.runbooks import restoring
-from replay.runbooks.restoring import list_left_open, restore_layout
+from backlogctl.errors import KafkaFailure, LeaseHeld, Refused
+from backlogctl.ledger import Owner
+from backlogctl.replay.engine import cancelling as cancellation
+from backlogctl.replay.engine.brakes import OPERATOR, WINDOW
+from backlogctl.replay.engine.cancelling import request_pause
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import acting_as
+from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.offload.kind import Offload
+from backlogctl.replay.runbooks import work
+from backlogctl.replay.runbooks.work import list_left_open, restore_layout
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import read_actions
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
@@ -187,7 +187,7 @@ def test_an_earlier_pause_from_the_shell_is_over_when_the_scheduler_went_on(
 def test_its_own_runner_is_waited_for(
     desk: Workspace, closed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restoring, "RESTORE_SECONDS", 0.0)
+    monkeypatch.setattr(work, "RESTORE_SECONDS", 0.0)
     recovery = bring_by_airflow(desk, store(desk, "expand"), S.APPROVED, S.RUNNING)
     with desk.ledger.leases.hold(recovery.id):
         assert list_ids(desk) == []
@@ -207,7 +207,7 @@ def test_what_ends_meanwhile_is_no_failure(
         bring_by_airflow(desk, recovery, S.VERIFIED)
         return real(*args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(restoring, "cancel_work", end_first)
+    monkeypatch.setattr(work, "cancel_work", end_first)
     assert restore(desk, recovery).state is S.VERIFIED
 
 

@@ -10,21 +10,28 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backlog.clock import utc_now
-from backlog.errors import Refused
-from backlog.values import Recovery, RecoveryState
-from monitoring.verdicts import Verdict
-from replay.kinds import KINDS
-from replay.recovery.origins import name_origin
-from replay.recovery.workspace import Workspace
-from replay.runbooks import detecting, nights
-from replay.runbooks.carrying import carry_on
-from replay.runbooks.describing import describe_body, describe_outcome, describe_subject
-from replay.runbooks.detecting import choose_actions, detect_backlog, find_declined, should_plan
-from replay.runbooks.nights import Tonight, find_night_work
-from replay.runbooks.planning import find_or_plan
-from replay.runbooks.requests import RecoveryRequest
-from replay.runbooks.restoring import list_left_open, restore_layout
+from backlogctl.clock import utc_now
+from backlogctl.errors import Refused
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.runbooks import detection, nights
+from backlogctl.replay.runbooks.descriptions import (
+    describe_body,
+    describe_outcome,
+    describe_subject,
+)
+from backlogctl.replay.runbooks.detection import (
+    choose_actions,
+    detect_backlog,
+    find_declined,
+    should_plan,
+)
+from backlogctl.replay.runbooks.nights import Tonight, find_night_work
+from backlogctl.replay.runbooks.requests import RecoveryRequest, find_or_plan
+from backlogctl.replay.runbooks.work import carry_on, list_left_open, restore_layout
+from backlogctl.values import Recovery, RecoveryState
 from tests.replay.makers import make_recovery
 from tests.replay.runbooks.desks import (
     MYSTERY,
@@ -73,7 +80,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     def plan(*_: Any, **named: Any) -> Recovery:
         return make_recovery(make_rebuild(), id="r-of-ours")
 
-    monkeypatch.setattr(detecting, "look_at_stream", look)
+    monkeypatch.setattr(detection, "look_at_stream", look)
     monkeypatch.setattr(nights, "plan_rebuild", plan)
     for kind in KINDS:
         monkeypatch.setattr(type(kind), "make_plan", plan)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import TopicPartition
 
-from backlog.kafka.admin import list_offsets, read_topic_id
-from backlog.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
-from backlog.values import OffsetRange
-from spark_backfill.archive.job import ArchiveJob
+from backlogctl.kafka.admin import list_offsets, read_topic_id
+from backlogctl.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
+from backlogctl.spark_backfill.archive.job import ArchiveJob
+from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 
-from backlog.config import SparkSection
-from spark_backfill.archive.job import ArchiveProgress
-from spark_backfill.archive.writing import write_archive
-from spark_backfill.spark.session import open_session
+from backlogctl.config import SparkSection
+from backlogctl.spark_backfill.archive.job import ArchiveProgress
+from backlogctl.spark_backfill.archive.writing import write_archive
+from backlogctl.spark_backfill.spark.session import open_session
 from tests.spark_backfill.archive import archiving
 
 

@@ -10,16 +10,19 @@ import json
 import sys
 from typing import Any
 
-from backlog.config import SparkSection
-from backlog.errors import BacklogError
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.job import ArchiveJob, ArchiveProgress
-from spark_backfill.archive.purging import purge_archive
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
-from spark_backfill.archive.writing import write_archive
-from spark_backfill.spark.object_store import needs_s3
-from spark_backfill.spark.session import open_session
+from backlogctl.config import SparkSection
+from backlogctl.errors import BacklogError
+from backlogctl.spark_backfill.archive.job import ArchiveJob, ArchiveProgress
+from backlogctl.spark_backfill.archive.place import ArchivePlace
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.verification import (
+    purge_archive,
+    read_manifest,
+    verify_archive,
+)
+from backlogctl.spark_backfill.archive.writing import write_archive
+from backlogctl.spark_backfill.spark.cluster import needs_s3
+from backlogctl.spark_backfill.spark.session import open_session
 from tests.spark_backfill.archive import archiving
 
 

@@ -11,15 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backlog.errors import StagingError
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive import batches
-from spark_backfill.archive.batches import open_writer
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.layout import summarize
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.topic_reading import Reader
-from spark_backfill.archive.writing import write_archive
+from backlogctl.errors import StagingError
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive import batches
+from backlogctl.spark_backfill.archive.batches import Reader, open_writer
+from backlogctl.spark_backfill.archive.place import ArchivePlace
+from backlogctl.spark_backfill.archive.reading import read_archive, summarize
+from backlogctl.spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 

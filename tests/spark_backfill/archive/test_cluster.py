@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 from tests.spark_backfill.standalone import StandaloneSpark

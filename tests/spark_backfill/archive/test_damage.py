@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.archive import ARCHIVE_MANIFEST, ArchiveManifest
-from backlog.errors import Refused, StagingError
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.owning import ForeignArchive
-from spark_backfill.archive.purging import Purged, purge_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
-from spark_backfill.archive.writing import write_archive
+from backlogctl.errors import Refused, StagingError
+from backlogctl.manifests import ARCHIVE_MANIFEST, ArchiveManifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive.verification import (
+    ForeignArchive,
+    Purged,
+    purge_archive,
+    read_manifest,
+    verify_archive,
+)
+from backlogctl.spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 

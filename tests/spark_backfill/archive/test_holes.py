@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import Refused
-from backlog.kafka.clients import make_producer
-from backlog.values import OffsetRange
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import verify_archive
-from spark_backfill.archive.writing import write_archive
+from backlogctl.clock import Deadline
+from backlogctl.errors import Refused
+from backlogctl.kafka.clients import make_producer
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.verification import verify_archive
+from backlogctl.spark_backfill.archive.writing import write_archive
+from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start
 from tests.spark_backfill.archive import archiving

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.kafka.clients import make_producer
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.verification import verify_archive
-from spark_backfill.archive.writing import write_archive
+from backlogctl.kafka.clients import make_producer
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive.verification import verify_archive
+from backlogctl.spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 

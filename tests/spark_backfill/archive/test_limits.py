@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.kafka.clients import make_producer
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive import writing
-from spark_backfill.archive.failures import ArchiveFull, ArchiveLagging
-from spark_backfill.archive.job import ArchiveProgress
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.topic_state import find_moved
-from spark_backfill.archive.writing import write_archive
+from backlogctl.kafka.clients import make_producer
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive import writing
+from backlogctl.spark_backfill.archive.job import ArchiveProgress
+from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchiveLagging
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.writing import find_moved, write_archive
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start
 from tests.spark_backfill.archive import archiving

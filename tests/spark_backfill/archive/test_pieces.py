@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import OffsetRange
-from spark_backfill.archive.pieces import Piece, cut_ranges, find_rest, list_overlaps, sum_ranges
+from backlogctl.spark_backfill.archive.job import (
+    Piece,
+    cut_ranges,
+    find_rest,
+    list_overlaps,
+    sum_ranges,
+)
+from backlogctl.values import OffsetRange
 
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 400)), max_size=6)
 

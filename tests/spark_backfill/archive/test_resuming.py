@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.archive import ARCHIVE_MANIFEST
-from backlog.errors import Paused, PlanStale, Refused, StagingError
-from backlog.values import OffsetRange
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive import writing
-from spark_backfill.archive.filesystem import ArchivePlace
-from spark_backfill.archive.job import ArchiveProgress
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import read_manifest
-from spark_backfill.archive.writing import write_archive
+from backlogctl.errors import Paused, PlanStale, Refused, StagingError
+from backlogctl.manifests import ARCHIVE_MANIFEST
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive import writing
+from backlogctl.spark_backfill.archive.job import ArchiveProgress
+from backlogctl.spark_backfill.archive.place import ArchivePlace
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.verification import read_manifest
+from backlogctl.spark_backfill.archive.writing import write_archive
+from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.archive.job import ArchiveProgress
-from spark_backfill.archive.reading import read_archive
-from spark_backfill.archive.verification import read_manifest, verify_archive
-from spark_backfill.archive.writing import write_archive
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.archive.job import ArchiveProgress
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlog.config import Consumed
-from backlog.errors import ConfigurationError, SourceError
-from backlog.values import OffsetRange
-from backlogctl_delivery import stamps
-from spark_backfill.audits import consumed as module
-from spark_backfill.audits.consumed import (
+from backlogctl.config import Consumed
+from backlogctl.errors import ConfigurationError, SourceError
+from backlogctl.spark_backfill.audits import consumed as module
+from backlogctl.spark_backfill.audits.consumed import (
     ConsumedAudit,
     ConsumedScope,
     UnhandledRange,
     audit_consumed,
     read_consumed,
 )
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA
+from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA
+from backlogctl.values import OffsetRange
+from backlogctl_delivery import stamps
 from tests.spark_backfill import world
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlogctl_delivery import stamps
-from spark_backfill.audits.counts import (
+from backlogctl.spark_backfill.audits.counts import (
     CountsAudit,
     Stretch,
     as_tier,
@@ -21,7 +20,8 @@ from spark_backfill.audits.counts import (
     find_heads,
     list_stretches,
 )
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA
+from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA
+from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from backlogctl.spark_backfill.audits.sequence import ChainId, audit_sequence
+from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA
 from backlogctl_delivery import stamps
 from backlogctl_delivery.sequenced import sequence
 from backlogctl_delivery.sequenced.sequence import Stamp, UnreadableStamp, read_stamp, write_stamp
-from spark_backfill.audits.sequence import ChainId, audit_sequence
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.crash.scenario import Scenario, make_scenario
 
 MakeScenario = Callable[..., Scenario]

@@ -11,12 +11,12 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
-from backlog.errors import Paused
-from backlog.kafka.clients import make_producer
-from spark_backfill.injection.brakes import Brake, Brakes, InjectionProgress
-from spark_backfill.injection.job import InjectionJob, InjectionResult
-from spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
-from spark_backfill.injection.waves import inject_with
+from backlogctl.errors import Paused
+from backlogctl.kafka.clients import make_producer
+from backlogctl.spark_backfill.injection.brakes import Brake, Brakes, InjectionProgress
+from backlogctl.spark_backfill.injection.job import InjectionJob, InjectionResult
+from backlogctl.spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
+from backlogctl.spark_backfill.injection.waves import inject_with
 from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import judge
 

@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 
-from backlog.errors import (
-    Paused,
-    VerificationFailed,
-)
-from backlog.kafka.admin import (
-    committed_offsets,
-    list_offsets,
-)
-from backlog.kafka.clients import make_consumer, make_producer
-from backlog.manifest import read_chunk
-from spark_backfill.injection.brakes import (
+from backlogctl.errors import Paused, VerificationFailed
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.kafka.clients import make_consumer, make_producer
+from backlogctl.manifests import read_chunk
+from backlogctl.spark_backfill.injection.brakes import (
     CombinedBrakes,
     InjectionProgress,
     LiveLagBrake,
+    read_canary_back,
 )
-from spark_backfill.injection.canary import read_canary_back
 from tests.crash.scenario import judge
 from tests.kafka_tools import move_log_start
 from tests.spark_backfill.injection.conftest import MakeScenario

@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from backlog.clock import Deadline
-from backlog.errors import Paused
-from backlog.kafka.admin import create_topic
-from backlog.kafka.clients import make_producer
-from backlog.kafka.log_dirs import BrokerLogDirs, LogDirs
-from backlog.manifest import Manifest
-from backlog.values import Chunk
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.injection.brakes import InjectionProgress
-from spark_backfill.injection.disk_brake import MESSAGE_BYTES, DiskBrake, measure_room
+from backlogctl.clock import Deadline
+from backlogctl.errors import Paused
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.manifests import Manifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.injection.brakes import (
+    MESSAGE_BYTES,
+    DiskBrake,
+    InjectionProgress,
+    measure_room,
+)
+from backlogctl.values import Chunk
 
 MIB = 2**20
 PLAIN: Mapping[str, str] = {"bootstrap.servers": "127.0.0.1:1"}

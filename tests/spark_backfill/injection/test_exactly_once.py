@@ -12,16 +12,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from backlog.errors import KafkaFailure, LeaseHeld, PlanStale, ProducerFenced, Refused
-from backlog.kafka.admin import list_offsets
-from backlog.manifest import read_chunk, write_chunk
-from backlog.values import Chunk
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.injection.brakes import CombinedBrakes, InjectionProgress
-from spark_backfill.injection.ledger_topic import read_committed_chunks
-from spark_backfill.injection.producing import AttemptError, SlotProducer
-from spark_backfill.injection.transactional import TransactionalWriter, fence_slots
-from spark_backfill.injection.writer import ChunkResult, Outcome
+from backlogctl.errors import KafkaFailure, LeaseHeld, PlanStale, ProducerFenced, Refused
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.manifests import read_chunk, write_chunk
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.injection.brakes import CombinedBrakes, InjectionProgress
+from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
+from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
+from backlogctl.spark_backfill.injection.transactional import (
+    ChunkResult,
+    Outcome,
+    TransactionalWriter,
+    fence_slots,
+)
+from backlogctl.values import Chunk
 from tests.crash.forking import kill_process
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import make_scenario, make_table

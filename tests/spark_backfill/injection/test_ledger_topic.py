@@ -8,14 +8,14 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.clock import Deadline
-from backlog.errors import ClusterUnreachable, HangingTransaction, PlanStale, Refused
-from backlog.kafka.admin import create_topic, describe_topic, list_offsets
-from backlog.kafka.clients import make_producer
-from backlog.manifest import read_chunk
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.injection import waves
-from spark_backfill.injection.ledger_topic import (
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable, HangingTransaction, PlanStale, Refused
+from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets
+from backlogctl.kafka.clients import make_producer
+from backlogctl.manifests import read_chunk
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.injection import waves
+from backlogctl.spark_backfill.injection.ledger_topic import (
     check_ledger,
     ensure_ledger_topic,
     find_foreign_chunks,
@@ -23,8 +23,8 @@ from spark_backfill.injection.ledger_topic import (
     read_visible,
     snapshot_ledger,
 )
-from spark_backfill.injection.snapshots import LedgerSnapshot
-from spark_backfill.injection.transactional import TransactionalWriter
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.spark_backfill.injection.transactional import TransactionalWriter
 from tests.conftest import MakeTopic
 from tests.kafka_tools import delete_topic
 from tests.spark_backfill.injection.conftest import MakeScenario

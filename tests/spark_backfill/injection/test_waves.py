@@ -11,40 +11,23 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from backlog.errors import (
-    KafkaFailure,
-    Paused,
-    PlanStale,
-    Refused,
-    StagingError,
+from backlogctl.errors import KafkaFailure, Paused, PlanStale, Refused, StagingError
+from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets, read_metadata
+from backlogctl.kafka.clients import make_consumer
+from backlogctl.spark_backfill.injection import job as targets
+from backlogctl.spark_backfill.injection.brakes import Brake, CombinedBrakes, InjectionProgress
+from backlogctl.spark_backfill.injection.job import MAX_TRANSACTION_SECONDS
+from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
+from backlogctl.spark_backfill.injection.transactional import (
+    ChunkResult,
+    Outcome,
+    TransactionalWriter,
 )
-from backlog.kafka.admin import (
-    create_topic,
-    describe_topic,
-    list_offsets,
-    read_metadata,
-)
-from backlog.kafka.clients import make_consumer
-from backlog.values import Chunk
-from spark_backfill.injection import targets
-from spark_backfill.injection.brakes import (
-    Brake,
-    CombinedBrakes,
-    InjectionProgress,
-)
-from spark_backfill.injection.pacing import MAX_TRANSACTION_SECONDS
-from spark_backfill.injection.producing import AttemptError, SlotProducer
-from spark_backfill.injection.transactional import TransactionalWriter
-from spark_backfill.injection.writer import ChunkResult, Outcome
+from backlogctl.values import Chunk
 from tests.crash.scenario import judge
 from tests.kafka_tools import delete_topic
 from tests.spark_backfill.injection.conftest import MakeScenario
-from tests.spark_backfill.injection.doing import (
-    Stop,
-    assert_same_set,
-    await_condition,
-    inject_here,
-)
+from tests.spark_backfill.injection.doing import Stop, assert_same_set, await_condition, inject_here
 
 
 def test_fault_42_the_window_closes_in_mid_run_and_the_next_night_goes_on(

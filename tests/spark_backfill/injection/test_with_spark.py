@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlog.errors import Paused, PlanStale, Refused, StagingError, VerificationFailed
-from backlog.kafka.clients import make_producer
-from backlog.manifest import read_chunk, write_chunk
-from spark_backfill.injection.job import InjectionJob
-from spark_backfill.injection.runners import SparkChunkRunner
-from spark_backfill.injection.verification import VerificationResult, verify
-from spark_backfill.injection.waves import inject, inject_with
-from spark_backfill.injection.writer import ChunkResult, Outcome
+from backlogctl.errors import Paused, PlanStale, Refused, StagingError, VerificationFailed
+from backlogctl.kafka.clients import make_producer
+from backlogctl.manifests import read_chunk, write_chunk
+from backlogctl.spark_backfill.injection.job import InjectionJob
+from backlogctl.spark_backfill.injection.transactional import ChunkResult, Outcome
+from backlogctl.spark_backfill.injection.verification import VerificationResult, verify
+from backlogctl.spark_backfill.injection.waves import SparkChunkRunner, inject, inject_with
 from tests.crash.scenario import make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import assert_same_set, inject_here, open_transaction
@@ -74,7 +73,9 @@ def test_an_executor_that_is_killed_in_mid_chunk_changes_nothing(
                 settings = self._settings
 
                 def die(_: Any) -> Any:
-                    from spark_backfill.injection.transactional import TransactionalWriter
+                    from backlogctl.spark_backfill.injection.transactional import (
+                        TransactionalWriter,
+                    )
 
                     writer = TransactionalWriter(settings)
                     producer = writer._make_producer(0)
@@ -85,8 +86,8 @@ def test_an_executor_that_is_killed_in_mid_chunk_changes_nothing(
                     producer.flush()
                     os.kill(os.getpid(), signal.SIGKILL)
 
-                from spark_backfill.failures import translating
-                from spark_backfill.injection.runners import LostWorker
+                from backlogctl.spark_backfill.failures import translating
+                from backlogctl.spark_backfill.injection.waves import LostWorker
 
                 with translating("write", subject="a wave", kind=LostWorker):
                     self._spark.sparkContext.parallelize([1], 1).map(die).collect()

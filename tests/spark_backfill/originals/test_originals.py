@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlog.manifest import CHUNK_SCHEMA, HEADER_TYPE
-from backlog.values import OffsetRange
+from backlogctl.manifests import CHUNK_SCHEMA, HEADER_TYPE
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.existing.messages import (
+    ORIGINALS_SCHEMA,
+    count_replays,
+    format_message_time,
+    hash_original_id,
+    read_log,
+)
+from backlogctl.spark_backfill.messages.staging import StampValues, stamp_messages
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.messages.chunks import StampValues, stamp_messages
-from spark_backfill.originals.frame import ORIGINALS_SCHEMA, format_message_time
-from spark_backfill.originals.identity import hash_original_id
-from spark_backfill.originals.placing import count_replays
-from spark_backfill.originals.reading import read_log
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive.archiving import KEEP, consume, publish
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from backlog.values import Bookmark, Gap
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.request import RebuildRequest
+from backlogctl.values import Bookmark, Gap
 from backlogctl_delivery.stamps import hash_identity
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.request import RebuildRequest
 from tests.spark_backfill import world
 
 PARTITIONS = 3

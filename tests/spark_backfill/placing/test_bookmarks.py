@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backlog.values import Bookmark, OffsetRange
-from spark_backfill.placing.ranking import choose_bookmarks
+from backlogctl.spark_backfill.placing.ranking import choose_bookmarks
+from backlogctl.values import Bookmark, OffsetRange
 
 
 def mark(partition: int, offset: int, digest: str = "") -> Bookmark:

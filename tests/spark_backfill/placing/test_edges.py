@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlog.values import OffsetRange
-from spark_backfill.placing.edges import cut_rows, find_edge, is_ordered, place_gaps
-from spark_backfill.placing.values import (
+from backlogctl.spark_backfill.placing.measuring import cut_rows, find_edge, is_ordered, place_gaps
+from backlogctl.spark_backfill.placing.ranking import (
     Anchor,
     EdgeEvidence,
     OrderProof,
     PartitionRows,
     TimedPlaces,
 )
-from spark_backfill.request import Stretch, count_offsets
+from backlogctl.spark_backfill.request import Stretch, count_offsets
+from backlogctl.values import OffsetRange
 
 TIGHT = OrderProof(compared=1000)
 MESSAGE, MARKER, UNSENT, GONE = "message", "marker", "unsent", "gone"

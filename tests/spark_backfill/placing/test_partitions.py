@@ -7,22 +7,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlog.values import Bookmark
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.request import Growth
+from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import hash_identity
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.request import Growth
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,
-    LOST,
-    PARTITIONS,
-    ROWS,
-    count,
-    lost_keys,
-    open_request,
-    place,
-)  # fmt: skip
+    HANDLED,  # fmt: skip
+    LOST,  # fmt: skip
+    PARTITIONS,  # fmt: skip
+    ROWS,  # fmt: skip
+    count,  # fmt: skip
+    lost_keys,  # fmt: skip
+    open_request,  # fmt: skip
+    place,  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Message, Producer
 
-from backlog.manifest import read_chunk, read_manifest
+from backlogctl.manifests import read_chunk, read_manifest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill import lost_rows
+from backlogctl.spark_backfill.request import PriorChunk, RebuildRequest
 from backlogctl_delivery import stamps
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill import finding
-from spark_backfill.request import PriorChunk, RebuildRequest
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,
-    LOST,
-    PARTITIONS,
-    ROWS,
-    lose,
-    lost_keys,
-    mark,
-    open_request,
-    place,
-)  # fmt: skip
+    HANDLED,  # fmt: skip
+    LOST,  # fmt: skip
+    PARTITIONS,  # fmt: skip
+    ROWS,  # fmt: skip
+    lose,  # fmt: skip
+    lost_keys,  # fmt: skip
+    mark,  # fmt: skip
+    open_request,  # fmt: skip
+    place,  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,7 +176,7 @@ def test_a_loss_without_a_date_is_read_for_until_its_beginning_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Its partition had nearly all messages before, and few of those since."""
-    monkeypatch.setattr(finding, "_MORE_ROWS", 0)
+    monkeypatch.setattr(lost_rows, "_MORE_ROWS", 0)
     numbered = [world.make_order(number) for number in range(1, 9_000)]
     mine = iter([row for row in numbered if place(row) == 0])
     others = iter([row for row in numbered if place(row) != 0])

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from backlog.values import Bookmark, Gap
-from sandbox.embedded import EmbeddedKafka
-from spark_backfill.placing.placement import Placement
-from spark_backfill.placing.values import Edge, EdgeEvidence, PlacedGap, Unordered
-from spark_backfill.request import RebuildOutcome, RebuildRequest
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.placing.placement import Placement
+from backlogctl.spark_backfill.placing.ranking import Edge, EdgeEvidence, PlacedGap, Unordered
+from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
+from backlogctl.values import Bookmark, Gap
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,
-    LOST,
-    PARTITIONS,
-    ROWS,
-    lose,
-    lost_keys,
-    mark,
-    open_request,
-    place,
-)  # fmt: skip
+    HANDLED,  # fmt: skip
+    LOST,  # fmt: skip
+    PARTITIONS,  # fmt: skip
+    ROWS,  # fmt: skip
+    lose,  # fmt: skip
+    lost_keys,  # fmt: skip
+    mark,  # fmt: skip
+    open_request,  # fmt: skip
+    place,  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

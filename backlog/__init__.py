@@ -1,1 +1,0 @@
-"""The kernel: what every other package uses; it imports nothing of ours."""

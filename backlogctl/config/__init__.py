@@ -1,0 +1,61 @@
+"""backlog.yaml as frozen sections: unknown keys are fatal, secrets stay hidden."""
+
+from __future__ import annotations
+
+from backlogctl.config.consumers import Consumers, Expand, Ramp
+from backlogctl.config.delivery import LookBack, LookBackService, Outbox
+from backlogctl.config.hooks import Hook
+from backlogctl.config.root import Config, load_config, mask_secrets
+from backlogctl.config.sections import (
+    Cluster,
+    Guards,
+    KafkaLedger,
+    Source,
+    SourceLimits,
+    SparkSection,
+    Staging,
+    Watch,
+)
+from backlogctl.config.streams import (
+    Consumed,
+    Expr,
+    Identity,
+    Message,
+    OffPeak,
+    Stream,
+    StreamLimits,
+    StreamSource,
+    Value,
+)
+from backlogctl.config.template import render_template
+
+__all__ = [
+    "Cluster",
+    "Config",
+    "Consumed",
+    "Consumers",
+    "Expand",
+    "Expr",
+    "Guards",
+    "Hook",
+    "Identity",
+    "KafkaLedger",
+    "LookBack",
+    "LookBackService",
+    "Message",
+    "OffPeak",
+    "Outbox",
+    "Ramp",
+    "Source",
+    "SourceLimits",
+    "SparkSection",
+    "Staging",
+    "Stream",
+    "StreamLimits",
+    "StreamSource",
+    "Value",
+    "Watch",
+    "load_config",
+    "mask_secrets",
+    "render_template",
+]

@@ -1,0 +1,466 @@
+"""Streams: a topic, the group that must read it, its source table and its rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import time, timedelta
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from backlogctl.clock import OffPeakWindow
+from backlogctl.config.base import (
+    LATER,
+    Duration,
+    GroupId,
+    Label,
+    Names,
+    Section,
+    Text,
+    TopicName,
+    Zone,
+    fail_at,
+)
+from backlogctl.config.consumers import Consumers, Expand
+from backlogctl.config.sections import Positive
+from backlogctl_delivery import stamps
+from backlogctl_delivery.stamps import EVENT_ID
+
+# How messages that exist are put back: dead letters, how often, and rehearsals.
+
+
+class DeadLetterHeaders(Section):
+    """Headers that say where a dead letter came from, and why, for a framework of your own.
+
+    Those of Spring Kafka (`kafka_dlt-original-*`) and Kafka Connect (`__connect.errors.*`) are
+    known.
+    """
+
+    topic: Text | None = Field(default=None, description="Holds the original topic, as text.")
+    partition: Text | None = Field(
+        default=None, description="Holds the original partition, as text or a big-endian integer."
+    )
+    offset: Text | None = Field(
+        default=None, description="Holds the original offset, as text or a big-endian integer."
+    )
+    error: Text | None = Field(default=None, description="Holds the error, as text.")
+    strip: tuple[Text, ...] = Field(
+        default=(),
+        description="Glob patterns of headers that a retry adds and that are not sent again.",
+    )
+
+
+class Redrive(Section):
+    """How messages that exist are put back."""
+
+    dead_letters: DeadLetterHeaders = Field(
+        default_factory=DeadLetterHeaders,
+        description="Headers of dead letters of a framework of your own.",
+    )
+    max_replays: Annotated[int, Field(gt=0)] = Field(
+        default=3,
+        description="A message that was put back so often is not put back again, unless "
+        "`--allow replays` says so.",
+    )
+    rehearsal_keep: Duration = Field(
+        default=timedelta(hours=24),
+        description="How long a rehearsal's topic keeps its messages; the next plan or run of the "
+        "stream deletes the topic after that.",
+    )
+
+
+# `source: {outbox: NAME}`: an outbox as the source of a rebuild, written out as any other source.
+#
+# Nothing else knows that it is one.
+
+OUTBOX = "outbox"
+# What the user may say beside it.
+_BESIDE = (OUTBOX, "consumed", "edge", "margin")
+
+
+def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, object]:
+    """The section that `given` stands for.
+
+    A row's time is `sent_at`: when Kafka acknowledged it, however late that was marked, and
+    indexed. `created_at` may lie days before the message, where it was parked or Kafka was away.
+    Rows that are not sent are not lost: their sender sends them.
+
+    Rows of a partition stand in the order of their offsets, which Kafka told the sender; of a row
+    without one nothing is known but its time.
+
+    Raises:
+        PydanticCustomError: `outbox` names nothing, or a key stands beside it that follows from it.
+    """
+    database = given[OUTBOX]
+    if not isinstance(database, str):
+        raise fail_at(("source", OUTBOX), "must be a name under `sources`")
+    for key in given:
+        if key not in _BESIDE:
+            raise fail_at(("source", key), f"follows from `{OUTBOX}`: leave one of the two out")
+    return {
+        "database": database,
+        "table": "backlog_outbox",
+        "primary_key": ["id"],
+        # A topic that is none is refused as that.
+        "where": {"topic": topic if isinstance(topic, str) else "", "state": "sent"},
+        "time_column": "sent_at",
+        "time_unit": "ms",
+        "sent_time": True,
+        "order_by": ["sent_offset", "id"],
+        "mutable": False,
+        "message": {
+            "key": "message_key",
+            "partition": "sent_partition",
+            "value": {"column": "value"},
+            "tombstones": True,
+            "header_list": "headers",
+            "headers": {EVENT_ID: "message_id"},
+        },
+        "identity": {"row": "message_id", "message": f"header:{EVENT_ID}"},
+        "stale": "events",
+        **given,
+    }
+
+
+class Expr(Section):
+    """A column, or an SQL expression over the table's columns; exactly one of them."""
+
+    column: Text | None = Field(default=None, description="A column of the table.")
+    sql: Text | None = Field(default=None, description="An SQL expression.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_column(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Expr:
+        if (self.column is None) == (self.sql is None):
+            raise ValueError('must be a column, or {sql: "..."}')
+        return self
+
+
+class Value(Section):
+    """A message's value, built in exactly one of three ways."""
+
+    json_columns: Names | None = Field(
+        default=None,
+        validation_alias="json",
+        serialization_alias="json",
+        description="Columns that make a JSON object, keys in this order, nulls kept.",
+    )
+    column: Text | None = Field(
+        default=None, description="A column that holds the value's bytes or text."
+    )
+    sql: Text | None = Field(default=None, description="An SQL expression that makes the value.")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Value:
+        if [self.json_columns, self.column, self.sql].count(None) != 2:
+            raise ValueError("must be one of {json: [...]}, {column: ...} and {sql: ...}")
+        return self
+
+
+class Message(Section):
+    """How a message is built from a row."""
+
+    key: Expr | None = Field(
+        default=None,
+        description='The key: a column, or {sql: "..."}; without it messages have no key.',
+    )
+    partition: Text | None = Field(
+        default=None,
+        description="A column that says which partition a message without a key was sent to, where "
+        "the table does. Without it such messages fill what the gaps lack.",
+    )
+    value: Value = Field(description="The value: {json: [columns]}, {column: ...} or {sql: ...}.")
+    tombstones: bool = Field(
+        default=False,
+        description="Whether a value that is NULL is sent as a tombstone. Without it such a row is "
+        "in quarantine.",
+    )
+    header_list: Expr | None = Field(
+        default=None,
+        description='Headers that each row has of its own: a column, or `{sql: "..."}`, with a '
+        "JSON list of `[name, value in base64 or null]`, in their order. Those of "
+        "`headers` follow.",
+    )
+    headers: dict[str, Text] = Field(
+        default_factory=dict, description="Header names and the SQL expressions of their values."
+    )
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name in stamps.ALL:
+                raise ValueError(f"`{name}` is a header that backlogctl writes itself")
+        return value
+
+
+class Identity(Section):
+    """How a row and its message are known to belong together."""
+
+    row: Expr = Field(description='Of a row: a column, or {sql: "..."}.')
+    message: str = Field(description="Of a message: `key` or `header:NAME`.")
+
+    @field_validator("message")
+    @classmethod
+    def _check_message(cls, value: str) -> str:
+        if value.startswith("value:"):
+            raise ValueError(f"`value:` {LATER}")
+        if value != "key" and not re.fullmatch(r"header:\S.*", value):
+            raise ValueError("must be `key` or `header:NAME`")
+        return value
+
+    @property
+    def header(self) -> str | None:
+        """The header's name; None where the key identifies a message."""
+        return self.message.removeprefix("header:") if self.message != "key" else None
+
+
+class Consumed(Section):
+    """The consumer's own table: rows it names were handled, so their message was not lost."""
+
+    database: Label = Field(description="A name under `sources`.")
+    table: Text = Field(description="The table, `name` or `schema.name`.")
+    column: Text = Field(description="The column that holds the row's identity.")
+
+
+def _check_where_value(value: object) -> object:
+    if not isinstance(value, str | int):
+        raise ValueError("must be text, a whole number, true or false")
+    return value
+
+
+WhereValue = Annotated[bool | int | str, BeforeValidator(_check_where_value)]
+
+
+class StreamSource(Section):
+    """The table that a stream's messages are rebuilt from, or an outbox."""
+
+    outbox: Label | None = Field(
+        default=None,
+        # What it stands for is dumped: its own keys.
+        exclude=True,
+        description="A name under `sources`: the database of an outbox that sends the stream's "
+        "messages. All else follows from it; only `consumed`, `edge` and `margin` may stand beside "
+        "it. See [outbox](outbox.md#as-the-source-of-a-rebuild).",
+    )
+    database: Label = Field(description="A name under `sources`.")
+    table: Text = Field(description="The table, `name` or `schema.name`.")
+    primary_key: Names = Field(description="The key's column or columns.")
+    where: dict[Text, WhereValue] = Field(
+        default_factory=dict,
+        description="Which rows of the table are the stream's: columns and the value that each "
+        "has. The database compares, so that no other row is read. Without it all.",
+    )
+    time_column: Text = Field(description="When the row's message was sent, or the row changed.")
+    time_unit: Literal["s", "ms"] | None = Field(
+        default=None,
+        description="What a time column that holds whole numbers counts since 1970: seconds or "
+        "milliseconds.",
+    )
+    sent_time: bool = Field(
+        default=False,
+        description="Whether the time is that of a mark made after the message was sent: NULL "
+        "until then, and later than the message by `margin` at most. Without it "
+        "the time is set before.",
+    )
+    order_by: Names = Field(
+        default=(),
+        validate_default=False,
+        description="Order of messages within a partition. Without it the time column, then the "
+        "primary key.",
+    )
+    mutable: bool = Field(
+        default=True, description="Whether rows change after their message was sent."
+    )
+    margin: Duration = Field(
+        default=timedelta(minutes=10),
+        description="By how much the gap's time bounds are widened, for rows committed late; with "
+        "`sent_time`, for rows marked late.",
+    )
+    message: Message = Field(description="How a message is built from a row.")
+    identity: Identity = Field(description="How a row and its message belong together.")
+    consumed: Consumed | None = Field(
+        default=None,
+        description="Evidence, where there is any: the consumer's own table. It does not tell "
+        "whether a row changed after it was handled.",
+    )
+    edge: Literal["include", "exclude"] | None = Field(
+        default=None,
+        description="Rows at the edge of a loss of which it is not certain whether they were lost: "
+        "`include` puts all of them back (the consumer drops repeats), `exclude` none; without it "
+        "each as is most likely. They are listed in either case.",
+    )
+    stale: Literal["restate", "events", "refuse"] = Field(
+        default="refuse",
+        description="What an old message after a newer one means. `restate`: the row's current "
+        "version is sent; `events`: append-only events are sent as they were; `refuse`: a keyed "
+        "or compacted topic is not rebuilt.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_order(cls, value: object) -> object:
+        if not isinstance(value, Mapping) or value.get("order_by") is not None:
+            return value
+        key, moment = value.get("primary_key"), value.get("time_column")
+        names = (key,) if isinstance(key, str) else key
+        if not isinstance(moment, str) or not isinstance(names, list | tuple):
+            return {name: item for name, item in value.items() if name != "order_by"}
+        return {**value, "order_by": (moment, *(name for name in names if name != moment))}
+
+    @model_validator(mode="after")
+    def _check_identity(self) -> StreamSource:
+        if self.identity.message == "key" and self.stale == "events":
+            raise ValueError(
+                "`stale: events` does not go with `identity.message: key`: events share their "
+                "key, so a surviving one would hide a lost one; identify them by `header:NAME`"
+            )
+        if self.identity.message == "key" and self.message.key is None:
+            raise ValueError("`identity.message: key` needs `message.key`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sent_time(self) -> StreamSource:
+        if self.sent_time and self.mutable:
+            raise ValueError(
+                "`sent_time` needs `mutable: false`: a row that changes has the time of its change"
+            )
+        return self
+
+    @property
+    def drift(self) -> tuple[timedelta, timedelta]:
+        """How long at most a row's time lies before, and after, its message's; clocks aside."""
+        none = timedelta(0)
+        return (none, self.margin) if self.sent_time else (self.margin, none)
+
+
+def _read_clock_time(value: object) -> object:
+    if isinstance(value, time):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){1,2}", value):
+        return time.fromisoformat(value)
+    raise ValueError('must be a time of day such as "00:30"')
+
+
+ClockTime = Annotated[time, BeforeValidator(_read_clock_time)]
+
+
+class OffPeak(Section):
+    """Hours in which messages may be injected; they may cross midnight."""
+
+    start: ClockTime = Field(
+        validation_alias="from",
+        serialization_alias="from",
+        description="When the window opens, by the zone's wall clock.",
+    )
+    end: ClockTime = Field(
+        validation_alias="to",
+        serialization_alias="to",
+        description="When it closes; earlier than `from` means on the next day.",
+    )
+    timezone: Zone = Field(description="IANA time zone, such as Europe/Berlin.")
+
+    @model_validator(mode="after")
+    def _check_length(self) -> OffPeak:
+        if self.start == self.end:
+            raise ValueError("`from` and `to` are the same; leave `off_peak` out to run any time")
+        return self
+
+    def window(self) -> OffPeakWindow:
+        return OffPeakWindow(self.start, self.end, ZoneInfo(self.timezone))
+
+
+class StreamLimits(Section):
+    """Brakes of the injection."""
+
+    messages_per_second: Positive | None = Field(default=None, description="Rate; without it none.")
+    max_live_lag: Positive | None = Field(
+        default=None,
+        description="The injection waits while the live group's own lag is above this.",
+    )
+    max_messages: Positive = Field(
+        default=5_000_000, description="A plan with more messages than this is refused."
+    )
+
+
+class Stream(Section):
+    """A topic with the group that must read it."""
+
+    name: Label = Field(description="The stream's key under `streams`.")
+    cluster: Label = Field(description="A name under `clusters`.")
+    topic: TopicName = Field(description="The topic.")
+    group: GroupId = Field(description="The consumer group that must read it.")
+    isolation: Literal["read_committed", "read_uncommitted"] = Field(
+        default="read_committed", description="How the group reads."
+    )
+    partitioner: Literal["murmur2", "crc32"] = Field(
+        default="murmur2",
+        description="How the topic's producers place keys: `murmur2` as Java clients do, `crc32` "
+        "as librdkafka does by default.",
+    )
+    approval: Literal["named", "second_person", "auto"] = Field(
+        default="named",
+        description="Who approves a plan: a named person, another person than the planner, or "
+        "nobody for exact and covering plans within the limits.",
+    )
+    auto_plan: bool = Field(
+        default=False,
+        description="Whether a scheduler that finds it losing messages, or finds a loss, plans a "
+        "recovery by itself. The plan is approved as `approval` says.",
+    )
+    source: StreamSource | None = Field(
+        default=None, description="The source table; without it gaps are found but not rebuilt."
+    )
+    consumers: Consumers | None = Field(
+        default=None,
+        description="How its consumers are started and stopped; an expansion needs it.",
+    )
+    expand: Expand = Field(
+        default_factory=Expand, description="How an emergency expansion drains the backlog."
+    )
+    redrive: Redrive = Field(
+        default_factory=Redrive, description="How messages that exist are put back."
+    )
+    audits: tuple[Literal["sequence", "producers", "consumed", "counts"], ...] = Field(
+        default=(),
+        description="What `nightly_audit` looks for in the off-peak window: docs/audits.md.",
+    )
+    sequence: bool = Field(
+        default=False,
+        description="Whether `watch` reads its new messages and looks for missing numbers of a "
+        "SequencedProducer: docs/audits.md.",
+    )
+    mask: tuple[Text, ...] = Field(
+        default=(),
+        description="What is not shown of messages: names of JSON fields at any depth, "
+        "`header:NAME`, `key` or `value`.",
+    )
+    deliver: Literal["topic"] | None = Field(
+        default=None, description="`topic` is needed by name when other groups read the topic too."
+    )
+    off_peak: OffPeak | None = Field(
+        default=None, description="When messages may be injected; without it at any time."
+    )
+    limits: StreamLimits = Field(
+        default_factory=StreamLimits, description="Brakes of the injection."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_source(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        source = value.get("source")
+        if not isinstance(source, Mapping) or "outbox" not in source:
+            return value
+        return {**value, "source": expand_outbox(value.get("topic"), source)}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the plan records of the stream: plain JSON, with the file's keys, no secrets."""
+        return self.model_dump(mode="json")

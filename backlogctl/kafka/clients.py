@@ -1,0 +1,279 @@
+"""Admin clients and readers made from a plain mapping of client properties.
+
+Spark executors have only that mapping, so nothing here knows the configuration file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlogctl.kafka.errors import explain_encryption, translate
+from backlogctl_delivery.kafka import (
+    CLIENT_LOG,
+    COMMON,
+    ConnectionReports,
+    Properties,
+    explain_creation_failure,
+    find_addresses,
+    is_unreachable,
+    make_consumer,
+    make_producer,
+    refuse_encryption,
+    refuse_login,
+    unwrap,
+)
+
+__all__ = ["Properties", "find_addresses", "make_consumer", "make_producer"]  # beside those below
+
+_PROBE_SECONDS = 2.0
+
+
+class Admin(AdminClient):
+    """An AdminClient that remembers the addresses it was given and its last connection error."""
+
+    def __init__(self, properties: Properties) -> None:
+        self.addresses = find_addresses(properties)
+        self.reports = ConnectionReports()
+        # To ask for a topic's metadata must not make the topic.
+        settings = {
+            **COMMON,
+            "allow.auto.create.topics": False,
+            **properties,
+            "error_cb": self.reports,
+        }
+        super().__init__(settings, logger=CLIENT_LOG)
+        self._properties = dict(properties)
+        # (group, topic) -> since when an answer about them is wrong, by the monotonic clock.
+        self.behind_since: dict[tuple[str, str], float] = {}
+        self.has_answered = False
+        self._consumers: dict[tuple[tuple[str, Any], ...], Consumer] = {}
+
+    @property
+    def properties(self) -> Properties:
+        """What it was made with."""
+        return self._properties
+
+    def open_reader(self, group: str, require_stable: bool) -> Consumer:
+        """A consumer that only asks for the group's commits; it never joins. Kept for next time."""
+        # librdkafka asks for stable offsets exactly when it reads committed data.
+        level = "read_committed" if require_stable else "read_uncommitted"
+        return self.keep_consumer({"group.id": group, "isolation.level": level})
+
+    def keep_consumer(self, settings: Mapping[str, Any]) -> Consumer:
+        """A consumer with these settings, the same one each time; it is never closed."""
+        key = tuple(sorted(settings.items()))
+        if key not in self._consumers:
+            self._consumers[key] = make_consumer(
+                self._properties, {**settings, "error_cb": self.reports}
+            )
+        return self._consumers[key]
+
+    def translate(
+        self,
+        error: KafkaError | BaseException,
+        subject: str,
+        doing: str,
+        seconds: float | None = None,
+    ) -> BacklogError:
+        """`translate` with this client's addresses and last connection error."""
+        self.poll(0)  # connection errors and log lines are delivered by poll only
+        inner = unwrap(error)
+        is_late = isinstance(error, TimeoutError) or (inner is not None and is_unreachable(inner))
+        if is_late and (refused := self._tell_refused_login(subject, doing)) is not None:
+            return refused
+        return translate(
+            error,
+            subject,
+            doing,
+            addresses=self.addresses,
+            last_report=self.reports.last,
+            seconds=seconds,
+        )
+
+    def find_refusal(self, subject: str, doing: str) -> BacklogError | None:
+        """Why brokers that are there do not let this client in; None where that is not known.
+
+        Takes some seconds where a broker hangs.
+        """
+        self.poll(0)
+        if (refused := self._tell_refused_login(subject, doing)) is not None:
+            return refused
+        if self.has_answered and not self.reports.last:
+            return None  # only slow
+        why = explain_encryption(self._properties, self.addresses, _PROBE_SECONDS)
+        return refuse_encryption(why, subject, doing, self.addresses) if why else None
+
+    def _tell_refused_login(self, subject: str, doing: str) -> BacklogError | None:
+        if (refusal := self.reports.refusal) is None:
+            return None
+        login = _name_login(self._properties)
+        return refuse_login(refusal, subject, doing, self.addresses, login)
+
+
+def _name_login(properties: Properties) -> str:
+    mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "GSSAPI"
+    user = properties.get("sasl.username")
+    return f"user {user} with {mechanism}" if user else f"this client with {mechanism}"
+
+
+def make_admin(properties: Properties) -> Admin:
+    """An admin client; it connects on first use.
+
+    Raises:
+        ConfigurationError: librdkafka does not take a property.
+    """
+    try:
+        return Admin(properties)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise explain_creation_failure(error, properties, "make an admin client") from error
+
+
+def assign_partitions(
+    consumer: Consumer, starts: Sequence[TopicPartition], seconds: float = 30.0
+) -> None:
+    """Assigns partitions of one topic, of which the leaders are asked for first.
+
+    Without a leader librdkafka waits for half a second before it looks again (tried, 2.16.1).
+
+    Raises:
+        KafkaFailure, ClusterUnreachable: nobody answered.
+    """
+    try:
+        consumer.list_topics(starts[0].topic, seconds)
+        consumer.assign(list(starts))
+    except KafkaException as error:
+        subject = f"topic {starts[0].topic}"
+        raise translate(error, subject, "find its leaders", seconds=seconds) from error
+
+
+# How an admin call is made: one Deadline, errors translated, transient errors retried.
+
+Connection = Admin | Properties
+Result = TypeVar("Result")
+
+_PAUSE = 0.05
+_TOO_SHORT = 1.0  # seconds that are too few for an answer
+_ABSENCE_PAUSE = 0.5
+# After so many seconds without an answer it is looked whether the brokers let us in.
+_REFUSAL = 2.0
+
+
+def connect(connection: Connection) -> Admin:
+    """The admin client itself, or a new one from properties."""
+    return connection if isinstance(connection, Admin) else make_admin(connection)
+
+
+def seconds_left(limit: Deadline) -> float:
+    """What is left of the deadline, as librdkafka takes it (0 would mean "no limit given")."""
+    return max(0.01, limit.remaining())
+
+
+def ask(
+    admin: Admin,
+    call: Callable[..., Any],
+    subject: str,
+    doing: str,
+    limit: Deadline,
+    *arguments: Any,
+    **settings: Any,
+) -> Any:
+    """Starts an admin call; its futures are read with `wait_for`.
+
+    Raises:
+        BacklogError: the client refused the call itself.
+    """
+    try:
+        return call(*arguments, request_timeout=seconds_left(limit), **settings)
+    except KafkaException as error:
+        raise admin.translate(error, subject, doing, limit.seconds) from error
+
+
+def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit: Deadline) -> Any:
+    """The result of one future of an admin call.
+
+    Raises:
+        LoginRefused, EncryptionRefused: within seconds; the deadline is not waited for.
+        BacklogError: what the cluster answered, or that it did not answer in time.
+    """
+    # librdkafka ends the call itself; one second more for its thread to deliver that.
+    end = time.monotonic() + seconds_left(limit) + 1.0
+    has_looked = False
+    while True:
+        left = end - time.monotonic()
+        try:
+            result = future.result(timeout=max(0.0, left if has_looked else min(left, _REFUSAL)))
+        except (KafkaException, TimeoutError) as error:
+            if future.done() or time.monotonic() >= end:
+                raise admin.translate(error, subject, doing, limit.seconds) from error
+            # Nobody has answered for long: a wrong password would be tried until the end.
+            has_looked = True
+            if (refused := admin.find_refusal(subject, doing)) is not None:
+                raise refused from error
+            continue
+        admin.has_answered = True
+        admin.reports.clear()
+        return result
+
+
+def reach(admin: Admin, subject: str, doing: str, limit: Deadline) -> None:
+    """Waits until a broker answers, once for a client; before calls that only block.
+
+    Raises:
+        LoginRefused, EncryptionRefused: within seconds.
+        ClusterUnreachable: nobody answered in time.
+    """
+    if not admin.has_answered:
+        future = ask(admin, admin.describe_cluster, subject, doing, limit)
+        wait_for(admin, future, subject, doing, limit)
+
+
+def retry_transient(
+    admin: Admin,
+    limit: Deadline,
+    call: Callable[[], Result],
+    is_transient: Callable[[KafkaFailure], bool] | None = None,
+) -> Result:
+    """Calls again while a leader or coordinator moves, until the deadline.
+
+    `is_transient` names more errors that are transient here. An unreachable cluster is not
+    retried: that call has used up the deadline already.
+    """
+    known: KafkaFailure | None = None
+    while True:
+        left = limit.remaining()
+        try:
+            return call()
+        except ClusterUnreachable:
+            # The last try had no time for an answer; the error before it says more.
+            if known is not None and left < _TOO_SHORT:
+                raise known from None
+            raise
+        except KafkaFailure as error:
+            if limit.expired or not (
+                error.retryable or (is_transient is not None and is_transient(error))
+            ):
+                raise
+            known = error
+            admin.poll(min(_PAUSE, limit.remaining()))
+
+
+def outlast(limit: Deadline, call: Callable[[], Result]) -> Result:
+    """Calls again while brokers are away, until the deadline; for work that is under way.
+
+    The call keeps its own time limits.
+    """
+    while True:
+        try:
+            return call()
+        except KafkaFailure as error:
+            if not error.retryable or limit.expired:
+                raise
+        time.sleep(limit.remaining(_ABSENCE_PAUSE))

@@ -1,0 +1,224 @@
+"""confluent_kafka's errors about topics, groups and transactions become ours here."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
+from backlogctl_delivery import kafka
+from backlogctl_delivery.kafka import describe, unwrap
+
+
+class TopicMissing(KafkaFailure):
+    """The topic, or one of its partitions, is not on the cluster."""
+
+    code = "topic_missing"
+
+
+class GroupMissing(KafkaFailure):
+    """The cluster does not know the group."""
+
+    code = "group_missing"
+
+
+class GroupActive(Refused):
+    """The group has members, so its offsets cannot be set from outside."""
+
+    code = "group_active"
+    retryable = True
+
+
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+_MISSING_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+# A group with members answers a commit from outside with one of these.
+GROUP_ACTIVE_CODES = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.NON_EMPTY_GROUP,
+        KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+)
+
+
+def is_abortable(error: KafkaError | BaseException) -> bool:
+    """Whether the open transaction must be aborted and can then be tried again."""
+    inner = unwrap(error)
+    return inner is not None and bool(inner.txn_requires_abort())
+
+
+def is_fenced(error: KafkaError | BaseException) -> bool:
+    """Whether a newer producer took the transactional id over."""
+    inner = unwrap(error)
+    return inner is not None and inner.code() in _FENCED
+
+
+def translate(
+    error: KafkaError | BaseException,
+    subject: str,
+    doing: str,
+    *,
+    addresses: str = "",
+    last_report: str = "",
+    seconds: float | None = None,
+) -> BacklogError:
+    """Turns a client's error into ours; the caller raises it `from` the original.
+
+    Args:
+        error: KafkaError, KafkaException, or what a client call raised besides (ValueError,
+            a future's TimeoutError).
+        subject: what it was tried on: `topic orders`, `group order-service on topic orders`.
+        doing: what was tried, to follow "could not": `read committed offsets`.
+        addresses: `bootstrap.servers` tried.
+        last_report: the client's own last connection report, if it made one.
+        seconds: the time limit that was given.
+    """
+    inner = None if isinstance(error, BacklogError) else unwrap(error)
+    code, text = (None, "") if inner is None else (inner.code(), describe(inner))
+    if code in _FENCED:
+        return ProducerFenced(
+            f"could not {doing}: a newer producer has taken over ({text})",
+            subject=subject,
+            hint="another runner does this work now; this one wrote nothing after that",
+        )
+    if code in _MISSING_TOPIC:
+        return TopicMissing(
+            f"could not {doing}: the topic is not on the cluster {addresses}".rstrip(),
+            subject=subject,
+            hint="check `topic` and `cluster` of the stream; was it deleted?",
+        )
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return GroupMissing(
+            f"could not {doing}: the cluster does not know the group",
+            subject=subject,
+            hint="check `group` of the stream; it may have expired, or never committed",
+        )
+    if code in GROUP_ACTIVE_CODES:
+        return GroupActive(
+            f"could not {doing}: the group is active ({text})",
+            subject=subject,
+            hint="stop the group's members and try again",
+        )
+    return kafka.translate(
+        error, subject, doing, addresses=addresses, last_report=last_report, seconds=seconds
+    )
+
+
+# Why a connection is not encrypted as the properties want it: a handshake of our own tells.
+#
+# librdkafka says "verify failed" of every certificate, and nothing where a port hangs up.
+
+_DEFAULT_PORT = 9092
+_ADDRESS = re.compile(r"^(?:\w+://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?$")
+
+
+def explain_encryption(properties: Mapping[str, Any], addresses: str, seconds: float) -> str:
+    """What is wrong between the properties and the first broker that can be reached; "" where
+    nothing is, or nobody could be reached.
+
+    Args:
+        addresses: `bootstrap.servers`.
+        seconds: the longest that one broker is waited for.
+    """
+    for address in addresses.split(","):
+        found = _ADDRESS.match(address.strip())
+        if found is None:
+            continue
+        host, port = found["six"] or found["host"], int(found["port"] or _DEFAULT_PORT)
+        try:
+            with socket.create_connection((host, port), seconds) as bare:
+                bare.settimeout(seconds)
+                return _compare(properties, bare, host, f"{host}:{port}")
+        except OSError:
+            continue
+    return ""
+
+
+def _compare(properties: Mapping[str, Any], bare: socket.socket, host: str, place: str) -> str:
+    protocol = str(properties.get("security.protocol", "plaintext")).upper()
+    wants_tls = protocol.endswith("SSL")
+    try:
+        context = _make_context(properties) if wants_tls else _make_open_context()
+        with context.wrap_socket(bare, server_hostname=host):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"the certificate of {place} is not accepted: {_tidy(error.verify_message)} "
+            f"({_name_trust(properties)})"
+        )
+    except (ssl.SSLError, ConnectionError, TimeoutError) as error:
+        # Other parameters than certificates would be told by librdkafka itself.
+        if wants_tls and _is_no_tls(error):
+            return f"{place} does not speak TLS, and security.protocol is {protocol}"
+        return ""
+    except (OSError, ValueError):
+        return ""  # a file of the properties: librdkafka names it
+    if not wants_tls:
+        return f"{place} speaks TLS, and security.protocol is {protocol}"
+    return ""
+
+
+def _make_context(properties: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    trusted, text = properties.get("ssl.ca.location"), properties.get("ssl.ca.pem")
+    if trusted or text:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if text:
+            context.load_verify_locations(cadata=str(text))
+        elif Path(str(trusted)).is_dir():
+            context.load_verify_locations(capath=str(trusted))
+        else:
+            context.load_verify_locations(cafile=str(trusted))
+    if str(properties.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
+        context.check_hostname = False
+    if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _make_open_context() -> ssl.SSLContext:
+    """For a look at whether somebody speaks TLS; nothing is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _is_no_tls(error: Exception) -> bool:
+    """A plain Kafka port takes the handshake for a request of absurd size, and hangs up."""
+    is_end = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError)
+    return is_end or getattr(error, "reason", "") == "WRONG_VERSION_NUMBER"
+
+
+def _name_trust(properties: Mapping[str, Any]) -> str:
+    if properties.get("ssl.ca.pem"):
+        return "trusted is `ssl.ca.pem`"
+    trusted = properties.get("ssl.ca.location")
+    return f"trusted is {trusted}" if trusted else "trusted are this machine's authorities"
+
+
+def _tidy(text: str) -> str:
+    return text.rstrip(".")

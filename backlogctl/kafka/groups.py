@@ -1,0 +1,448 @@
+"""Admin verbs on consumer groups; see `backlogctl.kafka.admin`."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicPartition,
+)
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable, KafkaFailure
+from backlogctl.kafka.clients import (
+    Admin,
+    Connection,
+    ask,
+    connect,
+    reach,
+    retry_transient,
+    seconds_left,
+    wait_for,
+)
+from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
+from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
+from backlogctl_delivery.visible import quote_word
+
+# One slow coordinator must not be asked for hundreds of groups at once.
+GROUPS_AT_ONCE = 64
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed offset; `epoch` is the leader epoch in it, None where it carries none."""
+
+    offset: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a group; `partitions` are those it is assigned, by topic. `instance` is its
+    `group.instance.id`: a static member, which stays until its session ends (KIP-345); else ""."""
+
+    client_id: str
+    host: str
+    member_id: str
+    partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    instance: str = ""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Those it is assigned partitions of."""
+        return frozenset(self.partitions)
+
+    def __str__(self) -> str:
+        return f"{self.client_id} at {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """`state` is Kafka's in lower case (`stable`, `empty`, `dead`, ...); `type` its protocol."""
+
+    state: str
+    members: tuple[Member, ...]
+    type: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the group has members or is about to have some."""
+        return bool(self.members) or self.state not in ("empty", "dead")
+
+
+def read_commits(
+    connection: Connection,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+    require_stable: bool = False,
+) -> dict[int, Commit | None]:
+    """The group's commits; None where it has none (Kafka's -1001).
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: for any partition.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    wanted = [TopicPartition(topic, partition) for partition in partitions]
+    subject, doing = f"group {group} on topic {topic}", "read committed offsets"
+    if not wanted:
+        return {}
+    # Not the admin call: librdkafka 2.16 aborts the process when a broker goes away under an admin
+    # request to a coordinator (its issue 4605), and such a client may never recover.
+    reach(admin, subject, doing, limit)
+    reader = admin.open_reader(group, require_stable)
+
+    def call() -> dict[int, Commit | None]:
+        try:
+            answer = reader.committed(wanted, timeout=seconds_left(limit))
+        except KafkaException as error:
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+        finally:
+            reader.poll(0)  # delivers its log lines
+        return check_commits(admin, answer, subject, doing)
+
+    return retry_transient(admin, limit, call)
+
+
+def committed_offsets(
+    connection: Connection,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+    require_stable: bool = False,
+) -> dict[int, int | None]:
+    """`read_commits` without the epochs."""
+    commits = read_commits(connection, group, topic, partitions, deadline, require_stable)
+    return {p: None if commit is None else commit.offset for p, commit in commits.items()}
+
+
+def read_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """State and protocol of a group as the brokers list it, without its members.
+
+    Asks every broker and no coordinator, so it is safe to repeat through outages (`read_commits`).
+    A group that is not there is `dead`.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    for listed in list_consumer_groups(admin, f"group {group}", "read its state", limit):
+        if listed.group_id == group:
+            return GroupState(
+                listed.state.name.lower() if listed.state else "",
+                (),
+                listed.type.name.lower() if listed.type else "",
+            )
+    return GroupState("dead", ())
+
+
+def describe_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """State, members and protocol of a group; a group that is not there is `dead`, no members."""
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group}", "describe it"
+
+    def call() -> Any:
+        futures = ask(admin, admin.describe_consumer_groups, subject, doing, limit, [group])
+        return wait_for(admin, futures[group], subject, doing, limit)
+
+    try:
+        answer = retry_transient(admin, limit, call)
+    except GroupMissing:
+        return GroupState("dead", ())
+    return _take_state(answer)
+
+
+def describe_group_states(
+    admin: Admin, groups: Sequence[str], limit: Deadline
+) -> dict[str, GroupState]:
+    """`describe_group_state` of many at once; those that may not or cannot be seen are left out."""
+    found: dict[str, GroupState] = {}
+    for some in cut(groups, GROUPS_AT_ONCE):
+        doing, verb = "describe the groups", admin.describe_consumer_groups
+        futures = ask(admin, verb, "the cluster", doing, limit, list(some))
+        for name, future in futures.items():
+            with suppress(KafkaFailure):
+                found[name] = _take_state(wait_for(admin, future, f"group {name}", doing, limit))
+    return found
+
+
+def _take_state(answer: Any) -> GroupState:
+    state: ConsumerGroupState = answer.state
+    members = tuple(
+        Member(
+            str(member.client_id),
+            str(member.host).lstrip("/"),
+            str(member.member_id),
+            _by_topic(member.assignment.topic_partitions),
+            member.group_instance_id or "",
+        )
+        for member in answer.members
+    )
+    return GroupState(state.name.lower(), members, answer.type.name.lower() if answer.type else "")
+
+
+def set_group_offsets(
+    connection: Connection,
+    group: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    deadline: Deadline | None = None,
+    *,
+    new_topic: bool = False,
+) -> None:
+    """Sets committed offsets of a group without members, and reads them back.
+
+    Args:
+        new_topic: the topic was made a moment ago: a broker that does not know it, or not all of
+            its partitions, is asked again until the deadline.
+
+    Raises:
+        GroupActive: the group has members; names them. Nothing was set.
+        KafkaFailure: a partition was refused, or what reads back is not what was set.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group} on topic {topic}", "set committed offsets"
+    before = describe_group_state(admin, group, limit)
+    if before.is_active:
+        raise _refuse_active(group, before)
+    wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
+
+    def call() -> None:
+        _refuse_unknown(admin, topic, offsets, f"could not {doing}", limit)
+        verb = admin.alter_consumer_group_offsets
+        request = [ConsumerGroupTopicPartitions(group, wanted)]
+        futures = ask(admin, verb, subject, doing, limit, request)
+        answer = wait_for(admin, futures[group], subject, doing, limit)
+        for item in answer.topic_partitions:
+            if item.error is not None:
+                raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+
+    try:
+        retry_transient(admin, limit, call, partial(_is_spreading, new_topic))
+    except GroupActive as error:
+        raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
+    back = committed_offsets(admin, group, topic, offsets, limit)
+    wrong = {p: back[p] for p in offsets if back[p] != offsets[p]}
+    if wrong:
+        raise KafkaFailure(
+            f"set committed offsets, but {wrong} reads back",
+            subject=subject,
+            hint="something else commits for this group; stop it and try again",
+            retryable=True,
+        )
+
+
+def _refuse_unknown(
+    admin: Admin, topic: str, partitions: Iterable[int], failed: str, limit: Deadline
+) -> None:
+    # The broker accepts offsets of partitions that do not exist without an error.
+    known = read_topic_id(admin, topic, limit)[1]
+    strange = sorted(p for p in partitions if not 0 <= p < known)
+    if strange:
+        raise TopicMissing(
+            f"{failed}: partitions {strange} do not exist, there are {known}",
+            subject=f"topic {topic}",
+        )
+
+
+def _is_spreading(new_topic: bool, error: KafkaFailure) -> bool:
+    return new_topic and isinstance(error, TopicMissing)
+
+
+def delete_group(connection: Connection, group: str, deadline: Deadline | None = None) -> None:
+    """Deletes a group and its offsets; one that is gone is fine.
+
+    Raises:
+        GroupActive: it has members.
+        ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group}", "delete it"
+
+    def call() -> None:
+        futures = ask(admin, admin.delete_consumer_groups, subject, doing, limit, [group])
+        with suppress(GroupMissing):
+            wait_for(admin, futures[group], subject, doing, limit)
+
+    retry_transient(admin, limit, call)
+
+
+def _by_topic(places: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for place in places:
+        found[place.topic].append(place.partition)
+    return {topic: tuple(sorted(numbers)) for topic, numbers in found.items()}
+
+
+def list_consumer_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
+    """Classic and consumer groups of all brokers, as confluent-kafka lists them."""
+
+    def call() -> list[Any]:
+        future = ask(admin, admin.list_consumer_groups, subject, doing, limit)
+        listing = wait_for(admin, future, subject, doing, limit)
+        for error in listing.errors:
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+        return list(listing.valid)
+
+    return retry_transient(admin, limit, call)
+
+
+def check_commits(
+    admin: Admin, items: Sequence[TopicPartition] | None, subject: str, doing: str
+) -> dict[int, Commit | None]:
+    """An answer's commits by partition; None where there is none.
+
+    Raises:
+        KafkaFailure: a partition was refused.
+    """
+    commits: dict[int, Commit | None] = {}
+    for item in items or ():
+        if item.error is not None:
+            raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
+        epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
+        known = None if epoch is None or epoch < 0 else epoch
+        commits[item.partition] = None if item.offset < 0 else Commit(item.offset, known)
+    return commits
+
+
+def cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """The items in pieces of at most that many."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def _refuse_active(group: str, state: GroupState) -> GroupActive:
+    names = ", ".join(str(member) for member in state.members) or f"state {state.state}"
+    return GroupActive(
+        f"its offsets were not set, the group is active: {names}",
+        subject=f"group {group}",
+        hint="stop these members, wait until the group is empty, and try again",
+    )
+
+
+# Where a group is in a topic: commits and ends that fit together.
+#
+# After a restart or a change of leader a broker may answer with ends that it has not recovered
+# yet: taken as they are, nothing would seem to be left. An end below what is known written or
+# committed is therefore a failed reading.
+
+# Longer than a leader needs to recover its ends: then the messages are gone.
+TRUNCATED_SECONDS = 20.0
+_PAUSE = 0.1
+
+
+class EndsBehind(KafkaFailure):
+    """A log seems to end below what is known of it: what is left is unknown. Ask again."""
+
+    code = "ends_behind"
+    retryable = True
+
+
+class LogTruncated(KafkaFailure):
+    """A log has ended below what is known of it for so long that it is no passing answer."""
+
+    code = "log_truncated"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStanding:
+    """By partition: the group's commits (None where it has none), and the last stable offsets."""
+
+    commits: Mapping[int, int | None]
+    ends: Mapping[int, int]
+
+    @property
+    def lag(self) -> dict[int, int]:
+        """Offsets left, so an upper bound on messages."""
+        return {p: max(0, end - (self.commits[p] or 0)) for p, end in self.ends.items()}
+
+
+def read_standing(
+    admin: Admin,
+    group: str,
+    topic: str,
+    partitions: Iterable[int],
+    limit: Deadline,
+    *,
+    require_stable: bool = False,
+    written: Mapping[int, int] | None = None,
+) -> GroupStanding:
+    """Commits first, then the ends; asked again while an end lies below what is known.
+
+    Args:
+        admin: kept by those who ask often: it remembers since when an answer is wrong.
+        written: offsets up to which partitions are known to be written.
+
+    Raises:
+        EndsBehind: until the deadline an end lay below a commit, or below what is written.
+        LogTruncated: it has for 20 s: messages were lost, or the commit was set wrong.
+        ClusterUnreachable, KafkaFailure.
+    """
+    numbers, known = tuple(partitions), written or {}
+    seen: KafkaFailure | None = None
+    while True:
+        try:
+            commits = committed_offsets(admin, group, topic, numbers, limit, require_stable)
+            ends = list_offsets(admin, topic, numbers, "latest", "read_committed", limit)
+            floors = {p: max(commits[p] or 0, known.get(p, 0)) for p in numbers}
+            below = [p for p in numbers if ends[p] < floors[p]]
+            # An open transaction holds the last stable offset back, and is no wrong answer.
+            highs = list_offsets(admin, topic, below, "latest", deadline=limit)
+        except ClusterUnreachable:
+            # Out of time while it asked again: what it saw before says more.
+            if seen is not None and limit.expired:
+                raise seen from None
+            raise
+        behind = {p: high for p, high in highs.items() if high < floors[p]}
+        if not behind:
+            admin.behind_since.pop((group, topic), None)
+            return GroupStanding(commits, ends)
+        since = admin.behind_since.setdefault((group, topic), time.monotonic())
+        seconds = time.monotonic() - since
+        seen = _describe(group, topic, behind, floors, commits, seconds)
+        if seconds >= TRUNCATED_SECONDS or limit.expired:
+            raise seen
+        admin.poll(limit.remaining(_PAUSE))
+
+
+def _describe(
+    group: str,
+    topic: str,
+    behind: Mapping[int, int],
+    floors: Mapping[int, int],
+    commits: Mapping[int, int | None],
+    seconds: float,
+) -> KafkaFailure:
+    number, end = next(iter(behind.items()))
+    known = "committed offset" if commits[number] == floors[number] else "known written offset"
+    told = f"the log ends at {end}, below the {known} {floors[number]}"
+    if more := len(behind) - 1:
+        told += f", and {more} more partitions like it"
+    subject = f"group {group} on topic {topic}[{number}]"
+    if seconds < TRUNCATED_SECONDS:
+        return EndsBehind(
+            f"what is left is unknown: {told}; a broker that was restarted has not recovered it",
+            subject=subject,
+            hint="try again when the brokers are back",
+        )
+    return LogTruncated(
+        f"{told}, for {seconds:.0f} s by now: messages were lost (an unclean leader election cuts "
+        "a log back), or the offset was set wrong",
+        subject=subject,
+        hint="look at the brokers' logs for a truncation; then set the group to where it really "
+        f"is: `kafka-consumer-groups.sh --bootstrap-server ... --group {quote_word(group)} --topic "
+        f"{topic}:{number} --reset-offsets --to-offset {end} --execute`",
+    )

@@ -1,0 +1,151 @@
+"""Sizes and free disk space of the brokers: DescribeLogDirs, which confluent-kafka lacks.
+
+Asked through kafka-python, whose properties have other names. What cannot be asked is unknown with
+a reason, never an error: a disk that cannot be seen must not stop an emergency by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backlogctl.clock import Deadline
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.raw_client import RawClient, translate_properties
+
+_SECRETS = ("sasl.password", "ssl.key.password", "sasl.username")
+_SAME_VOLUME = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLogDirs:
+    """One broker's disks: bytes, None where its version does not report them (before Kafka 3.3).
+
+    `partitions` are the bytes of the topic's replicas on this broker; `directories` are its
+    `log.dirs`, as paths on its own host.
+    """
+
+    broker: int
+    usable_bytes: int | None
+    total_bytes: int | None
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    directories: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirs:
+    """The brokers' disks; `brokers` is None where they are unknown, and `reason` says why."""
+
+    brokers: tuple[BrokerLogDirs, ...] | None
+    reason: str = ""
+
+    def partition_bytes(self, partition: int) -> int | None:
+        """Bytes of one replica of a partition, the largest; None where no broker has it."""
+        sizes = [broker.partitions.get(partition) for broker in self.brokers or ()]
+        return max((size for size in sizes if size is not None), default=None)
+
+    @property
+    def replica_share(self) -> float:
+        """How much of each message a broker gets on average: the topic's replicas as the brokers
+        hold them; 1 where that is unknown."""
+        if not self.brokers:
+            return 1.0
+        held = sum(len(broker.partitions) for broker in self.brokers)
+        partitions = {number for broker in self.brokers for number in broker.partitions}
+        return min(1.0, held / (len(partitions) * len(self.brokers))) if partitions else 1.0
+
+    def sum_bytes(self) -> int | None:
+        """Bytes of all replicas of the topic; None where that is unknown."""
+        if self.brokers is None:
+            return None
+        return sum(size for broker in self.brokers for size in broker.partitions.values())
+
+
+def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None = None) -> LogDirs:
+    """The disks of every broker, and what the topic takes there.
+
+    Args:
+        properties: the cluster's client properties, as librdkafka takes them.
+        topic: "" for the disks alone.
+
+    Returns:
+        Within the deadline, whatever happens; unknown with a reason where they cannot be read.
+    """
+    limit = deadline or Deadline(15.0)
+    translated, reason = translate_properties(properties)
+    if translated is None:
+        return LogDirs(None, f"the disks cannot be asked for {reason}")
+    answer: list[LogDirs] = []
+
+    def work() -> None:
+        answer.append(_ask(translated, properties, topic, limit))
+
+    # A thread, because not every wait of the client has a limit.
+    thread = threading.Thread(target=work, name="backlog-log-dirs", daemon=True)
+    thread.start()
+    thread.join(limit.remaining() + 1.0)
+    if answer:
+        return answer[0]
+    return LogDirs(None, f"{find_addresses(properties)} did not answer in {limit.seconds:g} s")
+
+
+def _ask(
+    settings: Mapping[str, Any], properties: Properties, topic: str, limit: Deadline
+) -> LogDirs:
+    try:
+        with RawClient(settings, limit, properties) as client:
+            return _to_log_dirs(client.admin.describe_log_dirs([topic] if topic else []), topic)
+    except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
+        return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")
+
+
+def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:
+    brokers = []
+    for answer in answers:
+        directories = [one for one in answer["log_dirs"] if not one["error_code"]]
+        if not directories:
+            # The client drops the code of the whole answer: an access denied looks like this.
+            return LogDirs(
+                None,
+                f"broker {answer['broker']} shows no disks: is `Describe` on the cluster granted?",
+            )
+        brokers.append(_to_broker(answer["broker"], directories, topic))
+    if not brokers:
+        return LogDirs(None, "no broker answered")
+    return LogDirs(tuple(sorted(brokers, key=lambda one: one.broker)))
+
+
+def _to_broker(broker: int, directories: list[dict[str, Any]], topic: str) -> BrokerLogDirs:
+    volumes: list[tuple[int, int]] = []
+    partitions: dict[int, int] = {}
+    known = True
+    for directory in directories:
+        total, usable = directory.get("total_bytes", -1), directory.get("usable_bytes", -1)
+        known = known and total >= 0 and usable >= 0
+        # Two directories on one disk show the same figures; its space counts once.
+        if not any(t == total and abs(u - usable) < _SAME_VOLUME for t, u in volumes):
+            volumes.append((total, usable))
+        for found in directory["topics"]:
+            if found["name"] != topic:
+                continue
+            for part in found["partitions"]:
+                index = part["partition_index"]
+                partitions[index] = partitions.get(index, 0) + part["partition_size"]
+    return BrokerLogDirs(
+        broker,
+        sum(usable for _, usable in volumes) if known else None,
+        sum(total for total, _ in volumes) if known else None,
+        partitions,
+        tuple(sorted(str(directory["log_dir"]) for directory in directories)),
+    )
+
+
+def _describe(error: Exception, properties: Properties) -> str:
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    for name in _SECRETS:
+        secret = str(properties.get(name) or "")
+        if secret:
+            text = text.replace(secret, "***")
+    return text

@@ -1,0 +1,329 @@
+"""Requests that confluent-kafka cannot make, through kafka-python's admin client.
+
+Its properties have other names, and not every login can be translated. Of its parts that it does
+not promise, the ones used are here and in `coordinators`; a test says which version they hold for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlogctl.kafka.clients import Properties, find_addresses, make_admin, reach
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
+
+Result = TypeVar("Result")
+
+_PAUSE = 0.2
+# Seconds.
+_EXPLAINED_AFTER = 2.0
+_EXPLAINED_WITHIN = 4.0
+_SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+_NAMES: Mapping[str, str] = {
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+    "ssl.crl.location": "ssl_crlfile",
+    "client.id": "client_id",
+}
+_UNTRANSLATED = (
+    "ssl.ca.pem",
+    "ssl.certificate.pem",
+    "ssl.key.pem",
+    "ssl.keystore.location",
+    "ssl.cipher.suites",
+    "ssl.curves.list",
+    "ssl.sigalgs.list",
+)
+
+
+def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None, str]:
+    """librdkafka's properties as kafka-python takes them; None, and what of them it cannot take."""
+    protocol = str(properties.get("security.protocol", "plaintext")).upper()
+    mechanism = str(properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "")
+    found: dict[str, Any] = {
+        "bootstrap_servers": [part.strip() for part in find_addresses(properties).split(",")],
+        "security_protocol": protocol,
+    }
+    if protocol.startswith("SASL"):
+        if mechanism.upper() not in _SASL:
+            return None, f"with sasl.mechanism {mechanism or 'GSSAPI'}"
+        found["sasl_mechanism"] = mechanism.upper()
+    if protocol.endswith("SSL"):
+        for name in _UNTRANSLATED:
+            if properties.get(name):
+                return None, f"with {name}"
+        if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
+            return None, "without verification of the certificate"
+        algorithm = str(properties.get("ssl.endpoint.identification.algorithm", "https"))
+        found["ssl_check_hostname"] = algorithm.lower() != "none"
+    for name, theirs in _NAMES.items():
+        if properties.get(name) is not None:
+            found[theirs] = str(properties[name])
+    return found, ""
+
+
+class RawClient:
+    """One client; not thread-safe. `admin` is kafka-python's own."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        limit: Deadline,
+        properties: Properties | None = None,
+    ) -> None:
+        """Connects.
+
+        Args:
+            settings: of `translate_properties`.
+            properties: what they were translated from. kafka-python does not say why it cannot
+                connect: after some seconds librdkafka is asked.
+
+        Raises:
+            LoginRefused, EncryptionRefused: the brokers are there.
+            Exception: kafka-python's own; see `translate_error`.
+        """
+        from kafka.errors import KafkaTimeoutError
+
+        if properties is not None:
+            try:
+                first = Deadline(min(_EXPLAINED_AFTER, limit.remaining()))
+                self._connect(settings, first, limit)
+            except KafkaTimeoutError:
+                _explain(properties, limit)
+            else:
+                return
+        self._connect(settings, limit, limit)
+
+    def _connect(self, settings: Mapping[str, Any], bootstrap: Deadline, limit: Deadline) -> None:
+        from kafka import KafkaAdminClient
+
+        # It connects in its constructor; one that fails there leaves a thread unless it is closed.
+        self.admin = KafkaAdminClient.__new__(KafkaAdminClient)
+        self.admin._closed = False
+        self._open = ExitStack()
+        self._open.enter_context(_silenced())
+        self._open.callback(self._close_admin)
+        try:
+            self.admin.__init__(
+                **settings,
+                bootstrap_timeout_ms=max(1, int(bootstrap.remaining() * 1000)),
+                request_timeout_ms=max(1, int(limit.remaining() * 1000)),
+                reconnect_backoff_max_ms=1000,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    async def send(self, request: Any, node: int | None = None) -> Any:
+        """Sends a request to a broker, to any where none is named, and awaits the answer."""
+        return await self.admin._manager.send(request, node_id=node)
+
+    def list_brokers(self) -> list[int]:
+        """Node ids, as far as the newest metadata goes."""
+        return [broker.node_id for broker in self.admin._manager.cluster.brokers()]
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Result]], limit: Deadline) -> Result:
+        """Runs a coroutine that sends requests; what a broker refuses only for now is tried again.
+
+        Raises:
+            BrokerResponseError: a broker refused, or still does at the end of the limit.
+            TimeoutError: it was not through in time; close the client then.
+        """
+        from kafka.errors import BrokerResponseError
+
+        while True:
+            try:
+                return self._run_once(work, limit)
+            except BrokerResponseError as error:
+                # Such as a coordinator that is loading after a start of its broker.
+                if not error.retriable or limit.remaining() <= _PAUSE:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _run_once(self, work: Callable[[], Coroutine[Any, Any, Result]], limit: Deadline) -> Result:
+        done = threading.Event()
+        future = self.admin._manager.call_soon(work)
+        future.add_both(lambda _: done.set())
+        if not done.wait(limit.remaining() + 1.0):
+            raise TimeoutError
+        if future.exception is not None:
+            raise future.exception
+        result: Result = future.value
+        return result
+
+    def close(self) -> None:
+        """Closes it, and its connections."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_admin(self) -> None:
+        with suppress(Exception):
+            self.admin.close()
+
+
+def _explain(properties: Properties, limit: Deadline) -> None:
+    """Raises what librdkafka knows of why nobody lets us in."""
+    try:
+        subject = f"cluster {find_addresses(properties)}"
+        within = Deadline(min(_EXPLAINED_WITHIN, limit.remaining()))
+        reach(make_admin(properties), subject, "connect", within)
+    except (LoginRefused, EncryptionRefused):
+        raise
+    except BacklogError:
+        return
+
+
+def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
+    """kafka-python's errors become ours."""
+    from kafka.errors import (
+        BrokerResponseError,
+        KafkaConnectionError,
+        KafkaTimeoutError,
+        NodeNotReadyError,
+    )
+
+    if isinstance(error, BacklogError):
+        return error
+    if isinstance(error, BrokerResponseError):
+        return KafkaFailure(
+            f"could not {doing}: {type(error).__name__}",
+            subject=subject,
+            hint="`Describe` on the cluster, the groups and the topics must be granted"
+            if "Authorization" in type(error).__name__
+            else "try again",
+            retryable=bool(error.retriable),
+        )
+    away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
+    if isinstance(error, away) or getattr(error, "retriable", False):
+        return ClusterUnreachable(
+            f"could not {doing}: no broker answered ({type(error).__name__})",
+            subject=subject,
+            hint="check that the brokers are up and that the address is right",
+        )
+    return KafkaFailure(f"could not {doing}: {type(error).__name__}", subject=subject)
+
+
+@dataclass
+class _Silence:
+    """Who asks now, and the level that the log had before the first of them."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asking: int = 0
+    level: int = logging.NOTSET
+
+
+_SILENCE = _Silence()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps kafka-python's log quiet: it repeats the errors, and prints properties."""
+    logger = logging.getLogger("kafka")
+    with _SILENCE.lock:
+        if not _SILENCE.asking:
+            _SILENCE.level = logger.level
+            logger.setLevel(logging.CRITICAL + 1)
+        _SILENCE.asking += 1
+    try:
+        yield
+    finally:
+        with _SILENCE.lock:
+            _SILENCE.asking -= 1
+            if not _SILENCE.asking:
+                logger.setLevel(_SILENCE.level)
+
+
+# Which broker leads which partition of a topic, by the Metadata request.
+
+
+def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, int]:
+    """Node ids by partition; a partition that has no leader now is left out.
+
+    Raises:
+        Exception: kafka-python's own; see `raw_client.translate_error`.
+    """
+    from kafka.errors import for_code
+    from kafka.protocol.metadata import MetadataRequest
+
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+        allow_auto_topic_creation=False,
+        min_version=4,
+        max_version=9,
+    )
+    (found,) = client.run(lambda: client.send(request), limit).topics
+    if found.error_code:
+        raise for_code(found.error_code)()
+    return {one.partition_index: one.leader_id for one in found.partitions if one.leader_id >= 0}
+
+
+# Which broker coordinates which group, remembered until the broker says that it no longer does.
+#
+# kafka-python 3.0 remembers that too, but never forgets it, and fails for all groups where one of
+# them may not be asked for.
+
+
+class Coordinators:
+    """The coordinators of one client's groups."""
+
+    def __init__(self, client: RawClient) -> None:
+        self._manager = client.admin._manager
+        self._send = client.send
+        self._nodes: dict[str, int] = {}
+
+    async def find(self, groups: Sequence[str]) -> tuple[Mapping[int, list[str]], int]:
+        """By broker its groups, and the last error code; groups with an error are left out."""
+        unknown, code = [name for name in groups if name not in self._nodes], 0
+        if unknown:
+            code = await self._ask(unknown)
+        found: defaultdict[int, list[str]] = defaultdict(list)
+        for name in groups:
+            if name in self._nodes:
+                found[self._nodes[name]].append(name)
+        return found, code
+
+    def forget(self, groups: Iterable[str]) -> None:
+        """They have moved."""
+        for name in groups:
+            self._nodes.pop(name, None)
+
+    async def _ask(self, groups: Sequence[str]) -> int:
+        from kafka.protocol.metadata.find_coordinator import CoordinatorType, FindCoordinatorRequest
+
+        kind = CoordinatorType.GROUP
+        if self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= 4:
+            request = FindCoordinatorRequest(
+                key_type=kind.value, coordinator_keys=list(groups), min_version=4
+            )
+            rows = [(row.key, row) for row in (await self._send(request)).coordinators]
+        else:
+            rows = []
+            for name in groups:
+                request = FindCoordinatorRequest(key=name, key_type=kind.value, max_version=3)
+                rows.append((name, await self._send(request)))
+        last = 0
+        for name, row in rows:
+            if row.error_code:
+                last = row.error_code
+                continue
+            # Its address too: the metadata may not name this broker yet.
+            self._manager.cluster.add_coordinator(row, kind, name, synthesize_node_id=False)
+            self._nodes[name] = row.node_id
+        return last

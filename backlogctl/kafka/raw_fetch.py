@@ -1,0 +1,530 @@
+"""Batch headers of ranges of a topic, by the Fetch request itself.
+
+confluent-kafka gives messages only: their batches, and the control records, are gone by then. Asked
+as read uncommitted, so that aborted transactions and control records are seen too.
+"""
+
+from __future__ import annotations
+
+import queue
+import struct
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.raw_client import (
+    RawClient,
+    read_leaders,
+    translate_error,
+    translate_properties,
+)
+from backlogctl.kafka.topics import list_offsets
+from backlogctl.values import OffsetRange
+from backlogctl_delivery.kafka import AccessDenied
+
+# Headers of record batches, read from the raw bytes of a fetch answer.
+#
+# A batch of format 2 ("magic" 2; Kafka protocol guide, "Record Batch") begins with 61 bytes that
+# are never compressed. Its records and its checksum are passed over.
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+NO_PRODUCER = -1
+_SEQUENCES = 2**31
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+# Offset and size, then what both formats have at the same place: the format's number.
+_LENGTH = struct.Struct(">qi")
+_PREFIX_BYTES = 12
+_MAGIC_AT = 16
+_LEAST_OLD = 14 + _PREFIX_BYTES
+_CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL, _DELETE_HORIZON = 7, 8, 16, 32, 64
+_CODEC_OF = (*CODECS, "unknown", "unknown", "unknown")
+
+
+class BatchesUnreadable(KafkaFailure):
+    """Bytes of a partition's log are not record batches."""
+
+    code = "batches_unreadable"
+
+
+class BatchHeader(NamedTuple):
+    """One batch of format 2. A tuple, since a topic has millions of them.
+
+    Attributes:
+        last_offset: that of its last record when it was written; after compaction it may have
+            fewer records, or none.
+        size: bytes as they lie in the log, with the header.
+        codec: one of CODECS, or "unknown".
+        producer_id: -1 where the producer is not idempotent (KIP-98); then `producer_epoch` and
+            `base_sequence` are -1 too.
+        first_timestamp_ms: as the producer set it; -1 where it is unknown: a compacted batch may
+            have its delete horizon there instead (KIP-534).
+        max_timestamp_ms: the newest record's; the broker's clock with `is_log_append_time`.
+        record_count: records that are left.
+    """
+
+    base_offset: int
+    last_offset: int
+    size: int
+    codec: str
+    is_transactional: bool
+    is_control: bool
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    is_log_append_time: bool
+    record_count: int
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its last record; -1 without a producer id."""
+        if self.base_sequence < 0:
+            return -1
+        return add_sequence(self.base_sequence, self.last_offset - self.base_offset)
+
+
+def add_sequence(sequence: int, count: int) -> int:
+    """A sequence number so many records on: after 2**31 - 1 comes 0."""
+    return (sequence + count) % _SEQUENCES
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the bytes hold.
+
+    Attributes:
+        old_format: entries of format 0 or 1, which have neither producer nor sequence.
+        next_offset: the one after the last whole entry; None where there is none.
+        is_cut: the bytes end inside an entry, as brokers end an answer.
+    """
+
+    headers: tuple[BatchHeader, ...]
+    old_format: int
+    next_offset: int | None
+    is_cut: bool
+
+
+def scan_batches(buffer: bytes | bytearray | memoryview, subject: str = "", at: int = 0) -> Scan:
+    """The headers of all whole batches, in the order of the log.
+
+    Args:
+        buffer: the `records` of one partition of a fetch answer.
+        subject: `topic orders[2]`, for errors.
+        at: the offset that was asked for, for errors about the first entry.
+
+    Raises:
+        BatchesUnreadable: it is no log; says near which offset.
+    """
+    view = memoryview(buffer)
+    end, position, last, old = len(view), 0, -1, 0
+    headers: list[BatchHeader] = []
+    append, unpack = headers.append, _HEADER.unpack_from
+    while end - position > _MAGIC_AT:
+        magic = view[position + _MAGIC_AT]
+        if magic != 2:
+            offset, length = _LENGTH.unpack_from(view, position)
+            if magic > 2 or length < _LEAST_OLD - _PREFIX_BYTES or offset <= last:
+                raise _refuse(subject, max(at, last + 1), f"format {magic}, {length} B")
+            if position + _PREFIX_BYTES + length > end:
+                break
+            # A compressed entry has the offset of the last message in it.
+            last, old = offset, old + 1
+            position += _PREFIX_BYTES + length
+            continue
+        if end - position < _HEADER.size:
+            break
+        (
+            base,
+            length,
+            leader_epoch,
+            _,
+            _,
+            attributes,
+            delta,
+            first,
+            newest,
+            producer,
+            epoch,
+            sequence,
+            count,
+        ) = unpack(view, position)
+        size = length + _PREFIX_BYTES
+        if size < _HEADER.size or base <= last or delta < 0 or not 0 <= count <= delta + 1:
+            told = f"{size} B, offsets from {base}, {count} records"
+            raise _refuse(subject, max(at, last + 1), told)
+        if position + size > end:
+            break
+        last = base + delta
+        append(
+            BatchHeader(
+                base,
+                last,
+                size,
+                _CODEC_OF[attributes & _CODEC],
+                attributes & _TRANSACTIONAL != 0,
+                attributes & _CONTROL != 0,
+                leader_epoch,
+                producer,
+                epoch,
+                sequence,
+                -1 if attributes & _DELETE_HORIZON else first,
+                newest,
+                attributes & _LOG_APPEND_TIME != 0,
+                count,
+            )
+        )
+        position += size
+    return Scan(tuple(headers), old, last + 1 if last >= 0 else None, position < end)
+
+
+def _refuse(subject: str, offset: int, found: str) -> BatchesUnreadable:
+    return BatchesUnreadable(
+        f"could not read the batch at offset {offset}: its header makes no sense ({found})",
+        subject=subject,
+        hint="read the same offsets with kafka-dump-log on the leader: its log may be damaged",
+    )
+
+
+Look = Callable[[], object]
+"""Called often; what it raises ends the reading."""
+
+# Topic names in requests until version 12, ids after; 4 has what follows from transactions.
+_OLDEST, _NEWEST = 4, 12
+_MAX_BYTES = 4 * 1024 * 1024
+# One message may be larger than any limit of the request (KIP-74).
+_LARGEST_ANSWER = 2**31 - 1
+_MAX_WAIT_MS = 100
+_AT_ONCE = 2  # requests under way to a broker: it reads for one while we read the other
+_PARTITIONS = 64
+_PAUSE = 0.2
+_LOOK_EACH = 0.2
+_ANSWER_SECONDS = 30.0
+_START_SECONDS = 5.0
+# Without any answer that has something, for as long as brokers take to elect leaders.
+_PATIENCE = 60.0
+_OUT_OF_RANGE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatches:
+    """What one answer had of a partition, in the order of its log.
+
+    Attributes:
+        old_format: entries of format 0 or 1; see `batches.Scan`.
+        passed_over: offsets before these batches that had expired, or were deleted, before they
+            were read.
+        next_offset: where the partition is read on; never more than the range's end.
+    """
+
+    partition: int
+    headers: tuple[BatchHeader, ...]
+    old_format: int
+    passed_over: OffsetRange | None
+    next_offset: int
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a partition is read."""
+
+    end: int
+    position: int
+    served: int = 0  # when it had something last: who waits longest comes first
+    not_before: float = 0.0
+    is_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    client: RawClient
+    node: int
+    partitions: tuple[int, ...]
+    outcome: Any  # the answer, or an exception
+
+
+def fetch_batches(
+    properties: Properties,
+    topic: str,
+    ranges: Sequence[OffsetRange],
+    *,
+    limit: Deadline | None = None,
+    look: Look | None = None,
+) -> Iterator[FetchedBatches]:
+    """Batch headers of the ranges; the partitions take turns, each in the order of its log.
+
+    A batch belongs to a range that it overlaps. What moves while it is read (leaders, brokers,
+    the start of a log) is followed.
+
+    Args:
+        limit: for all of it; None has none, but a cluster that gives nothing for a minute fails.
+        look: called at least five times a second.
+
+    Raises:
+        KafkaFailure: also where kafka-python cannot take these properties, or the log ends before
+            a range does.
+        BatchesUnreadable, TopicMissing, ClusterUnreachable.
+    """
+    settings, reason = translate_properties(properties)
+    if settings is None:
+        raise KafkaFailure(
+            f"its batch headers cannot be read {reason}",
+            subject=f"topic {topic}",
+            hint="kafka-python reads them, which takes SASL PLAIN and SCRAM, and PEM files by path",
+        )
+    places = {one.partition: _Place(one.end, one.start) for one in ranges if one.count}
+    fetch = _Fetch(properties, settings, topic, places, limit, look or (lambda: None))
+    try:
+        if places:
+            yield from fetch.run()
+    finally:
+        fetch.close()
+
+
+class _Fetch:
+    def __init__(
+        self,
+        properties: Properties,
+        settings: dict[str, Any],
+        topic: str,
+        places: dict[int, _Place],
+        limit: Deadline | None,
+        look: Look,
+    ) -> None:
+        self._properties, self._topic = properties, topic
+        self._settings = {**settings, "receive_message_max_bytes": _LARGEST_ANSWER}
+        self._places, self._limit, self._look = places, limit, look
+        self._client: RawClient | None = None
+        self._leaders: dict[int, int] = {}
+        self._asked: defaultdict[int, int] = defaultdict(int)
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._turn = 0
+        self._patience = Deadline(_PATIENCE)
+        self._subject = f"topic {topic} of cluster {find_addresses(properties)}"
+
+    def run(self) -> Iterator[FetchedBatches]:
+        while self._places:
+            self._look()
+            self._check_time()
+            self._ask()
+            try:
+                answer = self._answers.get(timeout=_LOOK_EACH)
+            except queue.Empty:
+                continue
+            if answer.client is not self._client:
+                continue  # closed meanwhile; it was asked again
+            self._asked[answer.node] -= 1
+            for partition in answer.partitions:
+                self._places[partition].is_asked = False
+            if isinstance(answer.outcome, Exception):
+                self._endure(answer.outcome, answer.partitions)
+            else:
+                yield from self._take(answer)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._asked.clear()
+        for place in self._places.values():
+            place.is_asked = False
+
+    def _check_time(self) -> None:
+        if self._limit is None or not self._limit.expired:
+            return
+        place = ", ".join(f"[{p}] at {one.position}" for p, one in sorted(self._places.items())[:5])
+        raise KafkaFailure(
+            f"could not read its batch headers within {self._limit.seconds:g} s: {place}",
+            subject=self._subject,
+            hint="read a shorter range, or take more time",
+            retryable=True,
+        )
+
+    def _ask(self) -> None:
+        """Sends what may be sent: half of a broker's partitions in each of its two requests."""
+        now = time.monotonic()
+        ready = [p for p, one in self._places.items() if not one.is_asked and one.not_before <= now]
+        if not ready:
+            return
+        try:
+            client = self._connect()
+            if any(partition not in self._leaders for partition in ready):
+                limit = Deadline(min(_ANSWER_SECONDS, max(1.0, self._patience.remaining())))
+                self._leaders = read_leaders(client, self._topic, limit)
+        except Exception as error:  # noqa: BLE001 - translated, and raised if it lasts
+            self._endure(error, ready)
+            return
+        by_node: defaultdict[int, list[int]] = defaultdict(list)
+        for partition in sorted(ready, key=lambda one: self._places[one].served):
+            if partition in self._leaders:
+                by_node[self._leaders[partition]].append(partition)
+            else:
+                self._endure(_no_leader(partition, self._subject), [partition])
+        for node, partitions in by_node.items():
+            while partitions and (free := _AT_ONCE - self._asked[node]) > 0:
+                count = min(_PARTITIONS, -(-len(partitions) // free))
+                self._send(client, node, tuple(partitions[:count]))
+                partitions = partitions[count:]
+
+    def _connect(self) -> RawClient:
+        if self._client is None:
+            limit = Deadline(_ANSWER_SECONDS)
+            self._client = RawClient(self._settings, limit, self._properties)
+        return self._client
+
+    def _send(self, client: RawClient, node: int, partitions: tuple[int, ...]) -> None:
+        request = self._make_request(partitions)
+        for partition in partitions:
+            self._places[partition].is_asked = True
+        self._asked[node] += 1
+
+        def work() -> None:
+            try:
+                outcome = client.run(lambda: client.send(request, node), Deadline(_ANSWER_SECONDS))
+            except Exception as error:  # noqa: BLE001 - handed to the reader
+                outcome = error
+            self._answers.put(_Answer(client, node, partitions, outcome))
+
+        # `run` hands its work to the client's own thread. A daemon: a Ctrl-C waits for no broker.
+        threading.Thread(target=work, name="backlog-fetch", daemon=True).start()
+
+    def _make_request(self, partitions: Sequence[int]) -> Any:
+        from kafka.protocol.consumer import FetchRequest
+
+        wanted = FetchRequest.FetchTopic
+        return FetchRequest(
+            replica_id=-1,
+            max_wait_ms=_MAX_WAIT_MS,
+            min_bytes=1,
+            max_bytes=_MAX_BYTES,
+            isolation_level=0,
+            topics=[
+                wanted(
+                    topic=self._topic,
+                    partitions=[
+                        wanted.FetchPartition(
+                            partition=partition,
+                            fetch_offset=self._places[partition].position,
+                            partition_max_bytes=_MAX_BYTES,
+                        )
+                        for partition in partitions
+                    ],
+                )
+            ],
+            min_version=_OLDEST,
+            max_version=_NEWEST,
+        )
+
+    def _take(self, answer: _Answer) -> Iterator[FetchedBatches]:
+        from kafka.errors import for_code
+
+        found = [part for one in answer.outcome.responses for part in one.partitions]
+        if answer.outcome.error_code:
+            self._endure(for_code(answer.outcome.error_code)(), answer.partitions)
+            return
+        is_empty = not any(part.records or part.error_code for part in found)
+        for part in found:
+            partition = part.partition_index
+            if part.error_code == _OUT_OF_RANGE:
+                yield from self._pass_over(partition)
+            elif part.error_code:
+                self._endure(for_code(part.error_code)(), [partition])
+            elif part.records:
+                yield from self._read(partition, part.records)
+            elif is_empty and part.high_watermark >= self._places[partition].end:
+                # Compaction has left nothing between here and the end of the range.
+                yield self._move(partition, Scan((), 0, self._places[partition].end, False))
+            elif is_empty:
+                self._endure(_ends_before(part, self._subject), [partition])
+
+    def _read(self, partition: int, records: bytes) -> Iterator[FetchedBatches]:
+        position = self._places[partition].position
+        scan = scan_batches(records, f"topic {self._topic}[{partition}]", position)
+        # The last entry of an answer may be cut; the first one of all never is.
+        if scan.next_offset is not None and scan.next_offset > position:
+            yield self._move(partition, scan)
+
+    def _move(
+        self, partition: int, scan: Scan, passed_over: OffsetRange | None = None
+    ) -> FetchedBatches:
+        place = self._places[partition]
+        start, reached = place.position, scan.next_offset or place.position
+        headers = scan.headers
+        if headers and (headers[0].last_offset < start or headers[-1].base_offset >= place.end):
+            headers = tuple(
+                one for one in headers if one.last_offset >= start and one.base_offset < place.end
+            )
+        self._turn += 1
+        place.served, place.position = self._turn, min(reached, place.end)
+        self._patience = Deadline(_PATIENCE)
+        if place.position >= place.end:
+            del self._places[partition]
+        return FetchedBatches(partition, headers, scan.old_format, passed_over, place.position)
+
+    def _pass_over(self, partition: int) -> Iterator[FetchedBatches]:
+        """The log starts later by now, or ends before."""
+        place = self._places[partition]
+        limit = Deadline(_START_SECONDS)
+        try:
+            starts = list_offsets(
+                self._properties, self._topic, [partition], "earliest", deadline=limit
+            )
+        except KafkaFailure as error:
+            self._endure(error, [partition])
+            return
+        start = starts[partition]
+        if start <= place.position:
+            raise KafkaFailure(
+                f"could not read on at offset {place.position}: its log ends before",
+                subject=f"topic {self._topic}[{partition}]",
+                hint="was it made anew, or did a leader start without its newest messages? Look "
+                "for unclean elections, then read again",
+            )
+        passed = OffsetRange(partition, place.position, min(start, place.end))
+        yield self._move(partition, Scan((), 0, start, False), passed)
+
+    def _endure(self, error: Exception, partitions: Sequence[int]) -> None:
+        """What may pass is tried again; raises what may not, or has lasted too long."""
+        from kafka.errors import TopicAuthorizationFailedError, UnknownBrokerIdError
+
+        if isinstance(error, TopicAuthorizationFailedError):
+            raise AccessDenied(
+                "could not read its batch headers: access denied",
+                subject=self._subject,
+                hint=f"`Read` on topic {self._topic} must be granted",
+            ) from error
+        ours = translate_error(error, "read its batch headers", self._subject)
+        is_new_broker = isinstance(error, UnknownBrokerIdError)
+        if self._patience.expired or not (ours.retryable or is_new_broker):
+            raise ours from error
+        if is_new_broker:
+            self.close()  # a new client knows all brokers
+        for partition in partitions:
+            self._leaders.pop(partition, None)
+            self._places[partition].not_before = time.monotonic() + _PAUSE
+
+
+def _no_leader(partition: int, subject: str) -> BacklogError:
+    return KafkaFailure(
+        f"could not read its batch headers: partition {partition} has no leader, or is not there",
+        subject=subject,
+        hint="look at the brokers that hold its replicas",
+        retryable=True,
+    )
+
+
+def _ends_before(part: Any, subject: str) -> BacklogError:
+    return KafkaFailure(
+        f"could not read its batch headers: partition {part.partition_index} ends at offset "
+        f"{part.high_watermark}, before the range does",
+        subject=subject,
+        hint="take ranges from offsets that the cluster itself gives",
+        retryable=True,
+    )

@@ -1,0 +1,286 @@
+"""What the tool's principal may do, asked without doing it.
+
+Brokers tell the operations allowed on topics (also on those that do not exist), groups and the
+cluster (KIP-430). Of transactional ids they tell none: an EndTxn with a producer id that nobody has
+is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED or INVALID_PRODUCER_ID_MAPPING, and changes
+nothing. Which operation implies which: Kafka's AclEntry (READ, WRITE, DELETE and ALTER imply
+DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import partial
+from typing import Any
+
+from confluent_kafka.admin import (
+    AclBinding,  # type: ignore[attr-defined]
+    AclOperation,  # type: ignore[attr-defined]
+    AclPermissionType,  # type: ignore[attr-defined]
+    ResourcePatternType,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
+
+from backlogctl.clock import Deadline
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    RawClient,
+    translate_error,
+    translate_properties,
+)
+from backlogctl_delivery.visible import quote_word
+
+
+class Resource(StrEnum):
+    """What a rule is about, as `kafka-acls` names it."""
+
+    CLUSTER = "cluster"
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+
+
+class Operation(IntEnum):
+    """Kafka's AclOperation, by its code."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One operation on one resource, or on all whose names begin with `name`.
+
+    Attributes:
+        purpose: what it is needed for, to follow "to".
+        asked: of a prefix, the name that is asked about.
+        needed: whether the work fails without it; else something stays unknown, and is said.
+    """
+
+    resource: Resource
+    name: str
+    operation: Operation
+    purpose: str
+    prefixed: bool = False
+    asked: str = ""
+    needed: bool = True
+
+    @property
+    def subject(self) -> str:
+        return self.asked or self.name
+
+    def __str__(self) -> str:
+        if self.resource is Resource.CLUSTER:
+            return f"{self.operation.name} on the cluster"
+        star = "*" if self.prefixed else ""
+        return f"{self.operation.name} on {self.resource} {self.name}{star}"
+
+
+@dataclass(frozen=True, slots=True)
+class RightsReading:
+    """What is missing; `unknown`: could not be asked, and `reason` says why."""
+
+    missing: tuple[Right, ...] = ()
+    unknown: tuple[Right, ...] = ()
+    reason: str = ""
+
+
+CLUSTER_NAME = "kafka-cluster"
+_BINDING_TYPES = {
+    Resource.CLUSTER: ResourceType.BROKER,
+    Resource.TOPIC: ResourceType.TOPIC,
+    Resource.GROUP: ResourceType.GROUP,
+    Resource.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
+}
+_SECONDS = 30.0
+_TOPIC_DENIED, _GROUP_DENIED, _ID_DENIED = 29, 30, 53
+_NO_PRODUCER = 2**63 - 1
+# By resource and name: the operations allowed; None where the broker does not tell.
+_Allowed = Mapping[tuple[Resource, str], Collection[Operation] | None]
+
+
+def read_rights(
+    properties: Properties, rights: Sequence[Right], deadline: Deadline | None = None
+) -> RightsReading:
+    """Which of these rights the client of these properties does not have. Changes nothing.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: nobody answered, or the login was refused.
+    """
+    settings, reason = translate_properties(properties)
+    if settings is None:
+        return RightsReading(unknown=tuple(rights), reason=f"rights cannot be asked for {reason}")
+    limit = deadline or Deadline(_SECONDS)
+    subject = f"cluster {find_addresses(properties)}"
+    try:
+        with RawClient(settings, limit, properties) as client:
+            allowed = _ask_all(client, rights, limit)
+    except Exception as error:
+        raise translate_error(error, "ask what is allowed", subject) from error
+    return _compare(rights, allowed)
+
+
+def make_acl_lines(
+    rights: Iterable[Right], principal: str, addresses: str = "HOST:PORT"
+) -> list[str]:
+    """`kafka-acls.sh` lines that allow these rights, one for each resource."""
+    operations: defaultdict[tuple[Resource, str, bool], list[str]] = defaultdict(list)
+    for right in rights:
+        known = operations[right.resource, right.name, right.prefixed]
+        word = "".join(part.capitalize() for part in right.operation.name.split("_"))
+        if word not in known:
+            known.append(word)
+    lines = []
+    for (resource, name, prefixed), words in operations.items():
+        verbs = " ".join(f"--operation {word}" for word in words)
+        about = "--cluster" if resource is Resource.CLUSTER else f"--{resource} {quote_word(name)}"
+        pattern = " --resource-pattern-type prefixed" if prefixed else ""
+        lines.append(
+            f"kafka-acls.sh --bootstrap-server {quote_word(addresses)} "
+            f"--command-config admin.properties --add --allow-principal {quote_word(principal)} "
+            f"{verbs} {about}{pattern}"
+        )
+    return lines
+
+
+def make_bindings(rights: Iterable[Right], principal: str) -> list[AclBinding]:
+    """The same as rules of the admin client."""
+    return [
+        AclBinding(
+            _BINDING_TYPES[right.resource],
+            right.name,
+            ResourcePatternType.PREFIXED if right.prefixed else ResourcePatternType.LITERAL,
+            principal,
+            "*",
+            AclOperation[right.operation.name],
+            AclPermissionType.ALLOW,
+        )
+        for right in rights
+    ]
+
+
+def _compare(rights: Sequence[Right], allowed: _Allowed) -> RightsReading:
+    missing, unknown = [], []
+    cluster = allowed.get((Resource.CLUSTER, CLUSTER_NAME)) or ()
+    for right in rights:
+        found = allowed.get((right.resource, right.subject))
+        if right.operation is Operation.CREATE and Operation.CREATE in cluster:
+            continue
+        if found is None or _is_hidden(right, found):
+            unknown.append(right)
+        elif right.operation not in found:
+            missing.append(right)
+    reason = "the brokers do not tell" if unknown else ""
+    return RightsReading(tuple(missing), tuple(unknown), reason)
+
+
+def _is_hidden(right: Right, found: Collection[Operation]) -> bool:
+    """Brokers tell what is allowed on the cluster only to who may describe it."""
+    other = right.operation is not Operation.DESCRIBE
+    return right.resource is Resource.CLUSTER and other and Operation.DESCRIBE not in found
+
+
+def _ask_all(client: RawClient, rights: Sequence[Right], limit: Deadline) -> _Allowed:
+    names: defaultdict[Resource, set[str]] = defaultdict(set)
+    for right in rights:
+        names[right.resource].add(right.subject)
+    allowed: dict[tuple[Resource, str], Collection[Operation] | None] = {}
+    allowed[Resource.CLUSTER, CLUSTER_NAME] = client.run(lambda: ask_cluster(client), limit)
+    if topics := names[Resource.TOPIC]:
+        for name, found in client.run(lambda: _ask_topics(client, topics), limit).items():
+            allowed[Resource.TOPIC, name] = found
+    coordinators = Coordinators(client)
+    for name in names[Resource.GROUP]:
+        ask = partial(_ask_group, client, coordinators, name)
+        allowed[Resource.GROUP, name] = client.run(ask, limit)
+    for name in names[Resource.TRANSACTIONAL_ID]:
+        ask_id = partial(_ask_transactional_id, client, name)
+        allowed[Resource.TRANSACTIONAL_ID, name] = client.run(ask_id, limit)
+    return allowed
+
+
+async def ask_cluster(client: RawClient) -> Collection[Operation] | None:
+    """The operations allowed on the cluster; None where the broker does not tell."""
+    from kafka.protocol.admin import DescribeClusterRequest
+
+    request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    return _take(await client.send(request))
+
+
+async def _ask_topics(
+    client: RawClient, names: Iterable[str]
+) -> dict[str, Collection[Operation] | None]:
+    from kafka.protocol.metadata import MetadataRequest
+
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(names)],
+        include_topic_authorized_operations=True,
+        allow_auto_topic_creation=False,
+        min_version=8,
+        max_version=12,
+    )
+    # A topic that is not there has its operations all the same.
+    return {
+        topic.name: () if topic.error_code == _TOPIC_DENIED else _take(topic)
+        for topic in (await client.send(request)).topics
+    }
+
+
+async def _ask_group(
+    client: RawClient, coordinators: Coordinators, name: str
+) -> Collection[Operation] | None:
+    from kafka.errors import for_code
+    from kafka.protocol.admin import DescribeGroupsRequest
+
+    nodes, code = await coordinators.find([name])
+    for node in nodes:
+        # Up to version 5 a group that is not there is `Dead`, and no error.
+        request = DescribeGroupsRequest(
+            groups=[name], include_authorized_operations=True, min_version=3, max_version=5
+        )
+        (answer,) = (await client.send(request, node)).groups
+        code = answer.error_code
+        if not code:
+            return _take(answer)
+    if code == _GROUP_DENIED:
+        return ()
+    coordinators.forget([name])
+    # The broker makes the topic of commits when it is asked for the first time: asked again.
+    raise for_code(code)()
+
+
+async def _ask_transactional_id(client: RawClient, name: str) -> Collection[Operation]:
+    from kafka.protocol.admin import DescribeTransactionsRequest
+    from kafka.protocol.producer import EndTxnRequest
+
+    request = EndTxnRequest(
+        transactional_id=name,
+        producer_id=_NO_PRODUCER,
+        producer_epoch=0,
+        committed=False,
+        max_version=3,
+    )
+    if (await client.send(request)).error_code != _ID_DENIED:
+        return (Operation.WRITE, Operation.DESCRIBE)
+    told = await client.send(DescribeTransactionsRequest(transactional_ids=[name]))
+    denied = any(state.error_code == _ID_DENIED for state in told.transaction_states)
+    return () if denied else (Operation.DESCRIBE,)
+
+
+def _take(answer: Any) -> Collection[Operation] | None:
+    """The operations of an answer; None where it has none, as those of old brokers."""
+    codes = answer.authorized_operations
+    if codes is None:
+        return None
+    known = {code.value for code in Operation}
+    return {Operation(int(code)) for code in codes if int(code) in known}

@@ -1,0 +1,431 @@
+"""Admin verbs on topics; see `backlogctl.kafka.admin`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # type: ignore[attr-defined]
+    ConfigEntry,  # type: ignore[attr-defined]
+    ConfigResource,  # type: ignore[attr-defined]
+    ConfigSource,  # type: ignore[attr-defined]
+    NewTopic,  # type: ignore[attr-defined]
+    OffsetSpec,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure, Refused
+from backlogctl.kafka.clients import (
+    Admin,
+    Connection,
+    ask,
+    connect,
+    reach,
+    retry_transient,
+    seconds_left,
+    wait_for,
+)
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl_delivery.kafka import unwrap
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+DEFAULT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the cluster describes it; `config` holds every topic setting, defaults too."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: Mapping[str, str]
+    replication: int = 1
+
+
+def read_topic_id(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> tuple[str, int]:
+    """The topic's id and its number of partitions.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    described = _describe(admin, topic, limit)
+    return str(described.topic_id), len(described.partitions)
+
+
+def describe_topic(
+    connection: Connection, topic: str, deadline: Deadline | None = None
+) -> TopicInfo:
+    """Id, partitions, replication and settings of a topic.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    described = _describe(admin, topic, limit)
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    doing = "read its settings"
+    futures = ask(admin, admin.describe_configs, f"topic {topic}", doing, limit, [resource])
+    entries = wait_for(admin, futures[resource], f"topic {topic}", doing, limit)
+    return TopicInfo(
+        name=topic,
+        topic_id=str(described.topic_id),
+        partitions=len(described.partitions),
+        config={name: entry.value for name, entry in entries.items() if entry.value is not None},
+        replication=min((len(p.replicas) for p in described.partitions), default=1),
+    )
+
+
+def read_metadata(
+    connection: Connection, topic: str | None = None, deadline: Deadline | None = None
+) -> Any:
+    """Brokers, leaders and replicas in sync, as any broker knows them; of one topic or of all.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject = "the cluster" if topic is None else f"topic {topic}"
+    reach(admin, subject, "read the metadata", limit)
+    try:
+        if topic is None:
+            return admin.list_topics(timeout=seconds_left(limit))
+        return admin.list_topics(topic, timeout=seconds_left(limit))
+    except KafkaException as error:
+        raise admin.translate(error, subject, "read the metadata", limit.seconds) from error
+
+
+def list_offsets(
+    connection: Connection,
+    topic: str,
+    partitions: Iterable[int],
+    spec: Literal["earliest", "latest"] | int,
+    isolation: Isolation = "read_uncommitted",
+    deadline: Deadline | None = None,
+) -> dict[int, int]:
+    """Log starts (`earliest`), or ends: the LSO with `read_committed`, else the high watermark.
+
+    Of a time, in milliseconds: the first offset of that time or a later one, -1 where none is.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure: for any partition.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    make: Callable[[], Any] = OffsetSpec.earliest if spec == "earliest" else OffsetSpec.latest
+    what = OffsetSpec.for_timestamp(spec) if isinstance(spec, int) else make()
+    request = {TopicPartition(topic, partition): what for partition in partitions}
+    if not request:
+        return {}
+    level = (
+        IsolationLevel.READ_COMMITTED
+        if isolation == "read_committed"
+        else IsolationLevel.READ_UNCOMMITTED
+    )
+    subject, doing = f"topic {topic}", "read the offsets of a time"
+    if not isinstance(spec, int):
+        doing = f"read the {spec} offsets"
+
+    def call() -> dict[int, int]:
+        futures = ask(
+            admin, admin.list_offsets, subject, doing, limit, request, isolation_level=level
+        )
+        return {
+            key.partition: wait_for(
+                admin, future, f"{subject}[{key.partition}]", doing, limit
+            ).offset
+            for key, future in futures.items()
+        }
+
+    return retry_transient(admin, limit, call)
+
+
+def create_topic(
+    connection: Connection,
+    topic: str,
+    *,
+    partitions: int,
+    replication: int | None = None,
+    config: Mapping[str, str] | None = None,
+    deadline: Deadline | None = None,
+    exist_ok: bool = False,
+) -> str:
+    """Creates a topic, waits until every partition has a leader, and returns the topic's id.
+
+    Args:
+        replication: None takes the cluster's default.
+        exist_ok: a topic that is there already is left as it is; its id is returned.
+
+    Raises:
+        KafkaFailure: it exists already, or a policy refused it.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "create it"
+    new = NewTopic(
+        topic,
+        num_partitions=partitions,
+        replication_factor=-1 if replication is None else replication,
+        config=dict(config or {}),
+    )
+    futures = ask(admin, admin.create_topics, subject, doing, limit, [new])
+    try:
+        futures[topic].result(timeout=seconds_left(limit) + 1.0)
+    except (KafkaException, TimeoutError) as error:
+        inner = unwrap(error)
+        exists = inner is not None and inner.code() == KafkaError.TOPIC_ALREADY_EXISTS
+        if not (exists and exist_ok):
+            raise admin.translate(error, subject, doing, limit.seconds) from error
+    return _await_leaders(admin, topic, limit)
+
+
+def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:
+    """A new topic reaches the brokers a little later than the controller's answer."""
+    while True:
+        try:
+            topic_id, partitions = read_topic_id(admin, topic, limit)
+            list_offsets(admin, topic, range(partitions), "latest", deadline=limit)
+            return topic_id
+        except KafkaFailure as error:
+            if limit.expired or not (isinstance(error, TopicMissing) or error.retryable):
+                raise
+            admin.poll(0.05)
+
+
+def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
+    subject, doing = f"topic {topic}", "describe it"
+
+    def call() -> Any:
+        what = TopicCollection([topic])
+        futures = ask(admin, admin.describe_topics, subject, doing, limit, what)
+        return wait_for(admin, futures[topic], subject, doing, limit)
+
+    return retry_transient(admin, limit, call)
+
+
+# Deleting a topic's oldest records (DeleteRecords); see `backlogctl.kafka.admin`.
+
+
+def delete_records(
+    connection: Connection, topic: str, ends: Mapping[int, int], deadline: Deadline | None = None
+) -> dict[int, int]:
+    """Deletes what lies below an offset of each partition, for every group; doing it twice is fine.
+
+    The caller knows that nobody needs it: brokers delete above the last stable offset, too, and an
+    open transaction then loses its messages.
+
+    Returns:
+        The log starts that read back.
+
+    Raises:
+        KafkaFailure: a partition was refused (names all of them), or its log start reads back below
+            its offset. Others may be deleted.
+        ClusterUnreachable.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "delete records"
+    wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(ends.items())]
+    if not wanted:
+        return {}
+
+    def call() -> None:
+        futures = ask(admin, admin.delete_records, subject, doing, limit, wanted)
+        refused: dict[int, BacklogError] = {}
+        for place, future in futures.items():
+            try:
+                wait_for(admin, future, f"{subject}[{place.partition}]", doing, limit)
+            except BacklogError as error:
+                refused[place.partition] = error
+        if not refused:
+            return
+        first = refused[min(refused)]
+        if len(refused) > 1:
+            numbers = ", ".join(map(str, sorted(refused)))
+            first.message += f"; so were partitions {numbers} in all"
+        raise first
+
+    retry_transient(admin, limit, call)
+    lows = list_offsets(admin, topic, ends, "earliest", deadline=limit)
+    if short := {p: lows[p] for p, at in ends.items() if lows[p] < at}:
+        raise KafkaFailure(
+            f"deleted records, but the log starts read back as {short}",
+            subject=subject,
+            hint="try again; look at the brokers' logs where it stays so",
+            retryable=True,
+        )
+    return lows
+
+
+# Deleting a topic that is known by its id; see `backlogctl.kafka.admin`.
+
+_PAUSE = 0.1
+
+
+def delete_topic(
+    connection: Connection, topic: str, topic_id: str, deadline: Deadline | None = None
+) -> None:
+    """Deletes the topic of this name and id, and waits until it is gone.
+
+    One that is gone already is fine.
+
+    Raises:
+        Refused: the topic of this name has another id; it is left alone.
+        KafkaFailure: the cluster refused, or the topic is still there at the deadline.
+        ClusterUnreachable.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "delete it"
+    found = _find_id(admin, topic, limit)
+    if found is None:
+        return
+    if found != topic_id:
+        raise Refused(
+            f"it was not deleted: its id is {found}, not {topic_id}",
+            subject=subject,
+            hint="somebody made another topic of this name; it is theirs",
+        )
+
+    def call() -> None:
+        try:
+            futures = ask(admin, admin.delete_topics, subject, doing, limit, [topic])
+            wait_for(admin, futures[topic], subject, doing, limit)
+        except TopicMissing:
+            return
+
+    retry_transient(admin, limit, call)
+    while _find_id(admin, topic, limit) == topic_id:
+        if limit.expired:
+            raise KafkaFailure(
+                f"it is still there {limit.seconds:g} s after it was to be deleted",
+                subject=subject,
+                hint="look at the brokers; `delete.topic.enable` must be on",
+                retryable=True,
+            )
+        time.sleep(limit.remaining(_PAUSE))
+
+
+def _find_id(admin: Admin, topic: str, limit: Deadline) -> str | None:
+    try:
+        return read_topic_id(admin, topic, limit)[0]
+    except TopicMissing:
+        return None
+
+
+# Topic settings: what a topic sets itself, what is in force, and changing single ones.
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    """`value` is in force; `override` is what the topic itself sets, None where it does not."""
+
+    value: str | None
+    override: str | None
+
+
+def read_topic_settings(
+    connection: Connection, topic: str, names: Iterable[str], deadline: Deadline | None = None
+) -> dict[str, TopicSetting]:
+    """The settings named, as they are in force and as the topic sets them.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure: also for a name the broker does not know.
+    """
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "read its settings"
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+
+    def call() -> Any:
+        futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
+        return wait_for(admin, futures[resource], subject, doing, limit)
+
+    entries = retry_transient(admin, limit, call)
+    wanted = list(names)
+    unknown = sorted(set(wanted) - set(entries))
+    if unknown:
+        raise KafkaFailure(
+            f"could not {doing}: the broker knows no setting {', '.join(unknown)}", subject=subject
+        )
+    return {name: _to_setting(entries[name]) for name in wanted}
+
+
+def read_topic_overrides(
+    connection: Connection, topic: str, names: Iterable[str], deadline: Deadline | None = None
+) -> dict[str, str | None]:
+    """What the topic itself sets; None where it does not. Errors as `read_topic_settings`."""
+    settings = read_topic_settings(connection, topic, names, deadline)
+    return {name: setting.override for name, setting in settings.items()}
+
+
+def alter_topic_config(
+    connection: Connection,
+    topic: str,
+    changes: Mapping[str, str | None],
+    deadline: Deadline | None = None,
+) -> None:
+    """Sets single settings of a topic, leaves the others, and reads them back.
+
+    Args:
+        changes: the new values; None unsets, so that the broker's own value is in force again.
+
+    Raises:
+        KafkaFailure: it was refused, or what reads back is not what was set.
+        TopicMissing, ClusterUnreachable.
+    """
+    if not changes:
+        return
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"topic {topic}", "change its settings"
+    entries = [_make_entry(name, value) for name, value in changes.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+
+    def call() -> None:
+        verb = admin.incremental_alter_configs
+        futures = ask(admin, verb, subject, doing, limit, [resource])
+        for future in futures.values():
+            wait_for(admin, future, subject, doing, limit)
+
+    retry_transient(admin, limit, call)
+    _await_changes(admin, topic, changes, limit)
+
+
+def _await_changes(
+    admin: Admin, topic: str, changes: Mapping[str, str | None], limit: Deadline
+) -> None:
+    """The controller has them first; the broker that is asked learns of them a little later."""
+    while True:
+        back = read_topic_overrides(admin, topic, changes, limit)
+        wrong = {name: back[name] for name, value in changes.items() if back[name] != value}
+        if not wrong:
+            return
+        if limit.expired:
+            raise KafkaFailure(
+                f"set its settings, but {wrong} reads back",
+                subject=f"topic {topic}",
+                hint="something else changes them too; look who does",
+                retryable=True,
+            )
+        time.sleep(limit.remaining(_PAUSE))
+
+
+def _to_setting(entry: Any) -> TopicSetting:
+    own = int(entry.source) == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+    return TopicSetting(entry.value, entry.value if own else None)
+
+
+def _make_entry(name: str, value: str | None) -> ConfigEntry:
+    if value is None:
+        return ConfigEntry(name, "", incremental_operation=AlterConfigOpType.DELETE)
+    return ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)

@@ -1,0 +1,92 @@
+"""The ledger: one database, and one manager for each of its words."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from backlogctl.ledger.archives import Archives
+from backlogctl.ledger.bookmarks import Bookmarks
+from backlogctl.ledger.chunks import Chunks
+from backlogctl.ledger.events import Events
+from backlogctl.ledger.figures import Figures
+from backlogctl.ledger.gaps import Gaps
+from backlogctl.ledger.holds import Holds
+from backlogctl.ledger.leases import Leases
+from backlogctl.ledger.measurements import Audits, Burndown, Disks
+from backlogctl.ledger.recoveries import Recoveries
+from backlogctl.ledger.samples import Samples
+from backlogctl.ledger.schema import (
+    HEAD,
+    LedgerDatabase,
+    check_revision,
+    read_revision,
+    upgrade_database,
+)
+from backlogctl.ledger.steps import Steps
+from backlogctl.ledger.temporary_topics import TemporaryTopics
+
+
+class Ledger:
+    """The managers of one open ledger; a context manager that closes it."""
+
+    def __init__(self, database: LedgerDatabase) -> None:
+        self._database = database
+        self.samples = Samples(database)
+        self.bookmarks = Bookmarks(database)
+        self.gaps = Gaps(database)
+        self.recoveries = Recoveries(database)
+        self.leases = Leases(database)
+        self.chunks = Chunks(database)
+        self.events = Events(database)
+        self.steps = Steps(database)
+        self.temporary_topics = TemporaryTopics(database)
+        self.archives = Archives(database)
+        self.disks = Disks(database)
+        self.audits = Audits(database)
+        self.holds = Holds(database)
+        self.burndown = Burndown(database)
+        self.figures = Figures(database)
+
+    @property
+    def label(self) -> str:
+        """What it is, without a password: `ledger sqlite:///backlog.db`."""
+        return self._database.label
+
+    def now(self) -> datetime:
+        """The ledger's clock, which expiries are judged by."""
+        with self._database.read() as connection:
+            return self._database.now(connection)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_ledger(url: str) -> Ledger:
+    """Opens a ledger. SQLite makes and upgrades itself; PostgreSQL must be upgraded already.
+
+    Raises:
+        LedgerError: it cannot be reached or made, or its tables are not of this program; the hint
+            says what to do (`backlogctl db upgrade`).
+        ConfigurationError: the URL is not one of SQLite or PostgreSQL.
+    """
+    database = LedgerDatabase(url)
+    try:
+        if database.is_sqlite and not _is_current(database):
+            upgrade_database(database)
+        check_revision(database)
+    except BaseException:
+        database.close()
+        raise
+    return Ledger(database)
+
+
+def _is_current(database: LedgerDatabase) -> bool:
+    # Looked at without the write lock first: `status` must not wait for a busy writer.
+    with database.read() as connection:
+        return read_revision(connection) == HEAD

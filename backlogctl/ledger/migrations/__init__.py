@@ -1,0 +1,1 @@
+"""Alembic migrations of the ledger, packaged with it; run by `backlogctl.ledger.schema.upgrade`."""

@@ -1,0 +1,169 @@
+"""Samples: the timeline that turns offsets into times, and the witness of vanished commits."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, Index, Table, delete, func, insert, select, update
+
+from backlogctl.ledger.schema import Manager, read_values, table_of
+from backlogctl.values import Sample
+from backlogctl_delivery.database import UtcTime
+
+# How the past is thinned with age: all of the last hour, then by cells of time.
+
+# The oldest must still reach back over the usual retentions, or no loss could be dated.
+KEEP_ALL = timedelta(hours=1)
+FINE_STEP = timedelta(minutes=5)
+COARSE_STEP = timedelta(hours=1)
+KEEP_COARSE = timedelta(days=35)
+_BATCH = 500
+
+
+def begin_of_all(now: datetime, horizon: timedelta) -> datetime:
+    """From here on everything is kept."""
+    return now - min(KEEP_ALL, horizon)
+
+
+def find_cell(at: datetime, now: datetime, horizon: timedelta) -> tuple[timedelta, int] | None:
+    """The cell of a time: 5 minutes up to `horizon`, then an hour.
+
+    None where it is more than 35 days ago, or `horizon` where that is longer.
+    """
+    age = now - at
+    if age > max(horizon, KEEP_COARSE):
+        return None
+    step = FINE_STEP if age <= horizon else COARSE_STEP
+    return step, int(at.timestamp() // step.total_seconds())
+
+
+def list_thinned(
+    rows: Iterable[tuple[int, datetime, Hashable]], now: datetime, horizon: timedelta
+) -> list[int]:
+    """Ids of the rows (id, time, key; oldest first) other than the first of each key and cell."""
+    filled: set[Hashable] = set()
+    thinned = []
+    for row_id, at, key in rows:
+        cell = find_cell(at, now, horizon)
+        if cell is None or (key, cell) in filled:
+            thinned.append(row_id)
+        filled.add((key, cell))
+    return thinned
+
+
+def delete_rows(connection: Connection, table: Table, ids: Sequence[int]) -> None:
+    for begin in range(0, len(ids), _BATCH):
+        batch = table.c.id.in_(ids[begin : begin + _BATCH])
+        connection.execute(delete(table).where(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMark:
+    """What a group is known to have committed on a partition; outlives the thinned samples.
+
+    `max_committed` is the highest offset ever seen within the log, `last_committed` the newest one
+    seen, at `seen_at`; a sample without a committed offset does not change them.
+    """
+
+    stream: str
+    group: str
+    topic_id: str
+    partition: int
+    max_committed: int
+    last_committed: int
+    seen_at: datetime
+
+
+samples = table_of(
+    "backlog_samples", Sample, Index("backlog_samples_by_time", "stream", "taken_at")
+)
+commit_marks = table_of(
+    "backlog_commit_marks", CommitMark, key=("stream", "group", "topic_id", "partition")
+)
+
+
+class Samples(Manager):
+    def add(self, sample: Sample) -> None:
+        """Stores a sample and moves the stream's commit marks, in one transaction."""
+        row = {each.name: getattr(sample, each.name) for each in fields(sample)}
+        with self._database.write() as connection:
+            self._database.lock_name(connection, f"samples:{sample.stream}")
+            connection.execute(insert(samples).values(**row))
+            _move_marks(connection, sample)
+
+    def latest(self, stream: str) -> Sample | None:
+        query = (
+            select(samples)
+            .where(samples.c.stream == stream)
+            .order_by(samples.c.taken_at.desc(), samples.c.id.desc())
+        )
+        return self._first(query, Sample)
+
+    def history(self, stream: str, since: datetime | None = None) -> tuple[Sample, ...]:
+        """Samples of a stream, oldest first; `since` is included."""
+        query = select(samples).where(samples.c.stream == stream)
+        if since is not None:
+            query = query.where(samples.c.taken_at >= since)
+        return self._list(query.order_by(samples.c.taken_at, samples.c.id), Sample)
+
+    def committed_marks(self, stream: str) -> tuple[CommitMark, ...]:
+        """What was ever seen committed, by group, topic id and partition."""
+        keys = (commit_marks.c.group, commit_marks.c.topic_id, commit_marks.c.partition)
+        query = select(commit_marks).where(commit_marks.c.stream == stream).order_by(*keys)
+        return self._list(query, CommitMark)
+
+    def thin(self, now: datetime, horizon: timedelta) -> int:
+        """Deletes samples with age; doing it twice deletes nothing more.
+
+        Kept: all younger than 1 h; the first of each 5 minutes up to `horizon`; the first of each
+        hour up to 35 days, or `horizon` where that is longer; and always the newest of each
+        stream. Commit marks are not touched.
+
+        Returns:
+            How many were deleted.
+        """
+        old = samples.c.taken_at < begin_of_all(now, horizon)
+        query = select(samples.c.id, samples.c.taken_at, samples.c.stream).where(old)
+        query = query.order_by(samples.c.taken_at, samples.c.id)
+        last = func.max(samples.c.taken_at, type_=UtcTime())
+        with self._database.write() as connection:
+            groups = select(samples.c.stream, last).group_by(samples.c.stream)
+            newest = {row[0]: row[1] for row in connection.execute(groups)}
+            rows = [row for row in connection.execute(query) if row.taken_at != newest[row.stream]]
+            thinned = list_thinned(map(tuple, rows), now, horizon)
+            delete_rows(connection, samples, thinned)
+        return len(thinned)
+
+
+def _move_marks(connection: Connection, sample: Sample) -> None:
+    where = (
+        (commit_marks.c.stream == sample.stream)
+        & (commit_marks.c.group == sample.group)
+        & (commit_marks.c.topic_id == sample.topic_id)
+    )
+    query = select(commit_marks).where(where)
+    known = {mark.partition: mark for mark in read_values(connection, query, CommitMark)}
+    for each in sample.partitions:
+        if each.committed is None:
+            continue
+        mark = known.get(each.partition)
+        # One beyond the end was never read up to, and would hide later losses.
+        if mark is None:
+            reached = min(each.committed, each.high)
+            place = (sample.stream, sample.group, sample.topic_id, each.partition)
+            mark = CommitMark(*place, reached, each.committed, sample.taken_at)
+            connection.execute(insert(commit_marks).values(**asdict(mark)))
+            continue
+        newer = sample.taken_at >= mark.seen_at
+        reached = each.committed if each.committed <= each.high else mark.max_committed
+        connection.execute(
+            update(commit_marks)
+            .where(where & (commit_marks.c.partition == each.partition))
+            .values(
+                max_committed=max(mark.max_committed, reached),
+                last_committed=each.committed if newer else mark.last_committed,
+                seen_at=max(mark.seen_at, sample.taken_at),
+            )
+        )

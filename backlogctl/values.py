@@ -1,0 +1,290 @@
+"""The words of the product as frozen values; standard library only, Spark executors import it.
+
+All times are aware and in UTC. Offsets are Kafka's: a range is half open, `[start, end)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+
+class Cause(StrEnum):
+    """Why a group will never read messages (protocol: what is a gap)."""
+
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+    DISCARDED = "discarded"  # an offload took it off the brokers
+    PRODUCER_GAP = "producer_gap"  # its producer numbered them, and they never reached the topic
+    UNPROCESSED = "unprocessed"  # committed, and the consumer's own table lacks them
+    TOPIC_RECREATED = "topic_recreated"
+    COMMIT_VANISHED = "commit_vanished"
+    NEVER_COMMITTED = "never_committed"
+
+
+class Certainty(StrEnum):
+    """How well the offsets of a gap are known."""
+
+    EXACT = "exact"  # offsets exact; messages at most that many
+    BOUNDED = "bounded"  # at most this range
+    REPORTED = "reported"  # something happened; its range is unknown
+
+
+class GapState(StrEnum):
+    """open -> planned -> staged -> injected -> verified, or waived."""
+
+    OPEN = "open"
+    PLANNED = "planned"
+    STAGED = "staged"
+    INJECTED = "injected"
+    VERIFIED = "verified"
+    WAIVED = "waived"
+
+
+class RecoveryState(StrEnum):
+    """planned -> approved -> running <-> paused -> verified; rejected, cancelled, failed."""
+
+    PLANNED = "planned"
+    APPROVED = "approved"
+    RUNNING = "running"
+    PAUSED = "paused"
+    VERIFIED = "verified"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+# A recovery in one of these is over.
+FINAL = frozenset({RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED})
+
+
+class ChunkState(StrEnum):
+    """SQL copy of what the Kafka ledger says about a chunk."""
+
+    STAGED = "staged"
+    INJECTED = "injected"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `[start, end)` of one partition."""
+
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """Offsets in the range: an upper bound on its messages."""
+        return max(0, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRange:
+    """Sequences `first` to `last`, both included, that one start of a producer numbered."""
+
+    producer: str
+    epoch: int
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        """Messages of these numbers."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSample:
+    """One partition at one moment, read in the order low, committed, LSO, high watermark.
+
+    `committed` is None where the group has no committed offset (Kafka's -1001). `committed_epoch`
+    is the leader epoch in the commit; None where it carries none, as an outside tool's never does.
+    """
+
+    partition: int
+    low: int
+    committed: int | None
+    lso: int
+    high: int
+    committed_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """Which message a committed offset pointed at, noted while it could still be read.
+
+    `offset` is that of the first committed data message at or after `committed`: control records
+    and aborted ones in between are passed over. `digest` is `stamps.hash_identity` of its
+    identity by the stream's rule; never the identity itself.
+    """
+
+    partition: int
+    committed: int
+    offset: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a stream. `topic_id` is the same before and after the offsets were read.
+
+    `group_state` is Kafka's in lower case, "" where unknown; `took` the seconds it needed from
+    `taken_at` on.
+    """
+
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    topic_id: str
+    taken_at: datetime
+    partitions: tuple[PartitionSample, ...]
+    group_state: str = ""
+    took: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBounds:
+    """When something was published: not before `lower`, not after `upper`; None is unknown."""
+
+    lower: datetime | None
+    upper: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTimes:
+    """Between which samples the message at an offset was published; None is unknown."""
+
+    partition: int
+    offset: int
+    lower: datetime | None
+    upper: datetime | None
+
+
+DatePiece = Callable[[int, int], TimeBounds]
+"""When the messages `[start, end)` of a partition were published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages the group will never read. `start`/`end` are None where the range is unknown.
+
+    `archive` is the offload in whose archive its messages lie; None where they are in none.
+    `sequences` are those of a `producer_gap`, whose messages never had an offset. `recovery_id` is
+    the recovery that has the gap now.
+    """
+
+    id: str
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    topic_id: str
+    partition: int
+    start: int | None
+    end: int | None
+    cause: Cause
+    certainty: Certainty
+    state: GapState
+    first_time: datetime | None
+    last_time: datetime | None
+    detected_at: datetime
+    reason: str = ""
+    archive: str | None = None
+    sequences: SequenceRange | None = None
+    recovery_id: str | None = field(default=None, compare=False)
+    changed_by: str = field(default="", compare=False)
+
+    @property
+    def count(self) -> int | None:
+        """Offsets lost at most, or messages that have none; None where unknown."""
+        if self.sequences is not None:
+            return self.sequences.count
+        return None if self.start is None or self.end is None else max(0, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The messages of one injection transaction.
+
+    `path` and `ids_path` are relative to the recovery's staging directory.
+    """
+
+    slot: int
+    number: int
+    count: int
+    bytes: int
+    sha256: str
+    path: str
+    ids_path: str
+    canary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One planned and approved piece of work, as the SQL ledger has it."""
+
+    id: str
+    kind: str
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    state: RecoveryState
+    plan_hash: str
+    plan: Mapping[str, Any]
+    created_at: datetime
+    approved_by: str | None = None
+    approved_identity: str | None = None
+    approved_hash: str | None = None
+    approval_expires_at: datetime | None = None
+    requested: str | None = None  # pause | cancel: what an operator asked the runner for
+    runner: str | None = None  # who holds the lease: "host:pid"
+    lease_until: datetime | None = None
+    injected: int = 0
+    skipped: int = 0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    stops_consumers: bool = False  # the group's own consumers are stopped while it is worked on
+    holds_when_failed: bool = False  # failed, it is active until it is run again or cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a recovery's record; `hash` covers the line and the previous line's hash."""
+
+    recovery_id: str
+    sequence: int
+    at: datetime
+    actor: str
+    action: str
+    detail: Mapping[str, Any]
+    previous_hash: str
+    hash: str
+
+
+# A part of a recovery that can be started again after a crash, and completed.
+
+ContextT_contra = TypeVar("ContextT_contra", contravariant=True)
+
+
+class Step(Generic[ContextT_contra]):
+    """One step: three verbs side by side, each safe to call again after a crash.
+
+    A verb that a step does not define does nothing. What takes back what the steps did is the
+    kind's own `close`, which `cancel` drives.
+    """
+
+    name: str
+
+    def validate(self, context: ContextT_contra) -> None:
+        """Looks, changes nothing; raises where the step must not start."""
+
+    def start(self, context: ContextT_contra) -> None:
+        """Does the work; goes on where an earlier start was killed."""
+
+    def complete(self, context: ContextT_contra) -> None:
+        """Closes the step: checks its result and records it."""

@@ -1,0 +1,113 @@
+"""backlog.yaml for tasks and the page: its references may name Airflow's connections."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowRuntimeError as RuntimeFailure
+from pydantic import ValidationError
+
+from backlogctl.config import Config, SparkSection, load_config
+from backlogctl.config.base import explain
+from backlogctl.errors import ConfigurationError
+
+# Where it exists, it says where Spark runs; `spark:` of the file otherwise.
+SPARK_CONNECTION = "BACKLOG_SPARK_CONN_ID"
+_DEFAULT_SPARK = "backlogctl_spark"
+_FIELDS = ("host", "port", "login", "password", "schema")
+_EXTRA = "extra."
+
+
+def load() -> Config:
+    """The file that `BACKLOG_CONFIG` names, else ./backlog.yaml.
+
+    Raises:
+        ConfigurationError, Refused: there is none, or it is wrong; the message says where.
+    """
+    config = load_config(find_connection=find_field)
+    spark = _find_connection(os.environ.get(SPARK_CONNECTION) or _DEFAULT_SPARK)
+    if spark is None:
+        return config
+    return config.model_copy(update={"spark": read_spark(spark, config.spark)})
+
+
+def find_field(name: str) -> str:
+    """`CONNECTION.FIELD`: host, port, login, password, schema, or `extra.KEY`.
+
+    Raises:
+        LookupError: there is no such connection or field; says what to do.
+    """
+    connection_id, field = _split(name)
+    if not connection_id or not (field in _FIELDS or field.startswith(_EXTRA)):
+        known = ", ".join((*_FIELDS, "extra.KEY"))
+        raise LookupError(f"{name} names no field of a connection: CONNECTION.FIELD, of {known}")
+    connection = _find_connection(connection_id)
+    if connection is None:
+        raise LookupError(
+            f"Airflow has no connection {connection_id}: add it under Admin, Connections"
+        )
+    if field in _FIELDS:
+        value = getattr(connection, field)
+    else:
+        value = _read_extra(connection).get(field.removeprefix(_EXTRA))
+    return "" if value is None else str(value)
+
+
+def read_spark(connection: Connection, section: SparkSection) -> SparkSection:
+    """The master and settings of a connection over those of the file.
+
+    Host and port as Airflow's Spark provider takes them: `spark://host` and a port, `yarn`,
+    `local[*]`. `extra` is a JSON object of settings whose names begin with `spark.`.
+    """
+    host = connection.host or section.master
+    if connection.conn_type in ("spark", "spark_connect") and "://" not in host and connection.port:
+        host = f"spark://{host}"
+    master = f"{host}:{connection.port}" if connection.port and "://" in host else host
+    settings = {
+        name: value for name, value in _read_extra(connection).items() if name.startswith("spark.")
+    }
+    made = {"master": master, "conf": {**section.conf, **settings}}
+    try:
+        return SparkSection.model_validate(made)
+    except ValidationError as error:
+        found = [explain(item) for item in error.errors(include_url=False)]
+        told = "; ".join(f"{'.'.join(item.path)}: {item.text}" for item in found)
+    # Raised here: an exception's context would carry what the connection holds.
+    raise ConfigurationError(
+        f"its settings are not taken: {told}",
+        subject=f"connection {connection.conn_id}",
+        hint="see `spark` in docs/configuration.md",
+    )
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Connection and field; there may be dots in a connection's id, and in a key of `extra`."""
+    before, extra, key = name.partition(f".{_EXTRA}")
+    if extra:
+        return before, f"{_EXTRA}{key}"
+    connection_id, _, field = name.rpartition(".")
+    return connection_id, field
+
+
+def _find_connection(connection_id: str) -> Connection | None:
+    try:
+        found: Connection = Connection.get(connection_id)
+        return found
+    except AirflowNotFoundException:
+        return None
+    except RuntimeFailure as error:
+        if "NOT_FOUND" in str(error):
+            return None
+        raise
+
+
+def _read_extra(connection: Connection) -> dict[str, Any]:
+    try:
+        found = json.loads(connection.extra or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

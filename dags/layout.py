@@ -1,0 +1,124 @@
+"""The tasks of a run that recovers: choose, then plan, approval and work of each kind, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import DAG, Context, TriggerRule, chain, task_group
+
+from backlogctl.dags import tasks
+from backlogctl.dags.links import add_links
+from backlogctl.dags.policies import (
+    APPROVE,
+    ASK,
+    CHOSEN,
+    RECOVER,
+    REJECT,
+    find_pool,
+    name_question,
+)
+from backlogctl.replay.engine.kind import Kind, Registry
+
+# Starts `recover_backlog` for a plan that a person must look at.
+
+
+class AskForApproval(TriggerDagRunOperator):
+    """One run for one plan: asked again, there is one already, unless its approval expired.
+
+    Args:
+        work: what `plan_night` returned.
+    """
+
+    template_fields = (*TriggerDagRunOperator.template_fields, "work")
+
+    def __init__(self, *, work: Any, **kwargs: Any) -> None:
+        super().__init__(trigger_dag_id=RECOVER, skip_when_already_exists=True, **kwargs)
+        self.work = work
+
+    def execute(self, context: Context) -> Any:
+        """Starts it where tonight's work is a plan that waits."""
+        from backlogctl.dags.task_context import skipping
+        from backlogctl.replay.kinds import REBUILD
+        from backlogctl.replay.runbooks.nights import Tonight, read_action
+
+        work: Mapping[str, Any] = self.work
+        if read_action(work) is not Tonight.ASK:
+            raise skipping(context, f"{work['stream']}: {work['why']}")
+        again = f"__{work['expired']}" if work["expired"] else ""
+        self.trigger_run_id = f"{name_question(work['recovery'])}{again}"
+        self.conf = {"stream": work["stream"], "action": REBUILD.name, "recovery": work["recovery"]}
+        return super().execute(context)
+
+
+# The approval as a task: it shows the plan, waits without a worker, and records the answer.
+
+
+class ApprovePlan(HITLOperator):
+    """Asks a person about the plan of another task; no answer in time means no.
+
+    Args:
+        plan: what the planning task returned: `recovery`, `plan_hash`, `answer_within`.
+    """
+
+    template_fields = (*HITLOperator.template_fields, "plan")
+
+    def __init__(self, *, plan: Any, **kwargs: Any) -> None:
+        super().__init__(
+            subject="A plan waits for an approval",
+            options=[APPROVE, REJECT],
+            defaults=[REJECT],
+            **kwargs,
+        )
+        self.plan = plan
+
+    def execute(self, context: Context) -> Any:
+        """Parks until somebody answers, here or elsewhere; not where no answer is needed."""
+        from backlogctl.dags.questions import Question
+
+        return Question(self, self.plan, context).ask()
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Records the answer, by whom, for the plan that was shown and no other."""
+        from backlogctl.dags.questions import ELSEWHERE, Question
+
+        question = Question(self, self.plan, context)
+        if ELSEWHERE in event:
+            return question.take_over()
+        return question.record(super().execute_complete(context, event))
+
+
+def lay_out_tasks(dag: DAG, kinds: Registry) -> None:
+    """One kind after the other: offload first, then put back."""
+    chosen = tasks.choose(list(kinds.names()))
+    groups = [_make_group(kind, chosen, first=number == 0) for number, kind in enumerate(kinds)]
+    chosen >> groups
+    # A teardown as well: a run that is marked failed still reports, and ends as failed.
+    told = tasks.report().as_teardown(on_failure_fail_dagrun=True)
+    chain(*groups, told)
+    for kind in kinds:
+        # A teardown is no leaf of its group, and the report says what it left.
+        if kind.traits.stops_consumers:
+            dag.get_task(f"{kind.name}.restore_layout") >> told
+    add_links(dag)
+
+
+def _make_group(kind: Kind[Any, Any], chosen: Any, *, first: bool) -> Any:
+    """The tasks of one kind. What it stopped is started again whatever becomes of the run."""
+
+    @task_group(group_id=kind.name, tooltip=kind.summary)
+    def recover() -> None:
+        rule = TriggerRule.ALL_SUCCESS if first else TriggerRule.NONE_FAILED
+        pool = find_pool(spark=kind.traits.uses_spark)
+        plan = tasks.plan.override(trigger_rule=rule, pool=pool)(kind.name, chosen[CHOSEN])
+        approve = ApprovePlan(task_id="approve", plan=plan, **ASK)
+        work = tasks.carry_out.override(pool=pool)(approve.output)
+        plan >> approve >> work
+        if kind.traits.stops_consumers:
+            approve.as_setup()
+            restore = tasks.restore.override(task_id="restore_layout")(approve.output)
+            work >> restore.as_teardown(setups=approve, on_failure_fail_dagrun=True)
+
+    return recover()

@@ -1,0 +1,284 @@
+"""Waits for an answer to a plan, wherever it is given: in Airflow or in the shell.
+
+Airflow's own wait ends with an answer in Airflow only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.providers.standard.triggers.hitl import HITLTrigger
+from airflow.sdk import Context
+from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+from airflow.sdk.timezone import utcnow
+from airflow.triggers.base import TriggerEvent
+from asgiref.sync import sync_to_async
+
+from backlogctl.clock import parse_duration, utc_now
+from backlogctl.dags.configuration import load
+from backlogctl.dags.links import find_recovery_page, publish_links
+from backlogctl.dags.policies import APPROVE
+from backlogctl.dags.task_context import (
+    RunbookError,
+    RunbookRefusal,
+    fail,
+    keep_reason,
+    opened,
+    skipping,
+)
+from backlogctl.errors import BacklogError, InvalidTransition
+from backlogctl.formats import format_moment
+from backlogctl.replay.engine.approval import (
+    NOBODY,
+    SamePerson,
+    approve_plan,
+    check_approval,
+    is_expired,
+    reject_plan,
+)
+from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import AIRFLOW, Identity, find_identity
+from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.runbooks.descriptions import describe_body, describe_subject
+from backlogctl.values import Recovery, RecoveryState
+
+# The event of an answer that was not given in Airflow; the ledger has it.
+ELSEWHERE = "elsewhere"
+_LOOK_SECONDS = 3.0
+
+
+def waits_for_answer(recovery: Recovery) -> bool:
+    """Whether it needs one: a first one, or one after its approval expired."""
+    return recovery.state is RecoveryState.PLANNED or is_expired(recovery)
+
+
+def park(operator: HITLOperator, context: Context, recovery_id: str) -> None:
+    """Asks the question and gives the worker back, until it is answered or the time is over.
+
+    Raises:
+        TaskDeferred: always.
+    """
+    task_instance = context["ti"].id
+    upsert_hitl_detail(
+        ti_id=task_instance,
+        options=operator.options,
+        subject=operator.subject,
+        body=operator.body,
+        defaults=operator.defaults,
+        multiple=operator.multiple,
+        params=operator.serialized_params,
+        assigned_users=operator.assigned_users,
+    )
+    limit = operator.response_timeout
+    operator.defer(
+        trigger=AnswerTrigger(
+            recovery_id=recovery_id,
+            ti_id=task_instance,
+            options=operator.options,
+            defaults=operator.defaults,
+            params=operator.serialized_params,
+            multiple=operator.multiple,
+            timeout_datetime=utcnow() + limit if limit else None,
+            poke_interval=_LOOK_SECONDS,
+        ),
+        method_name="execute_complete",
+    )
+
+
+class AnswerTrigger(HITLTrigger):
+    """Ends with what was answered in Airflow, or when the ledger says that it was elsewhere."""
+
+    def __init__(self, *, recovery_id: str, ti_id: UUID, **kwargs: Any) -> None:
+        super().__init__(ti_id=ti_id, **kwargs)
+        self.recovery_id = recovery_id
+        self._workspace: Workspace | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """As Airflow keeps it."""
+        _, values = super().serialize()
+        return f"{__name__}.AnswerTrigger", {**values, "recovery_id": self.recovery_id}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Looks at both places every three seconds; an answer in Airflow comes first."""
+        limit: datetime | None = self.timeout_datetime
+        while True:
+            # An event at once would come before the task is known to wait.
+            await asyncio.sleep(self.poke_interval)
+            if (event := await self._handle_response()) is not None:
+                yield event
+                return
+            if await sync_to_async(self._is_answered)():
+                yield TriggerEvent({ELSEWHERE: True})
+                return
+            if limit is not None and limit < utcnow():
+                yield await self._handle_timeout()
+                return
+
+    async def cleanup(self) -> None:
+        """Gives the ledger's connections back."""
+        await super().cleanup()
+        if self._workspace is not None:
+            await sync_to_async(self._workspace.ledger.close)()
+
+    def _is_answered(self) -> bool:
+        try:
+            if self._workspace is None:
+                self._workspace = open_workspace(load())
+            return not waits_for_answer(self._workspace.ledger.recoveries.get(self.recovery_id))
+        except BacklogError as error:
+            # The ledger is away for a while, or the file is being changed: Airflow still asks.
+            self.log.warning(
+                "it is not known whether %s was answered elsewhere: %s",
+                self.recovery_id,
+                type(error).__name__,
+            )
+            self._workspace = None
+            return False
+
+
+# What the approval does: asks about the plan that was made, and records the answer.
+
+LOG = logging.getLogger("backlogctl.dags")
+__all__ = ["ELSEWHERE", "Question"]
+REJECTED, TIMED_OUT = "rejected", "nobody answered in time"
+_CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)
+
+
+class Question:
+    """One plan that a task asks a person about."""
+
+    def __init__(self, operator: HITLOperator, plan: Any, context: Context) -> None:
+        self._operator = operator
+        self._plan = plan
+        self._context = context
+
+    def ask(self) -> Any:
+        """Parks until somebody answers, here or elsewhere; not where no answer is needed."""
+        context, operator = self._context, self._operator
+        with opened(context) as workspace:
+            recovery = self._find(workspace)
+            if not waits_for_answer(recovery):
+                return self._go_on(recovery)
+            publish_links(context["ti"], recovery.id)
+            operator.subject = describe_subject(workspace, recovery)
+            page = find_recovery_page(recovery.id)
+            operator.body = describe_body(workspace, recovery, page=page)
+            within = self._read_plan().get("answer_within")
+            limit = workspace.config.guards.approval_expires
+            wait = parse_duration(within) if within else limit
+            operator.response_timeout = wait
+            until = format_moment(utc_now() + wait)
+            LOG.info("%s waits for its approval, until %s", recovery.id, until)
+            keep_reason(context, f"waits for an approval, until {until}")
+        return park(operator, context, recovery.id)
+
+    def record(self, answer: Mapping[str, Any]) -> Any:
+        """Records what somebody chose in Airflow, for the plan that was shown and no other."""
+        context = self._context
+        responder = answer["responded_by_user"]
+        # By name, as Airflow says who triggered a run: an id is a number in some user databases.
+        who = Identity(
+            AIRFLOW, str(responder["name"]) if responder else NOBODY, socket.gethostname()
+        )
+        yes = answer["chosen_options"] == [APPROVE] and responder is not None
+        with opened(context, who) as workspace:
+            recovery = self._find(workspace)
+            try:
+                if waits_for_answer(recovery):
+                    recovery = self._keep(workspace, recovery, responder, yes=yes)
+                    return self._go_on(recovery)
+            except SamePerson as error:
+                # Another try asks again, so that a colleague can answer.
+                fail(context, RunbookError(f"{error}. It is asked again."))
+            except InvalidTransition:
+                # Somebody was faster, or another recovery is in the way of this one.
+                recovery = self._find(workspace)
+                if waits_for_answer(recovery):
+                    raise
+            # Answered elsewhere: that stands, but no run goes on against a person's no.
+            if responder is not None and not yes:
+                raise skipping(context, _describe_too_late(recovery))
+            if yes and recovery.state in _CLOSED:
+                # If the plan was closed after approval, fail the task; do not mark it skipped.
+                told = f"{_describe_closed(recovery)}; nothing was approved"
+                fail(context, RunbookRefusal(told))
+            return self._go_on(recovery)
+
+    def take_over(self) -> Any:
+        """What was answered in the shell or by another run counts here too."""
+        context = self._context
+        with opened(context) as workspace:
+            recovery = self._find(workspace)
+            if not waits_for_answer(recovery):
+                by = recovery.approved_by or recovery.detail.get("by") or "somebody"
+                LOG.info(
+                    "answered outside of this run: %s is %s, by %s", recovery.id, recovery.state, by
+                )
+                return self._go_on(recovery)
+        return self.ask()
+
+    def _keep(
+        self, workspace: Workspace, recovery: Recovery, responder: Any, *, yes: bool
+    ) -> Recovery:
+        who = find_identity()
+        if yes:
+            return approve_plan(
+                workspace,
+                recovery,
+                by=who.user,
+                identity=who,
+                plan_hash=self._read_plan()["plan_hash"],
+            )
+        reason = TIMED_OUT if responder is None else REJECTED
+        if recovery.state is RecoveryState.PLANNED:
+            reject_plan(workspace, recovery, by=who.user, reason=reason)
+        elif responder is not None:
+            # Approved once, and not begun in time; without an answer it stays so.
+            cancel_work(workspace, recovery.id, wait=0)
+        by = "" if responder is None else f" by {who.user}"
+        raise skipping(self._context, f"{recovery.id}: {reason}{by}; nothing was changed")
+
+    def _find(self, workspace: Workspace) -> Recovery:
+        """The recovery; refused where this program does not know its kind."""
+        recovery = workspace.ledger.recoveries.get(self._read_plan()["recovery"])
+        workspace.kind_of(recovery)
+        return recovery
+
+    def _read_plan(self) -> Mapping[str, Any]:
+        if not isinstance(self._plan, Mapping):
+            raise RunbookError("there is no plan to approve: the planning task left none")
+        return self._plan
+
+    def _go_on(self, recovery: Recovery) -> dict[str, Any]:
+        """What later tasks get; a plan that was closed meanwhile ends here."""
+        if recovery.state in _CLOSED:
+            raise skipping(self._context, _describe_closed(recovery))
+        if recovery.state is not RecoveryState.VERIFIED:
+            check_approval(recovery)
+        return {
+            "recovery": recovery.id,
+            "approved_by": recovery.approved_by,
+            "approved_identity": recovery.approved_identity,
+        }
+
+
+def _describe_closed(recovery: Recovery) -> str:
+    if newer := recovery.detail.get("superseded_by"):
+        return f"{recovery.id} was superseded: {newer} took its place"
+    by = recovery.detail.get("by")
+    return f"{recovery.id} was {recovery.state}{f' by {by}' if by else ''}"
+
+
+def _describe_too_late(recovery: Recovery) -> str:
+    told = f"{recovery.id} is {recovery.state}"
+    if recovery.approved_by:
+        told += f", approved by {recovery.approved_by}"
+    return f"{told}; this run leaves it alone, `backlogctl cancel {recovery.id}` ends it"

@@ -1,0 +1,217 @@
+"""What the tasks of runs that recover do: open the configuration, call one verb, hand it on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from airflow.sdk import Context, get_current_context
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from backlogctl.clock import format_time
+from backlogctl.dags.links import find_report, publish_links
+from backlogctl.dags.policies import CHOSEN
+from backlogctl.dags.task_context import (
+    ENDED,
+    REASON,
+    RunbookRefusal,
+    describe_error,
+    fail,
+    find_task_state,
+    keep_reason,
+    list_states,
+    make_console,
+    name_task,
+    opened,
+    skipping,
+)
+from backlogctl.errors import Refused, UsageError
+from backlogctl.formats import format_moment
+from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Origin, list_recoveries_of_run, name_origin
+from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
+from backlogctl.replay.runbooks.detection import detect_backlog
+from backlogctl.replay.runbooks.requests import (
+    AUTO,
+    find_named_kind,
+    find_or_plan,
+    read_request,
+    refuse_unknown,
+)
+from backlogctl.replay.runbooks.work import (
+    Carried,
+    carry_on,
+    hold_for_person,
+    lifts_hold,
+    note_task,
+    restore_layout,
+)
+from backlogctl.values import Recovery
+
+LOG = logging.getLogger("backlogctl.dags")
+REFUSED = "refused"
+
+
+def choose(names: list[str]) -> list[str]:
+    """Checks the form, and what `auto` means now; what was not chosen is skipped.
+
+    Args:
+        names: of the kinds that the DAG has tasks for.
+    """
+    context = get_current_context()
+    with opened(context) as workspace:
+        kinds = workspace.kinds.select(names)
+        refuse_unknown(context["dag_run"].conf or {}, kinds)
+        request = read_request(workspace, context["params"], kinds)
+        if request.recovery:
+            actions: tuple[str, ...] = (find_named_kind(workspace, request, kinds),)
+        elif request.action != AUTO:
+            actions = (request.action,)
+        else:
+            found = detect_backlog(workspace, workspace.config.stream(request.stream))
+            LOG.info("%s: %s", found.stream, found.sentence)
+            actions = tuple(name for name in found.actions if name in kinds.names())
+            if not actions:
+                keep_reason(context, f"nothing to do: {found.sentence}")
+    LOG.info("to do: %s", ", ".join(actions) or "nothing")
+    followed = [f"{action}.plan" for action in actions]
+    # What a branch returns is kept only where it skips nothing.
+    context["ti"].xcom_push(key=CHOSEN, value=followed)
+    return followed
+
+
+def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
+    """Makes the plan, where it was chosen; nothing is changed."""
+    context = get_current_context()
+    # A branch does not skip what comes after the chosen one: a rebuild after an expansion.
+    if f"{kind}.plan" not in chosen:
+        raise skipping(context, f"{kind} was not chosen")
+    form = context["params"]
+    with opened(context) as workspace:
+        request = read_request(workspace, form)
+        origin = make_origin(context, request.note)
+        try:
+            recovery = find_or_plan(workspace, request, kind, origin, LOG.info)
+        except (Refused, UsageError) as refused:
+            if refused.retryable or f"{kind}.plan" == chosen[-1]:
+                raise
+            # What is behind it does not wait for a person; the report tells, and fails.
+            told = f"{kind} is refused: {describe_error(refused)}"
+            context["ti"].xcom_push(key=REFUSED, value=told)
+            raise skipping(context, told) from None
+    LOG.info("%s is %s, plan %s", recovery.id, recovery.state, recovery.plan_hash)
+    return {
+        "recovery": recovery.id,
+        "plan_hash": recovery.plan_hash,
+        "answer_within": form.get("answer_within"),
+    }
+
+
+def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
+    """Does what the plan says, until it is verified; waits without a worker."""
+    context = get_current_context()
+    with opened(context) as workspace:
+        carried = work_on(workspace, context, approved["recovery"])
+    come_again(context, carried)
+    return {"recovery": carried.recovery.id, **carried.document}
+
+
+def restore(approved: dict[str, Any]) -> None:
+    """Gives the layout back, whatever became of the run."""
+    with opened(get_current_context()) as workspace:
+        restore_layout(workspace, approved["recovery"], console=make_console(), say=LOG.info)
+
+
+def report() -> dict[str, Any]:
+    """What came of the run. Fails where something did, since it runs in any case."""
+    context = get_current_context()
+    with opened(context) as workspace:
+        recoveries = _list_recoveries(context, workspace)
+        outcomes = [describe_outcome(workspace, recovery) for recovery in recoveries]
+        ends = [describe_end(recovery) for recovery in recoveries]
+    for outcome in outcomes:
+        LOG.info("%(kind)s %(recovery)s of %(stream)s is %(state)s", outcome)
+        LOG.info("report: %s", find_report(outcome["recovery"]))
+        publish_links(context["ti"], outcome["recovery"])
+    problems = [
+        *_list_failures(context),
+        *(end.sentence for end in ends if not end.is_done),
+        *(outcome["problem"] for outcome in outcomes if outcome["problem"]),
+    ]
+    if problems:
+        fail(context, RunbookRefusal("\n".join(dict.fromkeys(problems))))
+    told = "; ".join(end.sentence for end in ends) or _pull(context, "choose", REASON) or "nothing"
+    LOG.info("%s", told)
+    keep_reason(context, told)
+    last = recoveries[-1].id if recoveries else None
+    return {"recovery": last, "outcomes": outcomes, "end": told}
+
+
+def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried:
+    """Carries a recovery on, as this task; a person's mark on the task holds it."""
+    task_ = name_task(context)
+    publish_links(context["ti"], recovery_id)
+    recovery = workspace.ledger.recoveries.get(recovery_id)
+    workspace.kind_of(recovery)
+    lifted = lifts_hold(workspace, recovery, task_)
+    note_task(workspace, recovery_id, task_)
+    try:
+        return carry_on(workspace, recovery_id, make_console(), resumed=lifted)
+    except PausedBecause as pause:
+        marked = find_task_state(context, task_) == "failed"
+        if pause.why == INTERRUPTED and marked and not recovery.stops_consumers:
+            held = workspace.ledger.recoveries.get(recovery_id)
+            LOG.warning("%s", hold_for_person(workspace, held, task_))
+        raise
+
+
+def come_again(context: Context, carried: Carried) -> None:
+    """Gives the worker back where there is nothing to do now.
+
+    Raises:
+        AirflowRescheduleException: with the time to look again.
+    """
+    if carried.come_again is not None:
+        told = f"{carried.recovery.id} waits: {carried.why}"
+        LOG.info("%s; looks again at %s", told, format_time(carried.come_again))
+        keep_reason(context, f"{told}; looks again at {format_moment(carried.come_again)}")
+        raise AirflowRescheduleException(carried.come_again)
+
+
+def make_origin(context: Context, note: str = "") -> Origin:
+    """This run, for the plans that it makes."""
+    run = context["dag_run"]
+    return name_origin(run.dag_id, run.run_id, note or None)
+
+
+def _list_recoveries(context: Context, workspace: Workspace) -> list[Recovery]:
+    run, ledger = context["dag_run"], workspace.ledger
+    found = {r.id: r for r in list_recoveries_of_run(ledger, run.dag_id, run.run_id)}
+    if named := context["params"].get("recovery"):
+        found[named] = ledger.recoveries.get(named)
+    return list(found.values())
+
+
+def _list_failures(context: Context) -> list[str]:
+    """Root causes: tasks that failed, with their reasons; not those that waited for them."""
+    run = context["dag_run"]
+    states = list_states(context, run.dag_id, run.run_id)
+    failed = sorted(name for name, state in states.items() if state == "failed")
+    if states.get("choose") == "skipped":
+        return ["somebody ended this run before it began"]
+    found = [f"{name}: {_describe_failure(context, name)}" for name in failed]
+    refused = (_pull(context, name, REFUSED) for name in states if name.endswith(".plan"))
+    return found + [told for told in refused if told]
+
+
+def _describe_failure(context: Context, task_id: str) -> str:
+    """What it gave as its reason last may be of an earlier try, or why it waited."""
+    if _pull(context, task_id, ENDED):
+        return _pull(context, task_id, REASON)
+    return "marked failed, or killed at its last try"
+
+
+def _pull(context: Context, task_id: str, key: str) -> str:
+    found = context["ti"].xcom_pull(task_ids=task_id, key=key)
+    return str(found) if found else ""

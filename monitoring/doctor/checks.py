@@ -1,0 +1,171 @@
+"""The doctor's checks and findings: each rule names its checks; docs/doctor.md is made of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.errors import TopicMissing
+
+Part = TypeVar("Part")
+Rule = TypeVar("Rule", bound=Callable[..., object])
+CATALOGUE: dict[str, Check] = {}
+_RULES: dict[Callable[..., Any], Room] = {}
+
+
+class Room(StrEnum):
+    """Where a check looks."""
+
+    TOPIC = "Topic and brokers"
+    RETENTION = "Retention"
+    GROUP = "Group and its consumers"
+    LOG = "Producers, from the log"
+    PRODUCER = "Producer, from a configuration file"
+    CONSUMER = "Consumer, from a configuration file"
+    CLIENT = "Producer or consumer, from a configuration file"
+    DELIVERY = "Outboxes and look-back"
+    RIGHTS = "Rights"
+    TOOL = "The tool itself"
+
+    def check(self, name: str, title: str, why: str, more: str = "") -> Callable[[Rule], Rule]:
+        """Names a check of the decorated rule.
+
+        Args:
+            why: one or two sentences, shown with each finding.
+            more: stands in the docs only.
+        """
+
+        def add(rule: Rule) -> Rule:
+            CATALOGUE[name] = Check(name, self, title, why, more)
+            _RULES[rule] = self
+            return rule
+
+        return add
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a finding is about, and why it matters."""
+
+    name: str
+    room: Room
+    title: str
+    why: str
+    more: str
+
+
+class Level(StrEnum):
+    """Worst first."""
+
+    LOSES = "loses"  # messages are lost, or will be after one failure that is to be expected
+    STOPS = "stops"  # a recovery, or the group itself, cannot go on
+    UNKNOWN = "unknown"  # could not be read, or what was read does not tell
+    WARNS = "warns"  # costs time or figures, and loses nothing by itself
+
+
+_ORDER = {level: number for number, level in enumerate(Level)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding.
+
+    Attributes:
+        check: a name of `CATALOGUE`, and the heading in docs/doctor.md.
+        subject: what it is about, such as `topic orders`.
+        found: the figure or setting that was read, as a sentence.
+        mend: what mends it, as a sentence or a setting; may be empty where there are commands.
+        commands: ready to be typed, in this order.
+    """
+
+    check: str
+    level: Level
+    subject: str
+    found: str
+    mend: str
+    commands: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """Why it matters."""
+        return CATALOGUE[self.check].why
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether it loses messages or stops a recovery."""
+        return self.level in (Level.LOSES, Level.STOPS)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "level": str(self.level),
+            "subject": self.subject,
+            "found": self.found,
+            "why": self.why,
+            "mend": self.mend,
+            "commands": list(self.commands),
+            "page": f"docs/doctor.md#{self.check}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A part that could not be read: what needs it cannot be judged."""
+
+    part: str
+    error: BacklogError
+
+    @Room.RIGHTS.check(
+        "unread",
+        "What could not be read",
+        "What was not read cannot be judged: no finding is no proof here.",
+    )
+    def to_finding(self) -> Finding:
+        """That it is unknown, and why; without its topic nothing can be recovered."""
+        return Finding(
+            "unread",
+            Level.STOPS if isinstance(self.error, TopicMissing) else Level.UNKNOWN,
+            self.error.subject or self.part,
+            f"{self.part} could not be read: {self.error.message}",
+            self.error.hint or "run `backlogctl doctor` again once it can be read",
+        )
+
+
+def read_part(part: str, read: Callable[[], Part]) -> Part | Unread:
+    """What it reads, or why it could not."""
+    try:
+        return read()
+    except BacklogError as error:
+        return Unread(part, error)
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Worst first, each once."""
+    return tuple(sorted(dict.fromkeys(findings), key=lambda one: _ORDER[one.level]))
+
+
+def choose_exit_code(findings: Iterable[Finding]) -> int:
+    """0 well, 1 something loses messages or stops a recovery, 2 cannot tell."""
+    found = list(findings)
+    if any(one.needs_somebody for one in found):
+        return 1
+    return 2 if any(one.level is Level.UNKNOWN for one in found) else 0
+
+
+def apply_rules(rooms: Iterable[Room], parts: Mapping[str, object]) -> Iterator[Finding]:
+    """Calls each rule of these rooms by the names of its parameters.
+
+    A rule is left out where a part is unknown, unless its parameter has a default.
+    """
+    chosen, known = set(rooms), {name: part for name, part in parts.items() if part is not None}
+    for rule, room in _RULES.items():
+        if room not in chosen:
+            continue
+        parameters = inspect.signature(rule).parameters
+        needed = {name for name, one in parameters.items() if one.default is one.empty}
+        if needed <= set(known):
+            yield from rule(**{name: known[name] for name in parameters if name in known})

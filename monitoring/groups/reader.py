@@ -1,0 +1,451 @@
+"""What a pass over all groups asks of a cluster; the benchmark answers it without one."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import ConfigurationError
+from backlogctl.formats import format_duration
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.group_types import list_groups, name_state, name_type
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    RawClient,
+    translate_error,
+    translate_properties,
+)
+from backlogctl.kafka.rights import Operation, ask_cluster
+from backlogctl.monitoring.groups.layouts import (
+    NONE,
+    ClusterLayout,
+    ListedGroup,
+    Offsets,
+    TopicLayout,
+)
+from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
+
+
+class ClusterReader(Protocol):
+    """Reads of one cluster, in bulk. Each raises ClusterUnreachable or KafkaFailure.
+
+    An offset that is not known, or not committed, is `backlogctl.monitoring.groups.reader.NONE`.
+    """
+
+    def may_list_all(self) -> bool | None: ...
+    def list_groups(self) -> Sequence[ListedGroup]: ...
+    def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]: ...
+    def read_layout(self, topics: Iterable[str]) -> ClusterLayout: ...
+    def read_log_starts(self, layout: ClusterLayout) -> Mapping[str, Offsets]: ...
+    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]: ...
+    def find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], int]: ...
+    def read_retentions(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, str]]: ...
+    def close(self) -> None: ...
+
+
+class TailReader(Protocol):
+    """Finds out from which offsets on partitions hold no committed data."""
+
+    def __call__(self, places: Sequence[TopicOffset]) -> EmptyReading: ...
+
+
+# Groups that exist, but could not be read in a pass: their last status is kept.
+#
+# For a window it stands as it was, with the time it was taken; after that nothing is known. An
+# alert about such a group must not end because a coordinator moved.
+
+Key = tuple[str, str]  # group, topic
+
+
+@dataclass
+class UnreadableGroups:
+    """Remembers the last status of each group on each topic. `window` is in seconds."""
+
+    window: float
+    _last: dict[Key, tuple[float, GroupStatus]] = field(default_factory=dict)
+
+    def add(
+        self, judged: Iterable[GroupStatus], expected: Iterable[Key], now: float
+    ) -> list[GroupStatus]:
+        """Those that were judged, and the last of those that are expected and were not, in order.
+
+        The others are forgotten.
+        """
+        found = {(status.group, status.topic): (now, status) for status in judged}
+        for key in expected:
+            if key not in found and key in self._last:
+                found[key] = self._last[key]
+        self._last = {key: found[key] for key in sorted(found)}
+        return [
+            status if now - at <= self.window else _make_unknown(status, now - at)
+            for at, status in self._last.values()
+        ]
+
+
+def _make_unknown(last: GroupStatus, seconds: float) -> GroupStatus:
+    parts = [
+        PartitionStatus(
+            partition=part.partition,
+            log_start=part.log_start,
+            committed=part.committed,
+            end=part.end,
+            lag=None,
+            lag_seconds=None,
+            lost=None,
+            verdict=Verdict.UNKNOWN,
+            course=Verdict.UNKNOWN,
+        )
+        for part in last.partitions
+    ]
+    status = summarize_group(
+        parts,
+        stream="",
+        cluster=last.cluster,
+        topic=last.topic,
+        group=last.group,
+        group_state=last.group_state,
+        taken_at=last.taken_at,
+        written=[True] * len(parts),
+        retention=last.retention,
+    )
+    return replace(
+        status, sentence=f"{last.topic}: could not be read for {format_duration(seconds)}"
+    )
+
+
+# Reads of many groups and topics at once, for a process that looks again and again.
+#
+# Through kafka-python: librdkafka 2.16 aborts the process when a broker goes away under an admin
+# request to a group's coordinator (its issue 4605), and asks for one group at a time. Answers go
+# into arrays: of a large cluster they hold hundreds of thousands of offsets.
+
+Result = TypeVar("Result")
+
+# One request must not hold a coordinator or a leader for long.
+GROUPS_AT_ONCE = 64
+PARTITIONS_AT_ONCE = 2000
+TOPICS_AT_ONCE = 200
+
+_EARLIEST, _LATEST = -2, -1
+_COORDINATOR_TRIES = 2
+_TOPIC_RESOURCE = 2
+# Share groups have no committed offsets; what is empty is from before groups had a type.
+_TYPES = ("", "classic", "consumer", "streams")
+_PROTOCOLS = ("", "consumer", "streams")
+_RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy")
+
+
+class BulkReader:
+    """Reads by a client of its own, which is made again after a failure. Not thread-safe.
+
+    Every verb raises ClusterUnreachable where nobody answers in time, else KafkaFailure.
+    """
+
+    def __init__(self, properties: Properties, seconds: float = 30.0) -> None:
+        """Connects on first use.
+
+        Raises:
+            ConfigurationError: the properties cannot be translated.
+        """
+        translated, reason = translate_properties(properties)
+        if translated is None:
+            raise ConfigurationError(
+                f"all groups at once cannot be read {reason}",
+                subject=f"cluster {find_addresses(properties)}",
+                hint="streams are watched all the same",
+            )
+        self._settings, self._properties = translated, properties
+        self._addresses = find_addresses(properties)
+        self._seconds = seconds
+        self._client: RawClient | None = None
+        self._coordinators: Coordinators
+
+    def may_list_all(self) -> bool | None:
+        """Whether the brokers list every group to us; None where they do not tell.
+
+        Without DESCRIBE on the cluster ListGroups leaves out the groups that may not be described,
+        and no error says so (Kafka's KafkaApis.handleListGroupsRequest).
+        """
+        return self._call("ask what is allowed on the cluster", self._may_list_all)
+
+    def list_groups(self) -> list[ListedGroup]:
+        """Every consumer group of every broker that we may see."""
+        return self._call("list all groups", self._list_groups)
+
+    def read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
+        """By group and topic the committed offsets, NONE without one.
+
+        A group that cannot be read now is left out; one without commits has no topics.
+        """
+        return self._call(
+            "read the offsets that all groups committed", lambda: self._read_commits(groups)
+        )
+
+    def read_layout(self, topics: Iterable[str]) -> ClusterLayout:
+        """The brokers, and these topics as far as they are there."""
+        names = sorted(topics)
+        return self._call("read the metadata of all topics", lambda: self._read_layout(names))
+
+    def read_log_starts(self, layout: ClusterLayout) -> dict[str, Offsets]:
+        """By topic the log start offsets, NONE where a leader did not answer."""
+        return self._call("read all log starts", lambda: self._read_offsets(layout, _EARLIEST, 0))
+
+    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> dict[str, Offsets]:
+        """By topic the last stable offsets, or the high watermarks."""
+        level = 1 if stable else 0
+        return self._call(
+            "read the ends of all topics", lambda: self._read_offsets(layout, _LATEST, level)
+        )
+
+    def find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """By topic and partition the first offset whose message is not older than that time.
+
+        NONE where no message is that young; left out where a leader did not answer.
+
+        Args:
+            times: by topic and partition, milliseconds since 1970.
+        """
+        return self._call("find offsets by their time", lambda: self._find_offsets(layout, times))
+
+    def read_retentions(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """By topic `retention.ms`, `retention.bytes` and `cleanup.policy`, where readable."""
+        names = sorted(topics)
+        return self._call("read the retention of all topics", lambda: self._read_retentions(names))
+
+    def close(self) -> None:
+        """Closes the client; the next verb makes another."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _call(self, doing: str, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        limit = Deadline(self._seconds)
+        try:
+            if self._client is None:
+                self._client = RawClient(self._settings, limit, self._properties)
+                self._coordinators = Coordinators(self._client)
+            return self._client.run(work, limit)
+        except Exception as error:
+            # It may hold connections and coordinators of brokers that are gone.
+            client, self._client = self._client, None
+            if client is not None:
+                threading.Thread(
+                    target=client.close, name="backlog-bulk-close", daemon=True
+                ).start()
+            raise translate_error(error, doing, f"cluster {self._addresses}") from error
+
+    @property
+    def _raw(self) -> RawClient:
+        assert self._client is not None
+        return self._client
+
+    async def _send(self, request: Any, node: int | None = None) -> Any:
+        return await self._raw.send(request, node)
+
+    async def _may_list_all(self) -> bool | None:
+        from kafka.errors import IncompatibleBrokerVersion
+
+        try:
+            allowed = await ask_cluster(self._raw)
+        except IncompatibleBrokerVersion:
+            return None
+        return None if allowed is None else Operation.DESCRIBE in allowed
+
+    async def _list_groups(self) -> list[ListedGroup]:
+        found: dict[str, ListedGroup] = {}
+        for group in await list_groups(self._raw):
+            if name_type(group) in _TYPES and group.protocol_type in _PROTOCOLS:
+                found[group.group_id] = ListedGroup(group.group_id, name_state(group))
+        return [found[name] for name in sorted(found)]
+
+    async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
+        found: dict[str, dict[str, Offsets]] = {}
+        left: Sequence[str] = groups
+        failure: Exception | None = None
+        for _ in range(_COORDINATOR_TRIES):
+            for some in _cut(left, GROUPS_AT_ONCE):
+                nodes, code = await self._coordinators.find(some)
+                failure = _make_error(code) or failure
+                for node, names in nodes.items():
+                    failure = await self._fetch_commits(node, names, found) or failure
+            left = [name for name in left if name not in found]
+            if not left:
+                break
+            # A coordinator that moved, or is gone, is remembered where it was.
+            self._coordinators.forget(left)
+        if failure and groups and not found:
+            raise failure
+        return found
+
+    async def _fetch_commits(
+        self, node: int, names: Sequence[str], found: dict[str, dict[str, Offsets]]
+    ) -> Exception | None:
+        """Adds what a coordinator answers for its groups; the last thing that it refused."""
+        failure: Exception | None = None
+        for name, request in self._raw.admin._list_group_offsets_requests(dict.fromkeys(names)):
+            try:
+                answer = await self._send(request, node)
+            except (OSError, _get_kafka_error()) as error:
+                failure = error
+                continue
+            for group in [answer] if name else answer.groups:
+                if group.error_code == 0:
+                    found[name or group.group_id] = _take_commits(group.topics)
+                failure = _make_error(group.error_code) or failure
+        return failure
+
+    async def _read_layout(self, names: Sequence[str]) -> ClusterLayout:
+        topics: dict[str, TopicLayout] = {}
+        brokers = 0
+        for some in _cut(names, TOPICS_AT_ONCE) if names else [[]]:
+            answer = await self._send(_make_metadata_request(some))
+            brokers = len(answer.brokers)
+            for topic in answer.topics:
+                if topic.error_code == 0:
+                    topics[topic.name] = _take_layout(topic)
+        return ClusterLayout(brokers, topics)
+
+    async def _read_offsets(
+        self, layout: ClusterLayout, timestamp: int, level: int
+    ) -> dict[str, Offsets]:
+        found = {
+            name: np.full(len(topic.leaders), NONE, np.int64)
+            for name, topic in layout.topics.items()
+        }
+        for node, places in _list_by_leader(layout):
+            for some in _cut(
+                [(name, number, timestamp) for name, number in places], PARTITIONS_AT_ONCE
+            ):
+                for name, number, offset in await self._list_offsets(node, some, level):
+                    found[name][number] = offset
+        return found
+
+    async def _find_offsets(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        found: dict[tuple[str, int], int] = {}
+        for node, places in _list_by_leader(layout):
+            wanted = [(*place, times[place]) for place in places if place in times]
+            for some in _cut(wanted, PARTITIONS_AT_ONCE):
+                for name, number, offset in await self._list_offsets(node, some, 0):
+                    found[name, number] = offset
+        return found
+
+    async def _list_offsets(
+        self, node: int, places: Sequence[tuple[str, int, int]], level: int
+    ) -> list[tuple[str, int, int]]:
+        """(topic, partition, offset) as far as the leader answers."""
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic_of = ListOffsetsRequest.ListOffsetsTopic
+        partition_of = topic_of.ListOffsetsPartition
+        wanted: defaultdict[str, list[Any]] = defaultdict(list)
+        for name, number, timestamp in places:
+            wanted[name].append(partition_of(partition_index=number, timestamp=timestamp))
+        request = ListOffsetsRequest(
+            isolation_level=level,
+            topics=[topic_of(name=name, partitions=parts) for name, parts in wanted.items()],
+            min_version=2,
+        )
+        return [
+            (topic.name, part.partition_index, part.offset)
+            for topic in (await self._send(request, node)).topics
+            for part in topic.partitions
+            if part.error_code == 0
+        ]
+
+    async def _read_retentions(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        from kafka.protocol.admin import DescribeConfigsRequest
+
+        found: dict[str, dict[str, str]] = {}
+        for some in _cut(names, TOPICS_AT_ONCE):
+            request = DescribeConfigsRequest(
+                resources=[(_TOPIC_RESOURCE, name, list(_RETENTIONS)) for name in some],
+                include_synonyms=False,
+                min_version=0,
+            )
+            for one in (await self._send(request)).results:
+                if one.error_code == 0:
+                    found[one.resource_name] = {
+                        entry.name: entry.value for entry in one.configs if entry.value is not None
+                    }
+        return found
+
+
+def _make_metadata_request(names: Sequence[str]) -> Any:
+    from kafka.protocol.metadata import MetadataRequest
+
+    topic_of = MetadataRequest.MetadataRequestTopic
+    return MetadataRequest(
+        topics=[topic_of(name=name) for name in names],
+        allow_auto_topic_creation=False,
+        min_version=4,
+        max_version=12,
+    )
+
+
+def _make_error(code: int) -> Exception | None:
+    from kafka import errors
+
+    found: Exception | None = errors.for_code(code)() if code else None
+    return found
+
+
+def _get_kafka_error() -> type[Exception]:
+    from kafka.errors import KafkaError
+
+    kind: type[Exception] = KafkaError
+    return kind
+
+
+def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:
+    found: dict[str, Offsets] = {}
+    for topic in topics:
+        known = [
+            (part.partition_index, part.committed_offset)
+            for part in topic.partitions
+            if part.error_code == 0 and part.committed_offset >= 0
+        ]
+        if known:
+            offsets = np.full(max(known)[0] + 1, NONE, np.int64)
+            for number, offset in known:
+                offsets[number] = offset
+            found[topic.name] = offsets
+    return found
+
+
+def _take_layout(topic: Any) -> TopicLayout:
+    count = max((part.partition_index for part in topic.partitions), default=-1) + 1
+    leaders, replicas, in_sync = (np.full(count, value, np.int32) for value in (-1, 0, 0))
+    for part in topic.partitions:
+        number = part.partition_index
+        leaders[number] = part.leader_id
+        replicas[number] = len(part.replica_nodes)
+        in_sync[number] = len(part.isr_nodes)
+    return TopicLayout(str(getattr(topic, "topic_id", "") or ""), leaders, replicas, in_sync)
+
+
+def _list_by_leader(layout: ClusterLayout) -> Iterator[tuple[int, list[tuple[str, int]]]]:
+    places: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+    for name, topic in layout.topics.items():
+        for number, leader in enumerate(topic.leaders.tolist()):
+            if leader >= 0:
+                places[leader].append((name, number))
+    yield from places.items()
+
+
+def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]

@@ -1,0 +1,198 @@
+"""Observes a stream once: sample, judge, record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import BacklogError
+from backlogctl.kafka.clients import Connection, connect
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, find_gaps
+from backlogctl.monitoring.offsets.history import (
+    Marks,
+    Timeline,
+    advance_marks,
+    make_marks,
+    raise_marks,
+)
+from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
+from backlogctl.values import Cause, DatePiece, Gap, PartitionSample, Sample
+
+# What decides on the next sample lies within these: the settling times, and the group's pace.
+RECENT = timedelta(hours=6)
+PAUSE = 0.5
+LOOKS_AT_MOVING_LOW = 3
+OBSERVE_SECONDS = 30.0
+CLOCK_NOISE = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
+    the rest. `marks` is the past for the next look; `unmarked` why bookmarks could not be noted.
+    """
+
+    sample: Sample
+    gaps: tuple[Gap, ...]
+    findings: tuple[Finding, ...]
+    marks: Marks
+    unmarked: BacklogError | None = None
+
+
+def load_marks(ledger: Ledger, stream: StreamLike) -> Marks:
+    """The past of a stream, from its samples and commit marks in the ledger."""
+    samples = ledger.samples.history(stream.name, utc_now() - RECENT)
+    if not samples:
+        latest = ledger.samples.latest(stream.name)
+        samples = () if latest is None else (latest,)
+    marks = make_marks(_of_stream(samples, stream))
+    commits = {
+        mark.partition: (mark.max_committed, mark.last_committed)
+        for mark in ledger.samples.committed_marks(stream.name)
+        if mark.group == stream.group and mark.topic_id == marks.topic_id
+    }
+    return raise_marks(marks, marks.topic_id, commits)
+
+
+def observe_stream(
+    ledger: Ledger,
+    stream: StreamLike,
+    connection: Connection,
+    deadline: Deadline | None = None,
+    *,
+    marks: Marks | None = None,
+    settle: bool = True,
+    bookmarker: Bookmarker | None = None,
+) -> Observation:
+    """Samples a stream, records the gaps seen, stores the sample and bookmarks its commits.
+
+    A suspicion that a few seconds can decide is looked at again within the deadline; so is an
+    expired range whose log start may be moving, so that both bounds are reported.
+
+    Args:
+        marks: the past, as the last observation returned it; None reads the ledger.
+        settle: False takes one sample only.
+        bookmarker: kept from the last look by those who look often.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
+    past = load_marks(ledger, stream) if marks is None else marks
+    recorded: dict[str, Gap] = {}
+    first: Sample | None = None
+    looks = 0
+    skew = measure_skew(ledger)
+    while True:
+        sample = take_sample(stream, admin, limit, skew)
+        first = first or sample
+        judgement = find_gaps(past, sample)
+        if judgement.read_to:
+            ledger.gaps.trim_read(sample, judgement.read_to)
+        # Gaps before the sample: a crash in between finds them again, not the other way round.
+        for gap, date in _date_gaps(ledger, stream, sample, judgement.gaps):
+            kept = ledger.gaps.record(gap, date)
+            recorded[kept.id] = kept
+        ledger.gaps.close_answered(sample)
+        ledger.samples.add(sample)
+        past = advance_marks(past, sample)
+        looks += 1
+        expired = any(gap.cause is Cause.EXPIRED for gap in judgement.gaps)
+        moving = expired and looks < LOOKS_AT_MOVING_LOW
+        if not settle or not (judgement.is_undecided or moving) or limit.remaining() < 2 * PAUSE:
+            break
+        time.sleep(PAUSE)
+    findings = (*judgement.findings, *_compare_lows(first, sample, recorded.values()))
+    # After the sample: nothing may come between its reads.
+    unmarked = (bookmarker or Bookmarker(ledger)).note(stream, sample, admin, limit)
+    return Observation(sample, tuple(recorded.values()), findings, past, unmarked)
+
+
+def measure_skew(ledger: Ledger) -> timedelta:
+    """How far the ledger's clock is ahead of this host's.
+
+    Hosts whose clocks differ write samples of one stream: in the ledger's time they stay in order,
+    and a commit does not seem to go back. A difference within the noise or the
+    time of the call counts as none: a late answer is not a clock that is ahead.
+    """
+    before = utc_now()
+    there = ledger.now()
+    after = utc_now()
+    if before - CLOCK_NOISE <= there <= after + CLOCK_NOISE:
+        return timedelta(0)
+    return there - (before + (after - before) / 2)
+
+
+def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
+    """Without samples from before the stream was pointed at another topic or group."""
+    return tuple(
+        sample
+        for sample in samples
+        if (sample.cluster, sample.topic, sample.group)
+        == (stream.cluster, stream.topic, stream.group)
+    )
+
+
+def _date_gaps(
+    ledger: Ledger, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
+) -> Iterator[tuple[Gap, DatePiece | None]]:
+    """The gaps with their times, and what dates the pieces that the ledger makes of them."""
+    known = ledger.gaps.list(stream.name) if gaps else ()
+    if all(_is_recorded(gap, known) for gap in gaps):
+        yield from ((gap, None) for gap in gaps)
+        return
+    timeline = Timeline(
+        (*_of_stream(ledger.samples.history(stream.name), stream), sample), sample.topic_id
+    )
+    for gap in gaps:
+        if gap.start is None or gap.end is None:
+            yield gap, None
+            continue
+        date = partial(timeline.bound, gap.partition)
+        bounds = date(gap.start, gap.end)
+        yield replace(gap, first_time=bounds.lower, last_time=bounds.upper), date
+
+
+def _is_recorded(gap: Gap, known: Iterable[Gap]) -> bool:
+    """Whether the ledger has all of its range, so that nothing of it is dated; true where it has
+    no end."""
+    if gap.start is None or gap.end is None:
+        return True
+    place = (gap.group, gap.topic_id, gap.partition)
+    cursor = gap.start
+    for item in sorted(
+        (item.start, item.end)
+        for item in known
+        if (item.group, item.topic_id, item.partition) == place
+        and item.start is not None
+        and item.end is not None
+    ):
+        if item[0] <= cursor < item[1]:
+            cursor = item[1]
+    return cursor >= gap.end
+
+
+def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[Finding, ...]:
+    before: dict[int, PartitionSample] = {part.partition: part for part in first.partitions}
+    hit = {gap.partition for gap in gaps if gap.cause is Cause.EXPIRED}
+    return tuple(
+        Finding(
+            Suspicion.LOW_MOVED,
+            part.partition,
+            before[part.partition].low,
+            part.low,
+            f"the log start moved from {before[part.partition].low} to {part.low} while it was "
+            "looked at",
+        )
+        for part in last.partitions
+        if part.partition in hit
+        and part.partition in before
+        and part.low != before[part.partition].low
+        and first.topic_id == last.topic_id
+    )

@@ -1,0 +1,529 @@
+"""Whether a topic's holds are in force: what the broker says, not what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.formats import format_moment, format_plural
+from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.clients import Admin, Properties, connect
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.kafka.peek import peek_at
+from backlogctl.ledger import Ledger
+from backlogctl.ledger.holds import keeps_longer
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.offsets.history import Marks, is_memberless
+from backlogctl.monitoring.offsets.lag import (
+    count_lost,
+    find_end,
+    read_retention,
+    read_size_limit,
+    read_tails,
+)
+from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
+from backlogctl.monitoring.verdict.status import (
+    UNLIMITED,
+    GroupStatus,
+    Retention,
+    Unseen,
+    Verdict,
+    find_worst,
+    make_unseen,
+)
+from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.values import Cause, Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
+
+_UNLIMITED = "-1"
+
+
+def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str]) -> None:
+    """Puts on record which of the topic's holds are in force.
+
+    Args:
+        config: the topic's settings, as they are in force.
+
+    Raises:
+        LedgerError.
+    """
+    for hold in ledger.holds.list_of_topic(sample.cluster, sample.topic, sample.topic_id):
+        undone = any(
+            keeps_longer(value, config.get(name, _UNLIMITED)) for name, value in hold.raised.items()
+        )
+        if hold.in_force is not (not undone):
+            ledger.holds.note_in_force(hold.id, not undone)
+
+
+# A stream of which messages wait in an archive, or were committed and never handled: what of it
+# is there still, and what puts it back.
+
+_SETTLED = (GapState.VERIFIED, GapState.WAIVED)
+
+
+def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+    """The status, with how many messages an offload put aside, or were never handled, and what puts
+    them back."""
+    place = (status.topic, status.group)
+    known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
+    waiting = [gap for gap in known if gap.archive is not None]
+    if waiting:
+        status = _add(
+            status,
+            f"at most {_count(waiting)} of it in an archive, not put back yet",
+            *(
+                f"backlogctl plan redrive {status.stream} --from archive:{archive}"
+                for archive in dict.fromkeys(gap.archive for gap in waiting)
+            ),
+        )
+    lows = {part.partition: part.log_start for part in status.partitions}
+    unhandled = [
+        gap
+        for gap in known
+        if gap.cause is Cause.UNPROCESSED and (gap.end or 0) > lows.get(gap.partition, 0)
+    ]
+    if unhandled:
+        status = _add(
+            status,
+            f"at most {_count(unhandled)} were committed and never handled, and are in the log",
+            f"backlogctl plan redrive {status.stream} --from unprocessed",
+        )
+    return status
+
+
+def _count(gaps: Iterable[Gap]) -> str:
+    return format_plural(sum(gap.count or 0 for gap in gaps), "message")
+
+
+def _add(status: GroupStatus, told: str, *commands: str) -> GroupStatus:
+    return replace(
+        status,
+        sentence=f"{status.sentence}; {told}",
+        next_commands=tuple(dict.fromkeys((*status.next_commands, *commands))),
+    )
+
+
+# A stream whose own consumers a recovery has stopped: its lag alone would say that all is well.
+
+_BEGUN = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
+
+
+def with_stopped_warning(ledger: Ledger, status: GroupStatus) -> GroupStatus:
+    """The status, never `ok` while a recovery keeps the stream's consumers stopped.
+
+    What was relayed and not handled is read from the source, and so in no lag: `warn` where a
+    runner works on it, `stop` where nobody does.
+
+    Raises:
+        LedgerError.
+    """
+    for recovery in ledger.recoveries.list(status.stream, _BEGUN):
+        same = (recovery.topic, recovery.group) == (status.topic, status.group)
+        if same and recovery.stops_consumers and _is_stopped(ledger, recovery):
+            runner = ledger.leases.find_runner(recovery.id)
+            least = Verdict.STOP if runner is None else Verdict.WARN
+            told = _describe(ledger, recovery, is_at_work=runner is not None)
+            show = f"backlogctl show {recovery.id}"
+            return replace(
+                status,
+                verdict=find_worst((status.verdict, least)),
+                sentence=f"{status.sentence}; {told}",
+                next_commands=tuple(dict.fromkeys((show, *status.next_commands))),
+            )
+    return status
+
+
+def _is_stopped(ledger: Ledger, recovery: Recovery) -> bool:
+    return has_stopped_consumers(ledger.steps.list(recovery.id))
+
+
+def _describe(ledger: Ledger, recovery: Recovery, *, is_at_work: bool) -> str:
+    told = f"its consumers are stopped by {recovery.kind} {recovery.id}"
+    if not is_at_work:
+        told += f", which is {recovery.state}, and on which nobody works"
+    temporary = ledger.temporary_topics.get(recovery.id)
+    if temporary is None or temporary.deleted_at is not None:
+        return told
+    last = ledger.burndown.latest(recovery.id)
+    if last is None:
+        return f"{told}; how many messages are only in {temporary.name} is not known"
+    many = format_plural(last.temporary_lag, "message")
+    return f"{told}; {many} only in {temporary.name} at {format_moment(last.at)}"
+
+
+# A stream's status from its samples: pure calculation, nothing here asks Kafka or the ledger.
+
+WINDOW = timedelta(minutes=10)
+HORIZON = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """What is known of a stream besides its samples; empty where unknown.
+
+    Attributes:
+        tails: partitions whose lag holds no data (`read_tails`).
+        empty_tails: by partition, the last range [first, end) that was read and held none.
+        oldest: by partition, the oldest unread message's own time.
+        sizes: by partition, bytes of its largest replica.
+        consumers: how many read now.
+        has_consumers, has_source: what the configuration lets the tool do about it.
+    """
+
+    retention: Retention = UNLIMITED
+    tails: Collection[int] = ()
+    empty_tails: Mapping[int, tuple[int, int]] | None = None
+    oldest: Mapping[int, datetime] | None = None
+    sizes: Mapping[int, int] | None = None
+    consumers: int | None = None
+    has_consumers: bool = False
+    has_source: bool = False
+
+
+NOTHING = StreamContext()
+
+
+def assess_stream(
+    sample: Sample,
+    isolation: str,
+    history: Iterable[Sample] = (),
+    gaps: Iterable[Gap] = (),
+    around: StreamContext = NOTHING,
+    *,
+    window: timedelta = WINDOW,
+    horizon: timedelta = HORIZON,
+) -> GroupStatus:
+    """The status of a stream at its newest sample.
+
+    Args:
+        history: earlier samples of the same topic and group; those of the topic's earlier lives
+            are left out.
+        gaps: the ledger's gaps of the stream; those of this topic and group that are neither
+            verified nor waived count as lost.
+    """
+    earlier = [
+        one for one in history if one.topic_id == sample.topic_id and one.taken_at < sample.taken_at
+    ]
+    pasts = _group_by_partition([*earlier, sample], isolation, 2 * window)
+    known = tuple(gaps)
+    marks = Marks(empty_tails=around.empty_tails or {})
+    parts = [
+        judge_partition(
+            PartitionView(
+                partition=part.partition,
+                points=pasts[part.partition].points,
+                members=None if not sample.group_state else not is_memberless(sample),
+                lost=count_lost(_skip_empty(part, marks), sample, known),
+                tail_without_data=part.partition in around.tails,
+                empty_tail=marks.empty_tails.get(part.partition),
+                retention=around.retention,
+                oldest_seconds=_measure_age(around.oldest, part.partition, sample.taken_at),
+                bytes=(around.sizes or {}).get(part.partition),
+                timeline=pasts[part.partition].ends,
+                window=window.total_seconds(),
+                horizon=horizon.total_seconds(),
+            )
+        )
+        for part in sample.partitions
+    ]
+    return summarize_group(
+        parts,
+        stream=sample.stream,
+        cluster=sample.cluster,
+        topic=sample.topic,
+        group=sample.group,
+        group_state=sample.group_state,
+        taken_at=sample.taken_at,
+        written=[part.high > 0 for part in sample.partitions],
+        retention=around.retention,
+        consumers=around.consumers,
+        window=window.total_seconds(),
+        has_consumers=around.has_consumers,
+        has_source=around.has_source,
+    )
+
+
+@dataclass(slots=True)
+class _PartitionHistory:
+    """One partition's points within two windows, and its ends as far back as is known."""
+
+    points: list[Point]
+    ends: list[tuple[float, int]]
+
+
+def _group_by_partition(
+    timeline: Sequence[Sample], isolation: str, reach: timedelta
+) -> dict[int, _PartitionHistory]:
+    now = timeline[-1].taken_at
+    pasts: dict[int, _PartitionHistory] = {}
+    for sample in timeline:
+        seconds = (sample.taken_at - now).total_seconds()
+        near = now - sample.taken_at <= reach
+        for part in sample.partitions:
+            past = pasts.setdefault(part.partition, _PartitionHistory([], []))
+            past.ends.append((seconds, part.high))
+            if near:
+                end = find_end(part, isolation)
+                past.points.append(Point(seconds, part.low, part.committed, end, part.high))
+    return pasts
+
+
+def _skip_empty(part: PartitionSample, marks: Marks) -> PartitionSample:
+    if part.committed is None:
+        return part
+    return replace(part, committed=marks.skip_empty(part.partition, part.committed))
+
+
+def _measure_age(
+    oldest: Mapping[int, datetime] | None, partition: int, now: datetime
+) -> float | None:
+    at = (oldest or {}).get(partition)
+    return None if at is None else max(0.0, (now - at).total_seconds())
+
+
+# Looks at a stream: a sample, its gaps, and the status that on-call reads.
+
+PEEK_SECONDS = 5.0
+
+
+class WatchLike(Protocol):
+    """What judging needs of the configuration."""
+
+    @property
+    def window(self) -> timedelta: ...
+    @property
+    def horizon(self) -> timedelta: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLook:
+    observation: Observation
+    status: GroupStatus
+
+
+def look_at_stream(
+    ledger: Ledger,
+    stream: StreamLike,
+    properties: Properties,
+    watch: WatchLike,
+    deadline: Deadline | None = None,
+    *,
+    admin: Admin | None = None,
+    marks: Marks | None = None,
+) -> StreamLook:
+    """Samples a stream, records its gaps, and judges it.
+
+    Args:
+        admin, marks: kept from the last look by those who look often.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    limit = deadline or Deadline(OBSERVE_SECONDS)
+    connection = admin or connect(properties)
+    seen = observe_stream(ledger, stream, connection, limit, marks=marks)
+    status = assess_now(
+        *(ledger, stream, properties, watch, seen.sample, limit, connection),
+        unmarked=seen.unmarked,
+    )
+    return StreamLook(seen, status)
+
+
+def assess_now(
+    ledger: Ledger,
+    stream: StreamLike,
+    properties: Properties,
+    watch: WatchLike,
+    sample: Sample,
+    limit: Deadline,
+    admin: Admin,
+    history: Sequence[Sample] | None = None,
+    empty_tails: dict[int, tuple[int, int]] | None = None,
+    *,
+    unmarked: BacklogError | None = None,
+) -> GroupStatus:
+    """The status at a sample that was just taken, with what only the brokers know.
+
+    Args:
+        history: the stream's samples; None reads the ledger.
+        empty_tails: by partition, the last range that was read and held no data; those that are
+            found are added.
+        unmarked: why the sample's commits could not be bookmarked.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    if history is None:
+        history = read_timeline(ledger, stream)
+    gaps = ledger.gaps.list(stream=stream.name)
+    unseen: list[Unseen] = []
+    if unmarked is not None:
+        unseen.append(Unseen("bookmarks", unmarked))
+    config = _read_settings(admin, stream.topic, limit, unseen)
+    if config is not None:
+        record_hold_state(ledger, sample, config)
+    around = _describe_stream(stream, _find_retention(config))
+    tails = _read_tails(properties, stream, sample, limit, unseen)
+    remembered = {} if empty_tails is None else empty_tails
+    for part in sample.partitions:
+        if part.partition in tails and part.committed is not None:
+            begin = max(part.committed, part.low)
+            remembered[part.partition] = (begin, find_end(part, stream.isolation))
+    around = replace(around, tails=tails, empty_tails=remembered)
+    # Only partitions that are behind need more.
+    starts = {
+        part.partition: begin
+        for part in sample.partitions
+        if part.committed is not None and part.partition not in tails
+        if (begin := max(part.committed, part.low)) < find_end(part, stream.isolation)
+        if part.committed <= part.high
+    }
+    status = assess_stream(
+        sample,
+        stream.isolation,
+        history,
+        gaps,
+        replace(
+            around,
+            oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit, unseen),
+            sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit, unseen),
+        ),
+        window=watch.window,
+        horizon=watch.horizon,
+    )
+    return with_stopped_warning(
+        ledger, with_archived_note(replace(status, unseen=tuple(unseen)), gaps)
+    )
+
+
+def judge_stored(
+    ledger: Ledger, stream: StreamLike, watch: WatchLike, now: datetime
+) -> GroupStatus | None:
+    """The status at the newest stored sample, without asking a broker; None without a sample.
+
+    Retention is not in the ledger, so no losses are forecast; nor is there the warning of
+    `with_stopped_warning`.
+
+    Args:
+        now: samples younger than this are left out.
+
+    Raises:
+        LedgerError.
+    """
+    history = [sample for sample in read_timeline(ledger, stream) if sample.taken_at <= now]
+    if not history:
+        return None
+    return assess_stream(
+        history[-1],
+        stream.isolation,
+        history[:-1],
+        ledger.gaps.list(stream=stream.name),
+        _describe_stream(stream, UNLIMITED),
+        window=watch.window,
+        horizon=watch.horizon,
+    )
+
+
+def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
+    """The samples of the stream's present topic and group, oldest first."""
+    return tuple(
+        sample
+        for sample in ledger.samples.history(stream.name)
+        if (sample.cluster, sample.topic, sample.group)
+        == (stream.cluster, stream.topic, stream.group)
+    )
+
+
+def _read_settings(
+    admin: Admin, topic: str, limit: Deadline, unseen: list[Unseen]
+) -> Mapping[str, str] | None:
+    """The topic's settings in force; None where they may not be read, which is said."""
+    try:
+        return describe_topic(admin, topic, limit).config
+    except KafkaFailure as error:
+        if error.retryable or isinstance(error, TopicMissing):
+            raise
+        unseen.append(Unseen("retention", error))
+        return None
+
+
+def _read_tails(
+    properties: Properties,
+    stream: StreamLike,
+    sample: Sample,
+    limit: Deadline,
+    unseen: list[Unseen],
+) -> frozenset[int]:
+    """Partitions whose small lag holds no data; without it a reader one control record behind
+    shows as lag, and so it does where it cannot be read, which is said."""
+    try:
+        within = Deadline(limit.remaining(PEEK_SECONDS))
+        reading = read_tails(properties, sample, stream.isolation, within)
+    except BacklogError as error:
+        unseen.append(Unseen("tails", error))
+        return frozenset()
+    unseen += [Unseen("tails", error) for error in reading.denied.values()]
+    return frozenset(partition for (_, partition), empty in reading.found.items() if empty)
+
+
+def _find_retention(config: Mapping[str, str] | None) -> Retention:
+    if config is None:
+        return UNLIMITED
+    return Retention(read_retention(config), read_size_limit(config))
+
+
+def _describe_stream(stream: StreamLike, retention: Retention) -> StreamContext:
+    # Not every stream can be repaired: one of `--bootstrap` has no such sections.
+    consumers: Any = getattr(stream, "consumers", None)
+    return StreamContext(
+        retention=retention,
+        consumers=None if consumers is None else consumers.replicas,
+        has_consumers=consumers is not None,
+        has_source=getattr(stream, "source", None) is not None,
+    )
+
+
+def _read_oldest(
+    properties: Properties,
+    topic: str,
+    starts: Mapping[int, int],
+    retention: Retention,
+    limit: Deadline,
+    unseen: list[Unseen],
+) -> dict[int, datetime]:
+    """The oldest unread messages' own times, which retention goes by; where they can be read."""
+    if retention.time is None or not starts:
+        return {}
+    try:
+        found = peek_at(properties, topic, starts, 1, Deadline(limit.remaining(PEEK_SECONDS)))
+        return {
+            number: messages[0].at
+            for number, messages in found.items()
+            if messages and messages[0].at is not None
+        }
+    except BacklogError as error:
+        unseen.append(Unseen("oldest", error))
+        return {}
+
+
+def _read_sizes(
+    properties: Properties,
+    topic: str,
+    starts: Mapping[int, int],
+    retention: Retention,
+    limit: Deadline,
+    unseen: list[Unseen],
+) -> dict[int, int]:
+    if retention.bytes is None or not starts:
+        return {}
+    log_dirs = read_log_dirs(properties, topic, Deadline(limit.remaining(PEEK_SECONDS)))
+    if log_dirs.brokers is None:
+        unseen.append(make_unseen("disks", log_dirs.reason, f"topic {topic}"))
+    sizes = {number: log_dirs.partition_bytes(number) for number in starts}
+    return {number: size for number, size in sizes.items() if size is not None}

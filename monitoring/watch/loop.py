@@ -1,0 +1,317 @@
+"""What cannot be read now: said when it begins, and when it ends, and not between."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from threading import Event
+
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Config
+from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.kafka.clients import Admin, connect
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.history import Marks
+from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
+from backlogctl.monitoring.watch.look import WINDOW, assess_now, read_timeline
+from backlogctl.values import Sample
+
+# Called with what cannot be read and why when an outage begins, and with None when it ends.
+OnOutage = Callable[[str, BacklogError | None], None]
+
+
+class Outages:
+    """What fails now; each outage is reported when it begins and when it ends."""
+
+    def __init__(self, report: OnOutage) -> None:
+        self._report = report
+        self._failing: set[str] = set()
+
+    def begin(self, what: str, error: BacklogError) -> None:
+        """It failed, perhaps again."""
+        if what not in self._failing:
+            self._failing.add(what)
+            self._report(what, error)
+
+    def note(self, what: str, error: BacklogError | None) -> None:
+        """What came of it."""
+        if error is None:
+            self.end(what)
+        else:
+            self.begin(what, error)
+
+    def end(self, *names: str) -> None:
+        """These answer."""
+        for name in names:
+            if name in self._failing:
+                self._failing.discard(name)
+                self._report(name, None)
+
+
+# Watches streams: a loop of looks that survives outages.
+
+LOG = logging.getLogger("backlogctl.monitoring")
+
+THIN_EVERY = timedelta(minutes=10)
+# A stream whose oldest unread message may be deleted within so many intervals is sampled so often.
+NEAR_INTERVALS = 4
+NEAR_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """What a loop of observations did; `error` is the last failure, None without one."""
+
+    rounds: int
+    looks: int
+    error: BacklogError | None
+
+
+def watch_streams(
+    config: Config,
+    ledger: Ledger,
+    interval: timedelta,
+    stop_event: Event,
+    on_observation: Callable[[Observation], None] | None = None,
+    *,
+    horizon: timedelta = timedelta(hours=24),
+    on_status: Callable[[GroupStatus], None] | None = None,
+    window: timedelta = WINDOW,
+    on_error: Callable[[StreamLike, BacklogError], None] | None = None,
+    on_outage: OnOutage | None = None,
+    on_round: Callable[[], None] | None = None,
+    rounds: int | None = None,
+) -> WatchResult:
+    """Observes every stream each `interval` until `stop_event` is set, or for so many rounds.
+
+    A failure, of a cluster or one stream, is reported when it begins and when it ends; the
+    others go on. Between its rounds a stream whose retention is near is sampled each second: the
+    closer the samples, the better they tell what was deleted unread from what was read.
+
+    Args:
+        on_status: is given the status of each stream that was looked at; without it nobody asks
+            the brokers for what only the status needs.
+        horizon, window: what is judged by, and how long samples are kept.
+        on_error: called for every look that failed.
+        on_outage: called with failures; None writes them to the log.
+        on_round: called at the end of each round, whatever could be seen in it.
+    """
+    outages = Outages(on_outage or _log_outage)
+    watch = _StreamWatcher(
+        config, ledger, interval, _Judging(window, horizon), outages, on_observation, on_status
+    )
+    done = looks = 0
+    failure: BacklogError | None = None
+    thin_at = utc_now()
+    seconds = interval.total_seconds()
+    while not stop_event.is_set():
+        round_end = time.monotonic() + seconds
+        away: dict[str, BacklogError] = {}
+        for name, stream in config.streams.items():
+            if stop_event.is_set():
+                return WatchResult(done, looks, failure)
+            # One time-out a round is enough for a cluster.
+            error = away.get(stream.cluster) or watch.look(stream)
+            if error is None:
+                looks += 1
+                outages.end(f"cluster {stream.cluster}", f"stream {name}")
+                continue
+            failure = error
+            if isinstance(error, ClusterUnreachable):
+                away[stream.cluster] = error
+                outages.begin(f"cluster {stream.cluster}", error)
+            else:
+                outages.begin(f"stream {name}", error)
+            if on_error is not None:
+                on_error(stream, error)
+        if utc_now() >= thin_at:
+            # What is remembered between two of these is short beside the horizon.
+            thin_at = utc_now() + min(THIN_EVERY, horizon)
+            try:
+                ledger.samples.thin(utc_now(), horizon)
+                ledger.bookmarks.thin(utc_now(), horizon)
+                watch.timelines.forget()
+                outages.end("thinning samples")
+            except BacklogError as error:
+                outages.begin("thinning samples", error)
+        if on_round is not None:
+            on_round()
+        done += 1
+        if rounds is not None and done >= rounds:
+            break
+        while (left := round_end - time.monotonic()) > 0 and not stop_event.is_set():
+            stop_event.wait(min(left, NEAR_SECONDS) if watch.near else left)
+            watch.look_closer(stop_event, round_end)
+    return WatchResult(done, looks, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judging:
+    window: timedelta
+    horizon: timedelta
+
+
+def _is_told(part: PartitionStatus) -> bool:
+    """Whether closer samples would tell nothing: nobody moves a commit below the log start."""
+    below = part.committed is not None and part.committed < part.log_start
+    return below and not part.consumed_per_second
+
+
+class _StreamWatcher:
+    def __init__(
+        self,
+        config: Config,
+        ledger: Ledger,
+        interval: timedelta,
+        judging: _Judging,
+        outages: Outages,
+        on_observation: Callable[[Observation], None] | None,
+        on_status: Callable[[GroupStatus], None] | None,
+    ) -> None:
+        self.timelines = _Timelines(ledger)
+        self._config = config
+        self._ledger = ledger
+        self.near: dict[str, StreamLike] = {}
+        self._near_seconds = NEAR_INTERVALS * interval.total_seconds()
+        self._seconds = min(OBSERVE_SECONDS, max(interval.total_seconds(), 5.0))
+        self._judging = judging
+        self._outages = outages
+        self._bookmarker = Bookmarker(ledger)
+        self._on_observation = on_observation
+        self._on_status = on_status
+        self._admins: dict[str, Admin] = {}
+        self._pasts: dict[str, Marks] = {}
+        self._tails: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def look(self, stream: StreamLike) -> BacklogError | None:
+        """One look; what failed is returned, so that the others go on."""
+        try:
+            self._look(stream)
+        except BacklogError as error:
+            return error
+        except Exception as error:
+            LOG.exception("stream %s", stream.name)
+            return BacklogError(
+                f"internal error ({type(error).__name__}); see the log and report it",
+                subject=f"stream {stream.name}",
+                hint="it goes on; report what the log says",
+            )
+        return None
+
+    def look_closer(self, stop_event: Event, until: float) -> None:
+        """Samples the streams whose retention is near, until that monotonic time; the next round
+        tells what fails."""
+        for name, stream in tuple(self.near.items()):
+            if stop_event.is_set() or time.monotonic() >= until:
+                return
+            if name not in self.near:
+                continue
+            try:
+                seen = self._observe(stream, Deadline(self._seconds), settle=False)
+            except ClusterUnreachable:
+                # One time-out is enough for a cluster.
+                for other, its in tuple(self.near.items()):
+                    if its.cluster == stream.cluster:
+                        self.near.pop(other)
+                continue
+            except BacklogError:
+                self.near.pop(name)
+                continue
+            except Exception:
+                LOG.exception("stream %s", name)
+                self.near.pop(name)
+                continue
+            if self._on_observation is not None:
+                self._on_observation(seen)
+
+    def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
+        seen = observe_stream(
+            *(self._ledger, stream, self._connect(stream), limit),
+            marks=self._pasts.get(stream.name),
+            settle=settle,
+            bookmarker=self._bookmarker,
+        )
+        self._pasts[stream.name] = seen.marks
+        return seen
+
+    def _connect(self, stream: StreamLike) -> Admin:
+        if stream.cluster not in self._admins:
+            properties = self._config.clusters[stream.cluster].client_properties()
+            self._admins[stream.cluster] = connect(properties)
+        return self._admins[stream.cluster]
+
+    def _note_retention(self, stream: StreamLike, status: GroupStatus) -> None:
+        left = [
+            part.seconds_retained
+            for part in status.partitions
+            if part.lag and part.seconds_retained is not None and not _is_told(part)
+        ]
+        near = bool(left) and min(left) <= self._near_seconds
+        if near and stream.name not in self.near:
+            LOG.info("stream %s: retention is near, sampled each second", stream.name)
+            self.near[stream.name] = stream
+        elif not near:
+            self.near.pop(stream.name, None)
+
+    def _look(self, stream: StreamLike) -> None:
+        name, limit = stream.name, Deadline(self._seconds)
+        properties = self._config.clusters[stream.cluster].client_properties()
+        seen = self._observe(stream, limit)
+        if self._on_observation is not None:
+            self._on_observation(seen)
+        if self._on_status is None:
+            self._outages.note(f"bookmarks of stream {name}", seen.unmarked)
+            return
+        history = self.timelines.extend(stream, seen.sample)
+        tails = self._tails.setdefault(name, {})
+        if not seen.marks.empty_tails:
+            tails.clear()  # the topic was made anew: its offsets begin again
+        judging, sample = self._judging, seen.sample
+        status = assess_now(
+            *(self._ledger, stream, properties, judging, sample, limit, self._connect(stream)),
+            history,
+            tails,
+            unmarked=seen.unmarked,
+        )
+        blind = {one.what: one.error for one in status.unseen}
+        for what in STREAM_WHATS:
+            # Tails are read only where a lag is small: else nothing says that they can be read.
+            if what in blind or what != "tails":
+                self._outages.note(f"{what} of stream {name}", blind.get(what))
+        self._pasts[name] = replace(seen.marks, empty_tails=dict(tails))
+        self._note_retention(stream, status)
+        self._on_status(status)
+
+
+class _Timelines:
+    """Samples of the streams, read once and extended: a ledger holds weeks of them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._known: dict[str, list[Sample]] = {}
+
+    def extend(self, stream: StreamLike, sample: Sample) -> list[Sample]:
+        """The stream's samples, the new one is the last."""
+        known = self._known.setdefault(stream.name, [])
+        if not known:
+            known.extend(read_timeline(self._ledger, stream))
+        if not known or known[-1].taken_at < sample.taken_at:
+            known.append(sample)
+        return known
+
+    def forget(self) -> None:
+        """Reads them again: they were thinned."""
+        self._known.clear()
+
+
+def _log_outage(what: str, error: BacklogError | None) -> None:
+    if error is None:
+        LOG.warning("%s: answers again", what)
+    else:
+        LOG.warning("%s: %s", what, error)

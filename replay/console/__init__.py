@@ -1,1 +1,0 @@
-"""The page, and the server of `watch`."""

@@ -1,1 +1,0 @@
-"""Outboxes and look-back as `watch` sees them."""

@@ -1,1 +1,0 @@
-"""The HTTP side of `backlogctl watch`: /metrics, /healthz, /readyz, and the page beside them."""

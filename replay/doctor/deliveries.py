@@ -1,0 +1,47 @@
+"""Examines outboxes and look-back; each cluster of theirs is asked once whether it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backlogctl.clock import Deadline
+from backlogctl.config import Config
+from backlogctl.kafka.clients import connect
+from backlogctl.monitoring.doctor.checks import Finding, Unread, read_part, sort_findings
+from backlogctl.monitoring.doctor.facts import list_brokers
+from backlogctl.replay.doctor.look_back import judge_look_back
+from backlogctl.replay.doctor.outboxes import judge_outbox
+from backlogctl.replay.doctor.stream import Examination
+from backlogctl.replay.engine.kind import Workspace
+
+_SECONDS = 30.0
+
+
+def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
+    """Of those that are configured."""
+    config = workspace.config
+    away: dict[str, tuple[Finding, ...]] = {}
+
+    def ask(cluster: str) -> tuple[Finding, ...]:
+        """Why it does not answer; nothing where it does."""
+        if cluster not in away:
+            away[cluster] = _ask(config, cluster)
+        return away[cluster]
+
+    for name, outbox in config.outboxes.items():
+        silent = ask(outbox.cluster)
+        found = judge_outbox(config, name, kafka_answers=not silent)
+        yield Examination("outbox", name, sort_findings([*silent, *found]))
+    if (look_back := config.look_back) is not None:
+        silent = ask(look_back.cluster)
+        found = judge_look_back(config, look_back, kafka_answers=not silent)
+        yield Examination("look-back", "look-back", sort_findings([*silent, *found]))
+
+
+def _ask(config: Config, cluster: str) -> tuple[Finding, ...]:
+    subject, properties = f"cluster {cluster}", config.clusters[cluster].client_properties()
+    brokers = read_part(
+        f"the brokers of {subject}",
+        lambda: list_brokers(connect(properties), Deadline(_SECONDS), subject),
+    )
+    return (brokers.to_finding(),) if isinstance(brokers, Unread) else ()

@@ -1,0 +1,263 @@
+"""Whether every job that is configured for a stream has its rights."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError
+from backlogctl.formats import format_bytes, format_duration
+from backlogctl.jars import SUPPORTED_JAVA, find_java, find_java_version
+from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.rights import Right, make_acl_lines, read_rights
+from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.facts import Controller, read_controller
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.rights import (
+    DOCTOR,
+    HOLD,
+    SEE,
+    describe_rights,
+    find_principal,
+    list_rights,
+)
+from backlogctl.values import GapState
+
+_RIGHTS_SECONDS = 30.0
+
+
+def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, ...]]:
+    """By job its rights; jobs that the stream is not configured for are left out."""
+    config = workspace.config
+    kinds = [kind.name for kind in workspace.kinds if kind.is_configured(stream)]
+    jobs = (SEE, HOLD, *kinds, DOCTOR)
+    return {job: list_rights(workspace.kinds, job, config, stream) for job in jobs}
+
+
+@Room.RIGHTS.check(
+    "rights",
+    "What the tool may do",
+    "What a recovery needs is asked for before anything is touched: a missing right stops it.",
+    "By job, in docs/permissions.md.",
+)
+def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
+    """One finding for each job that misses rights."""
+    properties, subject = workspace.properties(stream), f"stream {stream.name}"
+    wanted = list_wanted(workspace, stream)
+    every = tuple(dict.fromkeys(right for rights in wanted.values() for right in rights))
+    found = read_part(
+        "what the tool is allowed",
+        lambda: read_rights(properties, every, Deadline(_RIGHTS_SECONDS)),
+    )
+    if isinstance(found, Unread):
+        yield found.to_finding()
+        return
+    if found.unknown:
+        yield Finding(
+            *("rights", Level.UNKNOWN, subject),
+            f"whether the tool may do what is needed: {found.reason}",
+            "compare its rules with docs/permissions.md",
+        )
+    told: set[Right] = set()
+    for job, rights in wanted.items():
+        missing = [right for right in rights if right in found.missing and right not in told]
+        told.update(missing)
+        if not missing:
+            continue
+        needed = any(right.needed for right in missing)
+        lines = make_acl_lines(missing, find_principal(properties), find_addresses(properties))
+        yield Finding(
+            "rights",
+            Level.STOPS if needed else Level.UNKNOWN,
+            subject,
+            f"{job}: the tool may not {describe_rights(missing)}",
+            "who administers the cluster grants it with",
+            tuple(lines),
+        )
+
+
+# The tool itself: ledger, clocks, disk of staging, versions, Java and Spark.
+
+SKEW_SECONDS = 5.0
+TESTED_KAFKA = (4, 0)
+# Longer than any lease is extended for: two hosts would both hold it.
+SKEW_STOPS = 60.0
+LEAST_FREE = 1_000_000_000
+# A staged message with its index, where its size is not known.
+MESSAGE_BYTES = 2_000
+_SECONDS = 15.0
+
+
+def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
+    """Everything that is the same for all streams; each cluster's clock once."""
+    yield from _judge_ledger_clock(workspace)
+    clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
+    for properties in clusters.values():
+        yield from _judge_controller(properties)
+    rebuilds = [stream for stream in streams if stream.source is not None]
+    if rebuilds:
+        yield from _judge_staging(workspace, rebuilds)
+        yield from _judge_spark()
+
+
+@Room.TOOL.check(
+    "ledger",
+    "The ledger",
+    "Gaps, plans, approvals and progress are in it: without it nothing is planned or run.",
+)
+def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
+    ledger = workspace.ledger
+    before = utc_now()
+    now = read_part("the ledger's clock", ledger.now)
+    if isinstance(now, Unread):
+        yield Finding(
+            *("ledger", Level.STOPS, f"ledger {ledger.label}", now.error.message),
+            now.error.hint or "check `ledger.url`",
+        )
+        return
+    behind, ahead = (before - now).total_seconds(), (now - utc_now()).total_seconds()
+    yield from _judge_skew(f"ledger {ledger.label}", max(0.0, ahead) - max(0.0, behind))
+
+
+@Room.TOOL.check(
+    "clock",
+    "Clocks",
+    "Leases, holds, windows and forecasts compare times of several hosts.",
+    "The clock of the cluster's controller (DescribeQuorum, KIP-836) and of a PostgreSQL "
+    "ledger are compared with this host's.",
+)
+def _judge_controller(properties: Properties) -> Iterator[Finding]:
+    subject = f"cluster {find_addresses(properties)}"
+    found = read_part(
+        "the controller's clock", lambda: read_controller(properties, Deadline(_SECONDS))
+    )
+    if isinstance(found, Unread):
+        yield found.to_finding()
+    elif found is None:
+        yield Finding(
+            *("clock", Level.UNKNOWN, subject),
+            "the controller's clock cannot be asked for with this login",
+            "compare it by hand: `date -u` on both hosts",
+        )
+    else:
+        yield from _judge_skew(subject, found.skew)
+        yield from _judge_version(subject, found)
+
+
+@Room.TOOL.check(
+    "versions",
+    "Versions",
+    "With versions that it was never tried with, the tool may fail when it is needed.",
+    "Tested: Kafka 4.3, Java 17. Java 21 is taken; older brokers may work.",
+)
+def _judge_version(subject: str, found: Controller) -> Iterator[Finding]:
+    if found.version < TESTED_KAFKA:
+        yield Finding(
+            *("versions", Level.WARNS, subject),
+            f"its brokers speak as Kafka {'.'.join(map(str, found.version))}; tested is "
+            f"{'.'.join(map(str, TESTED_KAFKA))} and later",
+            "try a plan, and an expansion with --try, before they are needed",
+        )
+
+
+def _judge_skew(subject: str, skew: float) -> Iterator[Finding]:
+    if abs(skew) > SKEW_SECONDS:
+        yield Finding(
+            "clock",
+            Level.STOPS if abs(skew) > SKEW_STOPS else Level.WARNS,
+            subject,
+            f"its clock is {format_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} "
+            f"this host's ({platform.node()})",
+            "let both follow the same time servers: `timedatectl`, `chronyc tracking`",
+        )
+
+
+@Room.TOOL.check(
+    "staging-disk",
+    "Disk of staging",
+    "Rebuilt messages lie in `staging.dir` until they are verified.",
+)
+def _judge_staging(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
+    directory = workspace.config.staging.dir
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    subject = f"directory {directory}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield Finding(
+            *("staging-disk", Level.STOPS, subject, f"{there} cannot be written"),
+            "give the tool's user write access, or set `staging.dir`",
+        )
+        return
+    needed = max(LEAST_FREE, _count_lost(workspace, streams) * MESSAGE_BYTES)
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        yield Finding(
+            *("staging-disk", Level.STOPS, subject),
+            f"{format_bytes(free)} are free, and a rebuild of what is lost may need "
+            f"{format_bytes(needed)}",
+            "make room, or set `staging.dir` to a larger disk",
+        )
+
+
+def _count_lost(workspace: Workspace, streams: Sequence[Stream]) -> int:
+    try:
+        return sum(
+            gap.count or 0
+            for stream in streams
+            for gap in workspace.ledger.gaps.list(stream=stream.name)
+            if gap.state is GapState.OPEN
+        )
+    except BacklogError:
+        return 0  # the ledger's own finding says so
+
+
+@Room.TOOL.check(
+    "spark",
+    "Java and Spark",
+    "A rebuild starts Spark, which needs Java and a few libraries.",
+)
+def _judge_spark() -> Iterator[Finding]:
+    try:
+        java = find_java()
+    except BacklogError as error:
+        yield Finding(
+            *("spark", Level.STOPS, error.subject or "java", error.message), error.hint or ""
+        )
+    else:
+        yield from _judge_java(java)
+    if importlib.util.find_spec("pyspark") is None:
+        yield Finding(
+            *(
+                "spark",
+                Level.STOPS,
+                "pyspark",
+                "PySpark is not installed: rebuilds, redrives and archives need it",
+            ),
+            "pip install 'backlogctl[spark]'",
+        )
+        return
+    from backlogctl.spark_backfill.spark.session import find_spark_jars
+
+    if not (jars := find_spark_jars()).is_dir():
+        yield Finding(
+            *("spark", Level.WARNS, f"directory {jars}"),
+            "Spark's Kafka connector is not there yet: the first rebuild fetches it from Maven "
+            "Central (30 MB)",
+            "run a first `backlogctl plan rebuild` where Maven Central can be reached, or set "
+            "BACKLOG_MAVEN to a mirror",
+        )
+
+
+def _judge_java(java: Path) -> Iterator[Finding]:
+    version = find_java_version()
+    if version not in SUPPORTED_JAVA:
+        yield Finding(
+            *("versions", Level.WARNS, str(java)),
+            f"Java {version}; tested are " + " and ".join(map(str, SUPPORTED_JAVA)),
+            "set JAVA_HOME to Java 17 or 21",
+        )

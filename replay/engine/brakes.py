@@ -1,0 +1,94 @@
+"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backlogctl.clock import format_time, utc_now
+from backlogctl.errors import BacklogError, Paused
+from backlogctl.replay.engine.kind import RunContext
+from backlogctl.values import Recovery
+
+# Why a recovery is paused; only one that an operator paused waits for `resume`.
+WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"
+CANARY = "canary"  # the first consumer is slower than the plan; `resume` accepts it
+
+
+class CancelRequested(BacklogError):
+    """An operator cancelled the recovery while it ran."""
+
+    code = "cancelled"
+
+
+class PausedBecause(Paused):
+    """A pause that remembers why: `window`, `operator` or `interrupted`."""
+
+    def __init__(self, why: str, message: str, *, subject: str = "", hint: str = "") -> None:
+        super().__init__(message, subject=subject, hint=hint)
+        self.why = why
+
+
+def check_brakes(context: RunContext[Any]) -> None:
+    """Called between two waves, and only there.
+
+    Raises:
+        PausedBecause: the window closed, an operator asked, or Ctrl-C was pressed.
+        CancelRequested: an operator cancelled.
+        LeaseHeld: another runner took over.
+    """
+    check_requests(context)
+    check_window(context)
+
+
+def check_requests(context: RunContext[Any], *, requests: bool = True) -> None:
+    """`check_brakes` without the window, for work that only reads.
+
+    Args:
+        requests: whether `pause` and `cancel` are looked at.
+    """
+    context.lease.check()
+    recovery = context.workspace.ledger.recoveries.get(context.recovery.id)
+    if requests and recovery.requested == "cancel":
+        raise CancelRequested("it was cancelled while it ran", subject=f"recovery {recovery.id}")
+    if requests and recovery.requested == "pause":
+        raise make_operator_pause(recovery)
+    if context.interrupts.asked:
+        raise PausedBecause(
+            INTERRUPTED,
+            "interrupted; it stopped between two transactions",
+            subject=f"recovery {recovery.id}",
+            hint=f"`backlogctl run {recovery.id}` goes on where it stopped"
+            f"{_warn_stopped(recovery)}",
+        )
+
+
+def check_window(context: RunContext[Any]) -> None:
+    """Raises PausedBecause outside of the plan's off-peak window; says when it opens."""
+    window, now = context.window, utc_now()
+    if window is not None and not window.contains(now):
+        opens = window.next_opening(now)
+        there = f"{opens.astimezone(window.zone):%Y-%m-%d %H:%M} {window.zone.key}"
+        raise PausedBecause(
+            WINDOW,
+            f"outside of the off-peak window {window}; it opens at {there} "
+            f"({format_time(opens)[:16]}Z)",
+            subject=f"recovery {context.recovery.id}",
+            hint=f"run `backlogctl run {context.recovery.id}` again then; it goes on by itself",
+        )
+
+
+def make_operator_pause(recovery: Recovery) -> PausedBecause:
+    """The pause that an operator asked for."""
+    return PausedBecause(
+        OPERATOR,
+        "paused by an operator",
+        subject=f"recovery {recovery.id}",
+        hint=f"`backlogctl resume {recovery.id}` goes on{_warn_stopped(recovery)}",
+    )
+
+
+def _warn_stopped(recovery: Recovery) -> str:
+    """One that rests while it keeps the original consumers stopped: nobody reads the topic."""
+    if not recovery.stops_consumers:
+        return ""
+    return "; until then the original consumers stay stopped, and nobody reads the topic"

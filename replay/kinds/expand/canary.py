@@ -1,0 +1,423 @@
+"""Step 5: one consumer drains a small share; its speed is held against the plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher
+from backlogctl.fanout.relay.guard import find_others
+from backlogctl.fanout.relay.interface import ConsumerCameBack, SourceRange
+from backlogctl.kafka.admin import describe_group_state, read_group_state
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.errors import GroupActive
+from backlogctl.kafka.groups import Member
+from backlogctl.replay.engine.brakes import CANARY, PausedBecause
+from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
+from backlogctl.values import Step
+from backlogctl_delivery.crashpoints import reach
+
+# What the commits of one consumer say of its speed.
+#
+# A consumer that commits every five seconds (`auto.commit.interval.ms`, Kafka's default) shows
+# its work in steps: what it handled by its first commit began at some unknown time, and before
+# its last one, when nothing more was there, it may have been idle.
+
+ENOUGH_SECONDS = 5.0
+ENOUGH_COMMITS = 5
+ENOUGH_OF_THE_PLAN = 1.0  # seconds of work at the planned rate, seen in that many commits
+LATEST_SECONDS = 15.0
+# An interval of 5 s, a group that waits 3 s for more members (`group.initial.rebalance.delay.ms`),
+# and two to fetch and to be seen: as long may one commit of a fast consumer take.
+COMMIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Messages, seconds, and whether it is known, or at least this."""
+
+    handled: int
+    seconds: float
+    known: bool = True
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.handled / self.seconds if self.seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, float | bool]:
+        return {
+            "handled": self.handled,
+            "seconds": round(self.seconds, 2),
+            "messages_per_second": round(self.rate, 1),
+            "at_least": not self.known,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A consumer that drains a share; times are of the monotonic clock, in seconds.
+
+    Attributes:
+        share: offsets that were there for it.
+        joined: when its group had a member; until that is seen, when it was started.
+        commits: when the lag was seen to fall, and what was left then.
+    """
+
+    share: int
+    joined: float
+    commits: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def left(self) -> int:
+        """Of the share."""
+        return self.commits[-1][1] if self.commits else self.share
+
+    @property
+    def last_at(self) -> float:
+        """When the last commit was seen, or when it joined."""
+        return self.commits[-1][0] if self.commits else self.joined
+
+    def note(self, now: float, left: int) -> Trial:
+        """The trial after a look."""
+        return self if left >= self.left else replace(self, commits=(*self.commits, (now, left)))
+
+    def is_enough(self, now: float, planned: float) -> bool:
+        """Whether its speed is known, or will not be; `planned` is messages a second."""
+        if not self.commits:
+            return False
+        (first_at, first_left), (last_at, last_left) = self.commits[0], self.commits[-1]
+        if len(self.commits) > 1 and last_at - first_at >= ENOUGH_SECONDS:
+            return True
+        many = len(self.commits) >= ENOUGH_COMMITS
+        if many and first_left - last_left >= ENOUGH_OF_THE_PLAN * planned:
+            return True
+        return now - first_at >= LATEST_SECONDS
+
+    def measure(self, now: float, *, drained: bool) -> Speed:
+        """Its speed between two commits between which it had work all the time.
+
+        Where there are no two such, from when it joined: it may have been faster, unless it took
+        so long that no interval of commits explains it.
+
+        Args:
+            drained: nothing is left for it to read.
+        """
+        total = self.share - self.left
+        if not drained and now - self.last_at > COMMIT_SECONDS:
+            return Speed(total, now - self.joined)  # it stands still
+        busy = self.commits[:-1] if drained else self.commits
+        if len(busy) > 1:
+            (first_at, first_left), (last_at, last_left) = busy[0], busy[-1]
+            return Speed(first_left - last_left, last_at - first_at)
+        times = [self.joined, *(at for at, _ in self.commits)]
+        longest = max((b - a for a, b in pairwise(times)), default=0.0)
+        return Speed(total, self.last_at - self.joined, known=longest > COMMIT_SECONDS)
+
+
+# Whether the first consumer does what it was told: it runs, in its group, on its topic.
+
+LOOK_SECONDS = 0.5
+LEAVE_SECONDS = 15.0  # longer than the session timeouts of most consumers that are killed
+_POLL_SECONDS = 0.2
+
+
+class CanaryFailed(BacklogError):
+    """The first consumer on the temporary topic does not work, or reads something else."""
+
+    code = "canary_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstConsumer:
+    """One consumer on a temporary topic.
+
+    Attributes:
+        fleet: what it was told: its topic and group.
+        original: the stream's group, which is none of its business.
+        afterwards: what a person does once it is mended.
+        look: called while it is waited for; may raise.
+    """
+
+    properties: Mapping[str, str]
+    admin: Admin
+    launcher: Launcher
+    fleet: Fleet
+    original: str
+    afterwards: str
+    look: CheckStop
+
+    @property
+    def subject(self) -> str:
+        """For errors."""
+        return f"group {self.fleet.group} on topic {self.fleet.topic}"
+
+    def has_joined(self) -> bool:
+        """Whether its group has members."""
+        return read_group_state(self.admin, self.fleet.group).is_active
+
+    def find_others(self) -> tuple[Member, ...]:
+        """Members of the original group, but for guards."""
+        return find_others(self.properties, self.original, Deadline(10.0))
+
+    def find_topics(self) -> frozenset[str]:
+        """What members of its group are assigned partitions of; nothing without members."""
+        if not self.has_joined():
+            return frozenset()
+        state = describe_group_state(self.admin, self.fleet.group, Deadline(10.0))
+        return frozenset(topic for member in state.members for topic in member.topics)
+
+
+def find_first(context: ExpandContext) -> FirstConsumer:
+    """Of a run."""
+    number = context.recovery.id
+    return FirstConsumer(
+        context.properties,
+        context.admin,
+        context.launcher,
+        context.fleet,
+        context.recovery.group,
+        f"`backlogctl run {number}` goes on, or `backlogctl cancel {number}` lets the group's own "
+        "consumers go on; they stay stopped until then",
+        context.look,
+    )
+
+
+class CanaryLook:
+    """Looks at the first consumer until it has committed something."""
+
+    def __init__(self, consumer: FirstConsumer) -> None:
+        self._consumer = consumer
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Asks the launcher, and the recovery's group.
+
+        Raises:
+            CanaryFailed: it keeps ending, or is assigned another topic.
+        """
+        if time.monotonic() < self._look_at:
+            return
+        one = self._consumer
+        ended = one.launcher.explain(one.fleet)
+        if ended is not None:
+            raise CanaryFailed(
+                f"the first consumer does not stay: {ended}",
+                subject=one.subject,
+                hint=f"mend it, then {one.afterwards}",
+            )
+        with suppress(KafkaFailure):  # a broker is away: the next look shows it
+            self._check_topic()
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Says so where it is the first consumer who is in the original group.
+
+        Raises:
+            CanaryFailed: instead of the error that names a member of that group.
+        """
+        try:
+            yield
+        except (ConsumerCameBack, GroupActive) as error:
+            # People are not asked to stop theirs.
+            if self._consumer.launcher.name == "manual":
+                raise
+            judged: CanaryFailed | None = None
+            with suppress(BacklogError):  # unknown; who is there was said
+                judged = self.judge_members()
+            raise judged or error from error
+
+    def judge_members(self, known: frozenset[str] = frozenset()) -> CanaryFailed | None:
+        """What to say of members of the original group: None where they are not the first consumer.
+
+        They are where that is not in its own group, and they go away when it is stopped.
+
+        Args:
+            known: ids of members who were there before.
+        """
+        one = self._consumer
+
+        def find() -> tuple[Member, ...]:
+            return tuple(m for m in one.find_others() if m.member_id not in known)
+
+        found = find()
+        if not found or one.has_joined():
+            return None
+        names = ", ".join(str(member) for member in found)
+        one.launcher.stop(one.fleet, one.look)
+        limit = Deadline(LEAVE_SECONDS)
+        while find():
+            if limit.expired:
+                return None
+            one.look()
+            time.sleep(_POLL_SECONDS)
+        return CanaryFailed(
+            f"it ignores BACKLOG_GROUP: the first consumer joined the group {one.original} "
+            f"instead, as {names}, and left it when it was stopped",
+            subject=one.subject,
+            hint="make the consumers take their group from the variable BACKLOG_GROUP (or the "
+            f"placeholder {{group}}), then {one.afterwards}",
+        )
+
+    def _check_topic(self) -> None:
+        one = self._consumer
+        others = sorted(one.find_topics() - {one.fleet.topic})
+        if not others:
+            return
+        raise CanaryFailed(
+            f"it ignores BACKLOG_TOPIC: the first consumer reads {', '.join(others)} in the "
+            f"recovery's group, not only {one.fleet.topic}. What it handled of that is "
+            "handled again by the original consumers",
+            subject=one.subject,
+            hint="make the consumers take their topic from the variable BACKLOG_TOPIC (or the "
+            f"placeholder {{topic}}), then {one.afterwards}",
+        )
+
+
+NOTHING_SECONDS = 60.0
+SLOW_SHARE = 0.5
+_CANARY_POLL_SECONDS = 0.1
+_STILL_SECONDS = 1.0
+_STILL_FEW_SECONDS = 0.2
+_MARKERS = 2  # a partition's, of the few transactions that bring the share
+_ENOUGH = 100
+
+
+class Canary(Step[ExpandContext]):
+    """Relays the share, starts one consumer on it, and measures."""
+
+    name = "canary"
+
+    def start(self, context: ExpandContext) -> None:
+        """Relays and measures.
+
+        Raises:
+            CanaryFailed: nothing was handled, or the consumer ended or reads something else.
+            PausedBecause: it is slower than half of what the plan counts on; `resume` accepts it.
+        """
+        context.join()
+        context.note_counters()
+        look = CanaryLook(find_first(context))
+        with look.judging():
+            measured = _relay_share(context, look)
+        if measured is None:
+            return
+        context.details[self.name] = measured.to_json()
+        # Few messages, and no more to read: an earlier run's consumer has had the others.
+        if measured.handled >= _ENOUGH or context.find_unread():
+            _hold_against_plan(context, measured)
+
+
+def _relay_share(context: ExpandContext, look: CanaryLook) -> Speed | None:
+    """Relays the share to one consumer, and measures it; None where there was nothing for it."""
+    context.launch(1)  # it waits since the others were stopped; after a crash it starts now
+    joins = find_first(context).has_joined
+    has_joined, handled = context.ask(joins), context.read_handled()
+    begun = time.monotonic()
+    context.session.start(lambda: _cut_ranges(context))
+    while not context.session.is_done:
+        context.tick()
+        time.sleep(0.02)
+    context.session.stop_relays()
+    reach("p4.7.canary.relayed")
+    context.session.make_ready(context.partitions)  # while there is time: the drain's relays
+    context.await_decided()
+    reach("p4.7.canary.started")
+    # The lag first: the consumer reads meanwhile.
+    share = context.ask(context.read_lags).temporary_total + context.read_handled() - handled
+    if share <= 0 or not (context.read_handled() - handled or context.find_unread()):
+        return None  # control records alone are none
+    return _measure(context, Trial(share, begun), look, joined=has_joined)
+
+
+def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
+    """The share of each partition, from where its group is now."""
+    lags = context.ask(context.read_lags).source
+    share = context.plan.canary.partitions
+    ranges: list[SourceRange] = []
+    for part in context.make_ranges():
+        begin = context.find_commit(part.partition)
+        start = max(part.start, begin)
+        # The lag counts from the commit; what retention removed of it never comes.
+        left = begin + lags[part.partition] - start
+        count = min(share.get(part.partition, 0), left)
+        if count > 0:
+            ranges.append(SourceRange(part.partition, part.start, start + count))
+    return ranges
+
+
+def _measure(context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: bool) -> Speed:
+    """Watches the consumer until its speed is known.
+
+    Args:
+        trial: of its share, from when the first of it was relayed. joined: it was there by then.
+    """
+    planned = context.plan.rate_per_consumer
+    begun = asked_at = trial.joined
+    has_joined, away = find_first(context).has_joined, context.brokers.away
+    while True:
+        context.tick()
+        if not joined and not trial.commits and context.ask(has_joined):
+            trial, joined = Trial(trial.share, time.monotonic()), True
+        left = context.ask(lambda: context.read_lags(LAGS_SECONDS)).temporary_total
+        now = time.monotonic()
+        if context.brokers.away != away:  # it could do nothing meanwhile
+            away, begun, trial = context.brokers.away, now, Trial(left, now)
+        trial = trial.note(now, left)
+        if not trial.commits:
+            look.look()
+        if left == 0:
+            return trial.measure(now, drained=True)
+        if trial.is_enough(now, planned):
+            return trial.measure(now, drained=False)
+        # Control and aborted records stay in the lag; none but they may be left.
+        few = left <= _MARKERS * context.partitions
+        still = _STILL_FEW_SECONDS if few else _STILL_SECONDS
+        if now - max(trial.last_at, asked_at) >= still:
+            asked_at = now
+            if not context.find_unread():
+                return trial.measure(now, drained=True)
+        if not trial.commits and now - begun > NOTHING_SECONDS:
+            raise _say_nothing(context)
+        time.sleep(_CANARY_POLL_SECONDS)
+
+
+def _hold_against_plan(context: ExpandContext, speed: Speed) -> None:
+    planned = context.plan.rate_per_consumer
+    if speed.rate >= SLOW_SHARE * planned:
+        return
+    if not speed.known:
+        context.say(
+            f"the first consumer handled its share with one commit or two, at {speed.rate:.0f} "
+            f"messages/s or more; the plan counts on {planned:.0f}"
+        )
+        return
+    told = (
+        f"one consumer handled {speed.rate:.0f} messages/s on the temporary topic, and the plan "
+        f"counts on {planned:.0f}"
+    )
+    if context.resumed:
+        context.say(f"{told}; going on, as said by `resume`")
+        return
+    raise PausedBecause(
+        CANARY,
+        told,
+        subject=f"recovery {context.recovery.id}",
+        hint=f"`backlogctl resume {context.recovery.id}` goes on all the same; "
+        f"`backlogctl cancel {context.recovery.id}` restores the layout",
+    )
+
+
+def _say_nothing(context: ExpandContext) -> CanaryFailed:
+    return CanaryFailed(
+        f"the first consumer committed nothing within {NOTHING_SECONDS:.0f} s",
+        subject=f"group {context.recovery_group} on topic {context.temporary_topic}",
+        hint=f"it must read the topic and group of BACKLOG_TOPIC and BACKLOG_GROUP; its log is in "
+        f"{context.fleet.directory}. Mend it and run again; nothing is lost",
+    )

@@ -1,0 +1,173 @@
+"""Archives looked at: what they hold, some messages, and whether their files are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backlogctl.clock import format_time
+from backlogctl.errors import StagingError
+from backlogctl.ledger import ArchiveRecord
+from backlogctl.manifests import ArchiveManifest
+from backlogctl.replay.engine.archives import (
+    ArchiveState,
+    count_messages,
+    open_spark,
+    require_there,
+)
+from backlogctl.replay.engine.kind import Workspace
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from backlogctl.spark_backfill.archive.local_place import ArchivedMessage, Wanted
+    from backlogctl.spark_backfill.archive.verification import ArchiveCheck
+
+
+def describe_archive(state: ArchiveState) -> dict[str, Any]:
+    """An archive as `archive list --json` prints it."""
+    record = state.record
+    return {
+        "id": record.recovery_id,
+        "stream": record.stream,
+        "cluster": record.cluster,
+        "topic": record.topic,
+        "location": record.location,
+        "made_at": format_time(record.made_at),
+        "messages": record.messages,
+        "bytes": record.bytes,
+        **state.counts,
+        "offload": str(state.offload),
+        "expires_at": _at(state.expires_at),
+        "purged_at": _at(record.purged_at),
+        "purged_by": record.purged_by,
+    }
+
+
+def describe_whole(state: ArchiveState) -> dict[str, Any]:
+    """With its ranges and gaps, as `archive show --json` prints it."""
+    record = state.record
+    return {
+        **describe_archive(state),
+        "topic_id": record.topic_id,
+        "manifest_sha256": record.manifest_sha256,
+        "ranges": [
+            {
+                "partition": item.partition,
+                "start": item.start,
+                "end": item.end,
+                "messages": item.count,
+                "holes": item.end - item.start - item.count,
+                "first_time": _at(item.first_time),
+                "last_time": _at(item.last_time),
+            }
+            for item in record.ranges
+        ],
+        "gaps": [
+            {
+                "id": gap.id,
+                "partition": gap.partition,
+                "start": gap.start,
+                "end": gap.end,
+                "state": str(gap.state),
+                "stage": state.name_stage(gap),
+                **dict(zip(("messages", "exact"), count_messages(record, gap), strict=True)),
+                "reason": gap.reason,
+            }
+            for gap in state.gaps
+        ],
+        "needed_by": [gap.id for gap in state.elsewhere],
+    }
+
+
+def peek(
+    workspace: Workspace, record: ArchiveRecord, wanted: Wanted
+) -> tuple[ArchivedMessage, ...]:
+    """Some of its messages, as they were archived: nothing is masked yet.
+
+    Raises:
+        Refused: it was purged.
+        StagingError: it cannot be read, or is not the one that was recorded.
+    """
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace, peek_archive, peek_local
+    from backlogctl.spark_backfill.archive.verification import read_manifest, read_manifest_of
+
+    require_there(record)
+    location, folder = _find_place(record)
+    if folder is not None:
+        place = LocalPlace(folder)
+        return peek_local(place, read_manifest_of(place, record.manifest_sha256), wanted)
+    spark = open_spark(workspace, location, f"backlogctl archive peek {record.recovery_id}")
+    manifest = read_manifest(spark, location, record.manifest_sha256)
+    return peek_archive(spark, location, manifest, wanted)
+
+
+def verify(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
+    """Reads every file whole, and compares it with the manifest, and that with the ledger.
+
+    Raises:
+        Refused: it was purged.
+        StagingError: the manifest is missing, or is not the one that was recorded.
+    """
+    from backlogctl.spark_backfill.archive.local_place import LocalPlace
+    from backlogctl.spark_backfill.archive.verification import (
+        check_place,
+        read_manifest,
+        read_manifest_of,
+        verify_archive,
+    )
+
+    require_there(record)
+    location, folder = _find_place(record)
+    if folder is not None:
+        place = LocalPlace(folder)
+        manifest = read_manifest_of(place, record.manifest_sha256)
+        _compare(record, manifest)
+        return check_place(place, manifest)
+    spark = open_spark(workspace, location, f"backlogctl archive verify {record.recovery_id}")
+    manifest = read_manifest(spark, location, record.manifest_sha256)
+    _compare(record, manifest)
+    return verify_archive(spark, location, manifest)
+
+
+def describe_check(record: ArchiveRecord, check: ArchiveCheck) -> Mapping[str, Any]:
+    """As `archive verify --json` prints it."""
+    return {
+        "id": record.recovery_id,
+        "location": record.location,
+        "good": check.is_good,
+        "files": check.files,
+        "messages": check.count,
+        "missing": list(check.missing),
+        "corrupt": list(check.corrupt),
+        "unexpected": list(check.unexpected),
+    }
+
+
+def _find_place(record: ArchiveRecord) -> tuple[str, Path | None]:
+    from backlogctl.spark_backfill.archive.local_place import find_folder
+    from backlogctl.spark_backfill.archive.place import normalize_location
+
+    location = normalize_location(record.location)
+    return location, find_folder(location)
+
+
+def _compare(record: ArchiveRecord, manifest: ArchiveManifest) -> None:
+    """The hash is the ledger's; a ledger of which a row was changed by hand still is told."""
+    same = (record.messages, record.bytes, record.ranges, record.topic_id) == (
+        manifest.count,
+        manifest.bytes,
+        manifest.ranges,
+        manifest.topic_id,
+    )
+    if not same or manifest.recovery_id != record.recovery_id:
+        raise StagingError(
+            "the ledger and the archive's manifest count differently",
+            subject=f"archive {record.recovery_id}",
+            hint=f"one of them was changed by hand; the manifest lies in {record.location}",
+        )
+
+
+def _at(moment: datetime | None) -> str | None:
+    return None if moment is None else format_time(moment)

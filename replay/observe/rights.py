@@ -1,0 +1,198 @@
+"""What the tool's principal must be allowed, by job; asked before anything is touched.
+
+One list for `backlogctl acl`, for the guard of every plan and run, and for docs/permissions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Stream
+from backlogctl.errors import Refused
+from backlogctl.fanout.temporary_topic import name_temporary_topic
+from backlogctl.formats import format_plural
+from backlogctl.kafka.clients import find_addresses
+from backlogctl.kafka.rights import (
+    CLUSTER_NAME,
+    Operation,
+    Resource,
+    Right,
+    make_acl_lines,
+    read_rights,
+)
+from backlogctl.replay.engine.kind import Registry, Workspace
+
+SEE, HOLD, DOCTOR, AIRFLOW = "see", "hold", "doctor", "airflow"
+# Stands for the id of a recovery that is not planned yet.
+SOME_ID = "r-20260101-0001"
+_ID = Resource.TRANSACTIONAL_ID
+_SECONDS = 30.0
+
+
+# Job or part of one, resource, name, operation, purpose. A name that ends with a star is a prefix.
+# What is on the cluster can be missing: then something stays unknown, and is said.
+_TABLE = (
+    ("see", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE", "list all groups and read the disks"),
+    ("doctor", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE_CONFIGS", "read the brokers' settings"),
+    ("see raise", Resource.TOPIC, "{topic}", "DESCRIBE", "read its offsets"),
+    ("see raise", Resource.TOPIC, "{topic}", "DESCRIBE_CONFIGS", "read its retention"),
+    ("see", Resource.TOPIC, "{topic}", "READ", "read how old the oldest unread message is"),
+    ("raise", Resource.TOPIC, "{topic}", "ALTER_CONFIGS", "raise its retention"),
+    ("see", Resource.GROUP, "{group}", "DESCRIBE", "read its members and committed offsets"),
+    ("offload", Resource.TOPIC, "{topic}", "DELETE", "delete records that are archived"),
+    ("offload", Resource.GROUP, "{group}", "READ", "commit where its consumers go on"),
+    ("expand", Resource.GROUP, "{group}", "READ", "commit what was relayed"),
+    ("expand", Resource.TOPIC, "{topic}.recovery.*", "CREATE", "make the temporary topic"),
+    ("expand", Resource.TOPIC, "{topic}.recovery.*", "DESCRIBE", "find the temporary topic"),
+    (
+        *("expand", Resource.TOPIC, "{topic}.recovery.*", "DESCRIBE_CONFIGS"),
+        "check the temporary topic's settings",
+    ),
+    ("expand", Resource.TOPIC, "{topic}.recovery.*", "WRITE", "relay into the temporary topic"),
+    (
+        *("expand", Resource.TOPIC, "{topic}.recovery.*", "READ"),
+        "commit the recovery group's offsets on it",
+    ),
+    ("expand", Resource.TOPIC, "{topic}.recovery.*", "DELETE", "delete the temporary topic"),
+    (
+        *("expand", Resource.GROUP, "{group}.recovery.*", "DESCRIBE"),
+        "see how far the recovery's consumers are",
+    ),
+    (
+        *("expand", Resource.GROUP, "{group}.recovery.*", "READ"),
+        "commit where the recovery's consumers begin, and the relay's position",
+    ),
+    ("expand", Resource.GROUP, "{group}.recovery.*", "DELETE", "delete the recovery's group"),
+    ("expand", _ID, "{prefix}:relay:{topic}.*", "DESCRIBE", "find their coordinator"),
+    ("expand", _ID, "{prefix}:relay:{topic}.*", "WRITE", "relay each message once"),
+    ("letters", Resource.TOPIC, "{source}", "DESCRIBE", "read its offsets"),
+    ("letters", Resource.TOPIC, "{source}", "READ", "read the dead letters"),
+    ("other", Resource.TOPIC, "{target}", "DESCRIBE", "read its offsets"),
+    ("other", Resource.TOPIC, "{target}", "READ", "read back what was sent"),
+    ("put", Resource.TOPIC, "{target}", "WRITE", "put messages back"),
+    ("send", Resource.TOPIC, "{ledger}", "DESCRIBE", "read what was put back before"),
+    (
+        "send",
+        Resource.TOPIC,
+        "{ledger}",
+        "DESCRIBE_CONFIGS",
+        "check that the Kafka ledger is compacted",
+    ),
+    ("send", Resource.TOPIC, "{ledger}", "READ", "read what was put back before"),
+    ("create", Resource.TOPIC, "{ledger}", "CREATE", "make the Kafka ledger where it is missing"),
+    ("send", Resource.TOPIC, "{ledger}", "WRITE", "record what was put back"),
+    ("send", _ID, "{prefix}.{target}.*", "DESCRIBE", "find their coordinator"),
+    ("send", _ID, "{prefix}.{target}.*", "WRITE", "put each message back once"),
+    ("rehearse", Resource.TOPIC, "{topic}.rehearsal.*", "CREATE", "make a rehearsal's topic"),
+    ("rehearse", Resource.TOPIC, "{topic}.rehearsal.*", "DESCRIBE", "find a rehearsal's topic"),
+    (
+        *("rehearse", Resource.TOPIC, "{topic}.rehearsal.*", "DESCRIBE_CONFIGS"),
+        "check a rehearsal's topic",
+    ),
+    ("rehearse", Resource.TOPIC, "{topic}.rehearsal.*", "WRITE", "send a rehearsal's messages"),
+    ("rehearse", Resource.TOPIC, "{topic}.rehearsal.*", "READ", "read a rehearsal back"),
+    ("rehearse", Resource.TOPIC, "{topic}.rehearsal.*", "DELETE", "delete a rehearsal's topic"),
+)
+
+
+def select_rights(
+    parts: str, stream: Stream, recovery_id: str = SOME_ID, optional: str = "", **names: str
+) -> tuple[Right, ...]:
+    """The rows of the table of these parts.
+
+    Args:
+        parts: separated by spaces: `see`, `raise` (retention), `doctor`, and of recoveries
+            `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic that is
+            there), `other` (another topic than the stream's), `send` (in transactions, with the
+            Kafka ledger), `create` (that ledger), `rehearse`.
+        recovery_id: ends the name that is asked about where a rule is on a prefix.
+        optional: a part of them that a run may not need.
+        names: `prefix` of transactional ids, `ledger`, `target` and `source` topics.
+    """
+    chosen, names = set(parts.split()), {"topic": stream.topic, "group": stream.group, **names}
+    rights = []
+    for jobs, resource, template, operation, purpose in _TABLE:
+        if not chosen.intersection(jobs.split()):
+            continue
+        name, star = template.format(**names).removesuffix("*"), template.endswith("*")
+        needed = resource is not Resource.CLUSTER and jobs != optional
+        asked = ""
+        if star and resource is Resource.TOPIC:
+            asked = name_temporary_topic(stream.topic, recovery_id, template.split(".")[1])
+        elif star:
+            asked = name + ("0" if resource is _ID else recovery_id)
+        right = Right(resource, name, Operation[operation], purpose, star, asked, needed)
+        rights.append(right)
+    return tuple(rights)
+
+
+def list_seeing(stream: Stream) -> tuple[Right, ...]:
+    """To watch a stream: lag, losses, and how long there is."""
+    return select_rights(SEE, stream)
+
+
+def list_jobs(kinds: Registry) -> tuple[str, ...]:
+    """The jobs of `backlogctl acl`."""
+    return (SEE, HOLD, *kinds.names(), DOCTOR, AIRFLOW)
+
+
+def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tuple[Right, ...]:
+    """What a job on a stream needs; Airflow's tasks do all of them."""
+    parts = {SEE: "see", HOLD: "see raise", DOCTOR: "see doctor"}
+    if job in parts:
+        return select_rights(parts[job], stream)
+    if job != AIRFLOW:
+        return kinds.get(job).list_rights(config, stream, SOME_ID)
+    every = [*select_rights(parts[HOLD], stream)]
+    for kind in kinds:
+        every += kind.list_rights(config, stream, SOME_ID)
+    found: dict[tuple[object, ...], Right] = {}
+    for right in every:  # two kinds may need the same one, each for its own purpose
+        found.setdefault((right.resource, right.name, right.prefixed, right.operation), right)
+    return tuple(found.values())
+
+
+def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]) -> list[str]:
+    """Refuses work that would stop in the middle for want of a right.
+
+    Returns:
+        Warnings: rights that could not be asked.
+
+    Raises:
+        Refused: names what is missing, and the lines that grant it.
+        ClusterUnreachable, KafkaFailure.
+    """
+    properties = workspace.properties(stream)
+    found = read_rights(properties, rights, Deadline(_SECONDS))
+    if needed := [right for right in found.missing if right.needed]:
+        principal = find_principal(properties)
+        lines = make_acl_lines(found.missing, principal, find_addresses(properties))
+        raise Refused(
+            f"the tool misses {format_plural(len(needed), 'right')}: {describe_rights(needed)}",
+            subject=f"stream {stream.name}",
+            # A run may have begun earlier: what it changed then stands in `standing`.
+            hint="who administers the cluster grants them with\n  " + "\n  ".join(lines),
+        )
+    warnings = [
+        f"the tool may not {right} (to {right.purpose}): what needs that stays unknown"
+        for right in found.missing
+    ]
+    if found.unknown:
+        warnings += [
+            f"whether the tool may do all that is needed is unknown: {found.reason}; a right that "
+            "is missing shows only when it is used"
+        ]
+    return warnings
+
+
+def describe_rights(rights: Iterable[Right]) -> str:
+    """Each with what it is for."""
+    return ", ".join(f"{right} (to {right.purpose})" for right in rights)
+
+
+def find_principal(properties: Any) -> str:
+    """The principal as Kafka names it by default; a placeholder where only the cluster knows."""
+    user = properties.get("sasl.username")
+    return f"User:{user}" if user else "User:NAME"

@@ -1,0 +1,220 @@
+"""Whether a recovery's topic is still the one that was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from confluent_kafka import ConsumerGroupTopicPartitions
+
+from backlogctl.clock import Deadline
+from backlogctl.config import Config, Stream
+from backlogctl.errors import BacklogError, PlanStale, UsageError
+from backlogctl.formats import format_count
+from backlogctl.kafka.admin import read_topic_id
+from backlogctl.kafka.clients import Admin, ask, connect, wait_for
+from backlogctl.kafka.errors import GroupMissing, TopicMissing
+from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
+from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, list_possibly_expired
+from backlogctl.monitoring.offsets.observation import Observation, observe_stream
+from backlogctl.monitoring.watch import look as looking
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.values import Gap, Sample
+
+
+def refuse_other_source(admin: Admin, plan: Plan, hint: str) -> None:
+    """The topic is the one of the plan.
+
+    Raises:
+        PlanStale: it was deleted, perhaps created again, or has more partitions.
+    """
+    topic, planned = plan.topic, plan.partition_count
+    try:
+        topic_id, partitions = read_topic_id(admin, topic, Deadline(30.0))
+    except TopicMissing:
+        why = "it was deleted since the plan was made"
+    else:
+        if topic_id != plan.topic_id:
+            why = "it was deleted and created again since the plan was made"
+        elif partitions != planned:
+            why = f"it has {partitions} partitions, and had {planned} when the plan was made: keys "
+            why += "belong elsewhere now"
+        else:
+            return
+    raise PlanStale(why, subject=f"topic {topic}", hint=hint)
+
+
+def is_source(admin: Admin, plan: Plan) -> bool:
+    """Whether the topic of this name is still the planned one, perhaps with more partitions."""
+    try:
+        return read_topic_id(admin, plan.topic)[0] == plan.topic_id
+    except TopicMissing:
+        return False
+
+
+# How far a share group is, for `status`: by its own figures, since it has no committed offsets.
+
+_SECONDS = 15.0
+
+
+def describe_share_group(
+    properties: Mapping[str, Any], name: str, topic: str, group: str
+) -> dict[str, Any]:
+    """What takes the place of committed offsets in the entry of `status`.
+
+    `share` has the start offset of each partition and how many messages are not acknowledged yet,
+    at most; null where the brokers do not tell. Where they cannot be asked, `warnings` says why.
+    """
+    try:
+        found = read_share_offsets(properties, group, Deadline(_SECONDS))
+    except BacklogError as error:
+        return {"warnings": [f"how far the share group is is unknown: {error}"]}
+    parts = [one for one in found if one.topic == topic]
+    lag = _add(parts)
+    return {
+        "share": {
+            "partitions": [
+                {"partition": one.partition, "start": one.start, "lag": one.lag} for one in parts
+            ],
+            "lag": lag,
+        },
+        "sentence": _say(name, parts, lag),
+        "warnings": [],
+    }
+
+
+def _add(parts: Sequence[SharePartition]) -> int | None:
+    lags = [one.lag for one in parts]
+    return sum(lag for lag in lags if lag is not None) if lags and None not in lags else None
+
+
+def _say(name: str, parts: Sequence[SharePartition], lag: int | None) -> str:
+    if not parts:
+        return f"{name}: a share group that has begun to read no partition of it yet"
+    if lag is None:
+        return (
+            f"{name}: a share group; how many messages are not acknowledged yet is unknown: its "
+            "brokers do not tell"
+        )
+    if not lag:
+        return f"{name}: a share group; every message is acknowledged"
+    many = f"at most {format_count(lag)} messages are" if lag > 1 else "at most 1 message is"
+    return f"{name}: a share group; {many} not acknowledged yet"
+
+
+# Looks at streams as they are now, for `status`, `gaps` and `plan`.
+
+LOOK_SECONDS = 30.0
+_SHOWN_AS_GAPS = (Suspicion.POSSIBLE_EXPIRED, Suspicion.REREAD_EXPIRED, Suspicion.POSSIBLE_SKIP)
+
+
+def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
+    """The streams named, or all of them.
+
+    Raises:
+        UsageError: a name is not in the configuration, or it has no streams.
+    """
+    if names:
+        return [config.stream(name) for name in dict.fromkeys(names)]
+    if not config.streams:
+        raise UsageError(
+            "the configuration has no streams", subject="streams", hint="add one under `streams`"
+        )
+    return list(config.streams.values())
+
+
+def look_at_stream(
+    workspace: Workspace, stream: Stream, deadline: Deadline | None = None
+) -> tuple[Observation, dict[str, Any]]:
+    """Samples a stream, records its gaps, and gives its entry of `status`."""
+    ledger = workspace.ledger
+    look = looking.look_at_stream(
+        ledger,
+        stream,
+        workspace.properties(stream),
+        workspace.config.watch,
+        deadline or Deadline(LOOK_SECONDS),
+    )
+    entry = look.status.to_json()
+    if page := find_page(workspace.config, stream.name):
+        entry["page"] = page
+    gaps = ledger.gaps.list(stream=stream.name)
+    entry["warnings"] = [
+        *map(str, look.status.unseen),
+        *(
+            f"hold {hold.id} is not in force: the broker keeps less than it was raised to"
+            for hold in ledger.holds.list(stream=stream.name)
+            if hold.in_force is False
+        ),
+        *describe_findings(look.observation, gaps),
+        *map(str, list_possibly_expired(read_history(workspace, stream), gaps)),
+    ]
+    if look.status.group_state == SHARE:
+        told = describe_share_group(
+            workspace.properties(stream), stream.name, stream.topic, stream.group
+        )
+        entry |= {**told, "warnings": [*entry["warnings"], *told["warnings"]]}
+    return look.observation, entry
+
+
+def find_page(config: Config, stream: str) -> str:
+    """The address of a stream's page; "" where nobody said how the page is reached."""
+    url = config.watch.url
+    return f"{url.rstrip('/')}/streams/{quote(stream)}" if url else ""
+
+
+def read_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:
+    """The samples of the stream's present topic and group, oldest first."""
+    return looking.read_timeline(workspace.ledger, stream)
+
+
+def note_stream(workspace: Workspace, stream: Stream) -> None:
+    """Samples a stream and records its gaps."""
+    observe_stream(workspace.ledger, stream, workspace.properties(stream), Deadline(LOOK_SECONDS))
+
+
+def describe_findings(seen: Observation, known: Iterable[Gap]) -> list[str]:
+    """What an observation found that is not recorded as a gap, one sentence each."""
+    place = (seen.sample.group, seen.sample.topic_id)
+    gaps = [gap for gap in known if (gap.group, gap.topic_id) == place]
+    told = (
+        f"partition {item.partition}: {item.message}"
+        for item in seen.findings
+        if not any(_covers(gap, item) for gap in gaps)
+    )
+    return list(dict.fromkeys(told))
+
+
+def _covers(gap: Gap, finding: Finding) -> bool:
+    return (
+        finding.kind in _SHOWN_AS_GAPS
+        and None not in (gap.start, gap.end, finding.start, finding.end)
+        and gap.partition == finding.partition
+        and (gap.start or 0) <= (finding.start or 0)
+        and (finding.end or 0) <= (gap.end or 0)
+    )
+
+
+def list_group_topics(
+    properties: Mapping[str, str], group: str, deadline: Deadline | None = None
+) -> list[str]:
+    """The topics that a group has committed on, or reads as a share group, in alphabetical order.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
+    admin, limit = connect(properties), deadline or Deadline(LOOK_SECONDS)
+    subject, doing = f"group {group}", "read committed offsets"
+    request = [ConsumerGroupTopicPartitions(group)]
+    futures = ask(admin, admin.list_consumer_group_offsets, subject, doing, limit, request)
+    try:
+        answer = wait_for(admin, futures[group], subject, doing, limit)
+    except GroupMissing:
+        found = set()
+    else:
+        found = {item.topic for item in answer.topic_partitions or () if item.offset >= 0}
+    if not found and read_group_type(properties, group, limit) == SHARE:
+        found = {one.topic for one in read_share_offsets(properties, group, limit)}
+    return sorted(found)

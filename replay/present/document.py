@@ -1,0 +1,184 @@
+"""What is known of one recovery, read once: `--json` prints it, terminal and page render it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from backlogctl.errors import Refused
+from backlogctl.ledger import StepRecord
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import mask_values
+from backlogctl.replay.engine.values import RecoveryRecord, Telling, Verification
+from backlogctl.replay.present.progress import (
+    Share,
+    describe_progress,
+    find_finished_starts,
+    find_share,
+    format_detail,
+    name_line,
+)
+from backlogctl.replay.present.status import (
+    describe_event,
+    describe_recovery,
+    find_standing,
+    list_next_commands,
+    preview_plan,
+    tell_plan,
+)
+from backlogctl.values import Event, Recovery, RecoveryState
+
+# The text of an exception may hold what a message holds.
+_BUG = "an error of the program: `backlogctl show` has its text"
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """A line of the record, for people."""
+
+    at: datetime
+    actor: str
+    action: str
+    detail: str
+
+
+class RecoveryDocument(BaseModel):
+    """One recovery.
+
+    Attributes:
+        summary: the fields that `plan` and `recoveries` print, too.
+        plan: None where this program cannot read it: `problem` and `hint` say why.
+        planner: who planned it; "" where the plan cannot be read.
+        progress: steps, burn-down, messages put back; with the one rate of each.
+        standing: who reads, who is stopped, what is where; None where nothing of it is left.
+        next_commands: what an operator would type next.
+        broken: what is wrong with the record of events; "" for a whole one.
+        verification: None where nothing was verified yet.
+    """
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    recovery: Recovery
+    summary: dict[str, Any]
+    plan: Telling | None
+    planner: str
+    problem: str
+    hint: str
+    progress: dict[str, Any]
+    standing: dict[str, Any] | None
+    next_commands: tuple[str, ...]
+    events: tuple[Event, ...]
+    broken: str
+    verification: Verification | None
+    gap_ids: tuple[str, ...]
+
+    @property
+    def share(self) -> Share | None:
+        """How much is done; None where nothing can be counted yet."""
+        return find_share(self.recovery, self.progress)
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields are added, and none renamed."""
+        return {
+            **self.summary,
+            "standing": self.standing,
+            "progress": self.progress,
+            "events": [describe_event(event) for event in self.events],
+            "events_intact": not self.broken,
+        }
+
+
+def read_document(
+    workspace: Workspace, recovery: Recovery, *, asks: bool = True, previews: bool = False
+) -> RecoveryDocument:
+    """Reads it.
+
+    Args:
+        asks: the brokers, how the recovery stands.
+        previews: a few messages of the plan, for the operator's terminal.
+
+    Raises:
+        LedgerError.
+    """
+    ledger, steps = workspace.ledger, workspace.ledger.steps.list(recovery.id)
+    events = ledger.events.list(recovery.id)
+    plan, planner, problem, hint = None, "", "", ""
+    standing, verification = None, None
+    try:
+        plan = (preview_plan if previews else tell_plan)(workspace, recovery)
+        planner = str(workspace.plan_of(recovery).planned_by)
+        standing = find_standing(workspace, recovery, ask=asks)
+        verification = _find_verification(workspace, recovery, events, steps)
+    except Refused as refused:
+        problem, hint = refused.message, refused.hint
+    return RecoveryDocument(
+        recovery=recovery,
+        summary=describe_recovery(workspace, recovery),
+        plan=plan,
+        planner=planner,
+        problem=problem,
+        hint=hint,
+        progress=read_progress(workspace, recovery, steps),
+        standing=mask_values(workspace.config.mask_secrets, standing),
+        next_commands=tuple(
+            standing["next_commands"] if standing else list_next_commands(workspace, recovery)
+        ),
+        events=events,
+        broken=ledger.events.find_break(recovery.id) or "",
+        verification=verification,
+        gap_ids=ledger.recoveries.gap_ids(recovery.id),
+    )
+
+
+def read_progress(
+    workspace: Workspace, recovery: Recovery, steps: Sequence[StepRecord] | None = None
+) -> dict[str, Any]:
+    """How far it is now."""
+    ledger = workspace.ledger
+    return describe_progress(
+        ledger.steps.list(recovery.id) if steps is None else steps,
+        ledger.burndown.list(recovery.id),
+        ledger.now(),
+        chunks=ledger.chunks.list(recovery.id),
+        live=recovery.state is RecoveryState.RUNNING,
+    )
+
+
+def _find_verification(
+    workspace: Workspace,
+    recovery: Recovery,
+    events: Sequence[Event],
+    steps: Sequence[StepRecord],
+) -> Verification | None:
+    kind = workspace.kind_of(recovery)
+    record = RecoveryRecord(recovery, workspace.ledger.now(), tuple(events), tuple(steps))
+    found = kind.account(workspace.plan_of(recovery), record).verification
+    return None if found.result == "pending" else found
+
+
+def list_event_lines(events: Iterable[Event], *, hides_bugs: bool = False) -> tuple[EventLine, ...]:
+    """Oldest first; a start whose step was completed says nothing more.
+
+    Args:
+        hides_bugs: the text of an exception that nobody foresaw is left out.
+    """
+    lines = tuple(events)
+    finished = find_finished_starts([(event.action, event.detail) for event in lines])
+    rows = []
+    for number, event in enumerate(lines):
+        if number not in finished:
+            shown = hide_bug(event.detail) if hides_bugs else event.detail
+            action, detail = name_line(event.action, shown)
+            rows.append(EventLine(event.at, event.actor, action, format_detail(detail)))
+    return tuple(rows)
+
+
+def hide_bug(detail: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A detail without the text of an exception that nobody foresaw."""
+    if detail.get("code") != "bug":
+        return detail
+    return {"message": _BUG, **({"step": detail["step"]} if "step" in detail else {})}

@@ -1,0 +1,350 @@
+"""The JSON documents that the command line prints; the tables are drawn from the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Any
+
+from backlogctl.clock import format_time
+from backlogctl.errors import BacklogError, Refused
+from backlogctl.formats import format_count, format_moment, format_plural
+from backlogctl.replay.engine.approval import check_runnable, is_expired
+from backlogctl.replay.engine.cancelling import STANDING
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.values import (
+    InArchive,
+    OnlyThere,
+    PutBack,
+    Readers,
+    Reads,
+    Standing,
+    Telling,
+)
+from backlogctl.values import Event, Gap, Recovery, RecoveryState
+from backlogctl_delivery.visible import escape_text
+
+UNKNOWN = "unknown"
+
+
+def describe_gap(gap: Gap) -> dict[str, Any]:
+    """A gap as `gaps --json` prints it."""
+    return {
+        "id": gap.id,
+        "stream": gap.stream,
+        "partition": gap.partition,
+        "start": gap.start,
+        "end": gap.end,
+        "count": gap.count,
+        "cause": str(gap.cause),
+        "certainty": str(gap.certainty),
+        "state": str(gap.state),
+        "first_time": _at(gap.first_time),
+        "last_time": _at(gap.last_time),
+        "detected_at": _at(gap.detected_at),
+        "topic": gap.topic,
+        "group": gap.group,
+        "reason": gap.reason,
+        "archive": gap.archive,
+        "sequences": None if gap.sequences is None else asdict(gap.sequences),
+    }
+
+
+def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any]:
+    """A recovery as `plan` and `show` print it.
+
+    Where this program cannot read the plan, `problem` says why, and `plan` is what is stored.
+    """
+    common = {
+        "id": recovery.id,
+        "kind": recovery.kind,
+        "stream": recovery.stream,
+        "state": str(recovery.state),
+        "plan_hash": recovery.plan_hash,
+        "topic": recovery.topic,
+        "group": recovery.group,
+        "created_at": _at(recovery.created_at),
+        "approved_by": recovery.approved_by,
+        "approved_identity": recovery.approved_identity,
+        "approval_expires_at": _at(recovery.approval_expires_at),
+        "requested": recovery.requested,
+        "runner": recovery.runner,
+        "injected": recovery.injected,
+        "injects": _may_inject(workspace, recovery),
+        "skipped": recovery.skipped,
+        "detail": dict(recovery.detail),
+    }
+    try:
+        plan, told = workspace.plan_of(recovery), tell_plan(workspace, recovery)
+    except Refused as refused:
+        unread: dict[str, Any] = {
+            "verdict": UNKNOWN,
+            "counts": {},
+            "partitions": [],
+            "warnings": [],
+            "size": None,
+        }
+        return {**common, **unread, "problem": str(refused), "plan": dict(recovery.plan)}
+    return {
+        **common,
+        **told.document,
+        "warnings": list(told.warnings),
+        "other_groups": list(told.other_groups),
+        "other_groups_unknown": told.others_unknown or None,
+        "size": told.size,
+        "planned_by": asdict(plan.planned_by),
+        "planned_at": format_time(plan.planned_at),
+    }
+
+
+def _may_inject(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether its kind sends messages; what was sent counts where the kind is not known."""
+    if recovery.kind not in workspace.kinds.names():
+        return bool(recovery.injected)
+    return workspace.kind_of(recovery).traits.injects
+
+
+def tell_plan(workspace: Workspace, recovery: Recovery) -> Telling:
+    """The plan for every renderer.
+
+    Raises:
+        Refused: this program does not know its kind, or cannot read its plan.
+    """
+    kind = workspace.kind_of(recovery)
+    told: Telling = kind.tell(workspace.plan_now(recovery), recovery)
+    return told
+
+
+def preview_plan(workspace: Workspace, recovery: Recovery) -> Telling:
+    """The plan for the operator's terminal, with a few messages where its kind shows some.
+
+    Raises:
+        Refused: this program does not know its kind, or cannot read its plan.
+    """
+    told = tell_plan(workspace, recovery)
+    kind = workspace.kind_of(recovery)
+    rows = kind.preview(workspace, workspace.plan_of(recovery), recovery)
+    return replace(told, facts=(*told.facts, *rows))
+
+
+def describe_run(
+    workspace: Workspace, recovery: Recovery, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A recovery as `run` prints it: what this run did, by its kind."""
+    kind = workspace.kind_of(recovery)
+    return {
+        **run,
+        "id": recovery.id,
+        "kind": recovery.kind,
+        "state": str(recovery.state),
+        "counts": kind.count_run(kind.read_plan(recovery), recovery, run.get("counts") or {}),
+        "stream": recovery.stream,
+    }
+
+
+def describe_event(event: Event) -> dict[str, Any]:
+    """One line of a recovery's record."""
+    return {
+        "sequence": event.sequence,
+        "at": _at(event.at),
+        "actor": event.actor,
+        "action": event.action,
+        "detail": dict(event.detail),
+        "hash": event.hash,
+    }
+
+
+def list_next_commands(workspace: Workspace, recovery: Recovery) -> list[str]:
+    """What an operator would type next; nothing where this program cannot read the plan."""
+    if _is_unread(workspace, recovery):
+        return []
+    if recovery.requested == "cancel":
+        # Asked for, and not carried out yet: that is what any run would do.
+        return [f"backlogctl cancel {recovery.id}"]
+    match recovery.state:
+        case RecoveryState.APPROVED if is_expired(recovery):
+            return [f"backlogctl approve {recovery.id} --by NAME"]
+        case RecoveryState.PLANNED:
+            if _is_refused(workspace, recovery):
+                return []  # its warnings say why it may not run
+            return [f"backlogctl approve {recovery.id} --by NAME"]
+        case RecoveryState.FAILED if recovery.detail.get("code") == "plan_stale":
+            return [f"backlogctl cancel {recovery.id}"]
+        case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:
+            return [f"backlogctl run {recovery.id}"]
+        case RecoveryState.PAUSED:
+            held = recovery.detail.get("why") in ("operator", "canary")
+            word = "resume" if held else "run"
+            return [f"backlogctl {word} {recovery.id}"]
+    return []
+
+
+def _is_unread(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether this program does not know the kind, or cannot read the plan."""
+    try:
+        workspace.plan_of(recovery)
+    except Refused:
+        return True
+    return False
+
+
+def _is_refused(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether the plan cannot be approved as it is."""
+    try:
+        check_runnable(workspace, recovery)
+    except Refused:
+        return True
+    return False
+
+
+def _at(moment: datetime | None) -> str | None:
+    return None if moment is None else format_time(moment)
+
+
+# How a recovery stands: who reads, who is stopped, what is only in a temporary topic, what next.
+#
+# One value for the terminal, JSON, the scheduler and the page; each draws the same lines.
+
+Document = Mapping[str, Any]
+
+
+def make_standing(
+    workspace: Workspace,
+    recovery: Recovery,
+    readers: Readers,
+    *,
+    stopped: str = "",
+    only_there: OnlyThere | None = None,
+    put_back: PutBack | None = None,
+    archive: InArchive | None = None,
+    problem: str = "",
+) -> Standing:
+    """With what is told of every kind in the same way."""
+    ledger = workspace.ledger
+    runner = ledger.leases.find_runner(recovery.id)
+    running = recovery.state is RecoveryState.RUNNING and runner is not None
+    commands = list_next_commands(workspace, recovery)
+    if running and not recovery.requested:
+        commands = [f"backlogctl show {recovery.id} --watch"]
+    return Standing(
+        recovery=recovery.id,
+        kind=recovery.kind,
+        state=recovery.state,
+        runner=None if runner is None else str(runner),
+        readers=readers,
+        stopped=stopped,
+        only_there=only_there,
+        retention_held=tuple(
+            f"{name} of topic {hold.topic}"
+            + (" (not in force: somebody changed it)" if hold.in_force is False else "")
+            for hold in ledger.holds.list(holder=recovery.id)
+            for name in sorted(hold.raised)
+        ),
+        put_back=put_back,
+        next_commands=tuple(commands),
+        problem=problem,
+        at=ledger.now(),
+        archive=archive,
+    )
+
+
+def find_standing(
+    workspace: Workspace, recovery: Recovery, *, ask: bool = True
+) -> dict[str, Any] | None:
+    """The document of a recovery's standing; None where it changed nothing, or all is settled.
+
+    Raises:
+        Refused: this program does not know the kind, or cannot read its plan.
+    """
+    if not workspace.ledger.steps.list(recovery.id):
+        return None
+    if not ask and (last := workspace.ledger.events.list(recovery.id)[-1]).action == STANDING:
+        return dict(last.detail)  # nothing has happened since
+    found: Standing = workspace.kind_of(recovery).describe_standing(workspace, recovery, ask=ask)
+    return None if found.is_settled else found.to_json()
+
+
+def list_open_standings(workspace: Workspace, stream: str) -> list[dict[str, Any]]:
+    """Of the stream's recoveries that stop consumers and are not at an end."""
+    found = []
+    states = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
+    for recovery in workspace.ledger.recoveries.list(stream, states):
+        if not recovery.stops_consumers:
+            continue
+        try:
+            standing = find_standing(workspace, recovery)
+        except BacklogError:
+            continue  # another program's: `recoveries` shows it
+        if standing is not None:
+            found.append(standing)
+    return found
+
+
+def list_lines(standing: Document) -> list[tuple[str, str]]:
+    """What is told, as (name, sentence), without the next command."""
+    lines = [
+        ("recovery", _say_state(standing)),
+        ("reads", _say_readers(standing)),
+        ("stopped", standing["stopped"] or "nobody"),
+    ]
+    if standing["temporary"] is not None:
+        lines.append(("only in the temporary topic", _say_only_there(standing["temporary"])))
+    if (archive := standing.get("archive")) is not None:
+        many = format_plural(archive["messages"], "message")
+        only = "" if archive["is_only_there"] else "; the topic has them too"
+        lines.append(("in the archive", f"{many}, in {archive['location']}{only}"))
+    if standing["put_back"] is not None:
+        back = standing["put_back"]
+        lines.append(
+            ("put back", f"{back['done']:,} of {format_plural(back['planned'], 'message')}")
+        )
+    else:
+        held = standing["retention_held"]
+        lines.append(("retention", f"held: {', '.join(held)}" if held else "not held by it"))
+    if standing["problem"]:
+        lines.append(("unknown because", standing["problem"]))
+    return lines
+
+
+def say_standing(standing: Document) -> str:
+    """The same as one text of several lines, for a log or a message."""
+    lines = [f"{name}: {told}" for name, told in list_lines(standing)]
+    lines += [f"next: {command}" for command in standing["next_commands"]]
+    return "\n".join(map(escape_text, lines))
+
+
+def _say_state(standing: Document) -> str:
+    told = f"{standing['kind']} {standing['recovery']} is {standing['state']}"
+    if standing["runner"]:
+        return f"{told}; {standing['runner']} works on it"
+    return f"{told}; nobody works on it" if standing["state"] == "running" else told
+
+
+def _say_readers(standing: Document) -> str:
+    originals, recovery = standing["originals"], standing["recovery_consumers"]
+    ours = "an unknown number of recovery consumers"
+    if recovery is not None:
+        ours = format_plural(recovery, "recovery consumer")
+    theirs = "the group's own consumers"
+    if originals is not None:
+        theirs = f"{format_plural(originals, 'member')} of the original group"
+    return {
+        Reads.NOBODY: "nobody",
+        Reads.ORIGINALS: theirs,
+        Reads.RECOVERY: ours,
+        Reads.BOTH: f"{theirs}, and {ours}",
+        Reads.UNKNOWN: "unknown",
+    }[Reads(standing["reads"])]
+
+
+def _say_only_there(only: Document) -> str:
+    messages, last = only["messages"], only["last"]
+    if messages == 0:
+        return f"nothing; all of topic {only['topic']} is handled"
+    if messages is not None:
+        return f"at most {format_plural(messages, 'message')}, in topic {only['topic']}"
+    if last is None:
+        return f"unknown; topic {only['topic']} was never read"
+    at = format_moment(last["at"])
+    return f"unknown; {format_count(last['messages'])} at {at}, when topic {only['topic']} was read"

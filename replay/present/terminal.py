@@ -1,0 +1,503 @@
+"""Numbers and tables for people; every table is drawn from the JSON document of its verb.
+
+Names, reasons and errors come from elsewhere: they are put into `Text`, never into markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+
+from backlogctl.formats import (
+    format_count,
+    format_duration,
+    format_moment,
+    format_plural,
+    format_rate,
+)
+from backlogctl.replay.engine.values import Count, Telling
+from backlogctl.replay.engine.values import Table as PlanTable
+from backlogctl.replay.present.document import RecoveryDocument, list_event_lines
+from backlogctl.replay.present.layout import Facts, Framed, Table, Text, make_line, print_line, tell
+from backlogctl.replay.present.progress import name_step
+from backlogctl.replay.present.status import UNKNOWN, list_lines
+from backlogctl.values import Event, Recovery
+
+Document = Mapping[str, Any]
+
+_STYLES = {
+    "exact": "bold green",
+    "covering": "bold green",
+    "within": "green",
+    "chosen": "green",
+    "archives": "green",
+    "verified": "bold green",
+    "ok": "green",
+    "healthy": "green",
+    "approved": "green",
+    "injected": "green",
+    "lost": "bold red",
+    "failed": "bold red",
+    "open": "bold red",
+    "surplus": "bold red",
+    "loses": "bold red",
+    "wins": "bold green",
+    "cancelled": "dim",
+    "rejected": "dim",
+    "waived": "dim",
+    "losing": "bold red",
+    "stop": "bold red",
+    "stall": "bold red",
+    "rewind": "bold red",
+    "beyond_end": "bold red",
+    "unknown": "magenta",
+}
+
+
+def style_word(word: str) -> Text:
+    """A state or verdict in its colour."""
+    return Text(word, style=_STYLES.get(word, "yellow"))
+
+
+def draw_status(document: Document) -> RenderableType:
+    """`status`: one block a stream."""
+    blocks: list[RenderableType] = []
+    for stream in document["streams"]:
+        blocks.extend(_draw_stream(stream))
+    return Group(*blocks) if blocks else tell("no streams in the configuration", "yellow")
+
+
+def _draw_stream(stream: Document) -> list[RenderableType]:
+    head = Text(str(stream["stream"]), style="bold")
+    head.append(f"  read by {stream['group']}  ", style="dim")
+    head.append_text(style_word(str(stream["verdict"])))
+    if stream.get("error"):
+        return [
+            head,
+            tell(f"  {stream['error']['message']}", "red", hang=2),
+            *_draw_standings(stream),
+        ]
+    blocks: list[RenderableType] = [head]
+    if stream.get("sentence"):
+        blocks.append(tell(str(stream["sentence"]), "bold"))
+    if stream.get("share"):
+        blocks.append(_draw_share(stream["share"]["partitions"]))
+    else:
+        blocks.append(_draw_lags(stream["partitions"]))
+    blocks += draw_members(stream.get("members"))
+    blocks += draw_warnings(stream.get("warnings", ()))
+    blocks += [tell(f"→ {way}", hang=2) for way in stream.get("ways", ())]
+    blocks += _draw_standings(stream)
+    for command in stream.get("next_commands", ()):
+        blocks.append(_draw_next(str(command)))
+    if stream.get("page"):
+        blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
+    return [*blocks, Text()]
+
+
+def _draw_share(rows: Sequence[Document]) -> Table:
+    """A share group's partitions: it has no committed offsets."""
+    table = Table("#part.", "#start offset", "#not acknowledged, at most")
+    for row in rows:
+        cells = (row["start"], row["lag"])
+        told = ("unknown" if cell is None else format_count(cell) for cell in cells)
+        table.add(str(row["partition"]), *told)
+    return table
+
+
+def draw_members(group: Document | None) -> list[RenderableType]:
+    """Who is in the group; nothing where that was not asked."""
+    if group is None:
+        return []
+    if group["error"]:
+        return [tell(f"members: unknown: {group['error']['message']}", "magenta", hang=2)]
+    if not group["members"]:
+        return [Text("members: none", style="dim")]
+    table = Table("member", "=host", "partitions", "=last commit")
+    for one in group["members"]:
+        others = f" and {', '.join(one['other_topics'])}" if one["other_topics"] else ""
+        table.add(
+            one["client_id"] + (f" (static {one['instance']})" if one["instance"] else ""),
+            one["host"],
+            (", ".join(map(str, one["partitions"])) or "none") + others,
+            "not seen" if one["last_commit"] is None else format_moment(one["last_commit"]),
+        )
+    lines: list[RenderableType] = [table]
+    if group["unassigned"]:
+        told = ", ".join(map(str, group["unassigned"]))
+        lines += draw_warnings([f"nobody is assigned partition {told}"])
+    if group["rebalancing_samples"]:
+        lines += draw_warnings(
+            [
+                f"{group['rebalancing_samples']} of the {group['samples']} samples of the window "
+                "saw the group rebalance"
+            ]
+        )
+    return lines
+
+
+def _draw_standings(stream: Document) -> list[RenderableType]:
+    blocks: list[RenderableType] = []
+    for standing in stream.get("standings", ()):
+        blocks += [draw_standing(standing), *map(_draw_next, standing["next_commands"])]
+    return blocks
+
+
+def _draw_lags(rows: Sequence[Document]) -> Table:
+    """What no partition has takes no room."""
+    extra = {
+        "drained in": "seconds_to_drain",
+        "loss in": "seconds_to_loss",
+        "kept for": "seconds_retained",
+    }
+    shown = {title: name for title, name in extra.items() if any(row[name] for row in rows)}
+    table = Table(
+        "#part.",
+        "#log start",
+        "#committed",
+        "#end",
+        "#lag",
+        "#behind",
+        "#lost at most",
+        *(f"#{title}" for title in shown),
+        "=",
+    )
+    for row in rows:
+        lost = row["lost"]
+        table.add(
+            str(row["partition"]),
+            f"{row['log_start']:,}",
+            "none" if row["committed"] is None else f"{row['committed']:,}",
+            f"{row['end']:,}",
+            format_count(row["lag"]),
+            format_duration(row["lag_seconds"]),
+            Text(format_count(lost), style="bold red" if lost else ""),
+            *(_color_duration(title, row[name]) for title, name in shown.items()),
+            style_word(str(row["verdict"])),
+        )
+    return table
+
+
+def _color_duration(title: str, seconds: float | None) -> Text:
+    return Text(format_duration(seconds), style="bold red" if title == "loss in" else "")
+
+
+def draw_gaps(document: Document) -> RenderableType:
+    """`gaps`: one line a gap."""
+    gaps: Sequence[Document] = document["gaps"]
+    if not gaps:
+        if document["warnings"]:
+            # What may be lost is told below; it is no gap before that is known.
+            return tell("no gaps on record; not all is known yet:", "yellow")
+        return tell("no gaps: nothing is known to be lost", "green")
+    by_stream: dict[str, list[Document]] = {}
+    for gap in gaps:
+        by_stream.setdefault(str(gap["stream"]), []).append(gap)
+    blocks: list[RenderableType] = []
+    for stream, found in by_stream.items():
+        head = Text(stream, style="bold")
+        head.append(f"  read by {found[0]['group']}", style="dim")
+        blocks += [head, _draw_gaps_of(found)]
+    live = [gap for gap in gaps if gap["state"] == "open"]
+    total = sum(gap["count"] or 0 for gap in live)
+    summary = Text(f"{len(live)} open, at most ")
+    summary.append(format_count(total), style="bold red" if total else "bold")
+    summary.append(f" {'message' if total == 1 else 'messages'} lost")
+    kept = [
+        gap for gap in gaps if gap.get("archive") and gap["state"] not in ("verified", "waived")
+    ]
+    if kept:
+        waiting = format_plural(sum(gap["count"] or 0 for gap in kept), "message")
+        summary.append(f"; at most {waiting} in archives, not put back yet")
+    return Group(*blocks, summary)
+
+
+def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
+    table = Table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
+    for gap in gaps:
+        table.add(
+            str(gap["id"]),
+            str(gap["partition"]),
+            _say_offsets(gap),
+            "unknown" if gap["count"] is None else f"≤ {format_count(gap['count'])}",
+            _say_cause(gap),
+            style_word(str(gap["state"])),
+        )
+    return table
+
+
+def _say_offsets(gap: Document) -> str:
+    if gap["sequences"]:
+        return "none"  # they never reached the topic
+    if gap["count"] is None:
+        return "unknown"
+    return f"{gap['start']:,}–{gap['end'] - 1:,}"
+
+
+def _say_cause(gap: Document) -> str:
+    told = f"{gap['cause']}, {gap['certainty']}".replace("_", " ")
+    if named := gap["sequences"]:
+        told += f"; sequence {named['first']:,}–{named['last']:,} of {named['producer']}"
+    return f"{told}; in archive {gap['archive']}" if gap.get("archive") else told
+
+
+def draw_recoveries(document: Document) -> RenderableType:
+    """`recoveries`: one line a recovery."""
+    rows: Sequence[Document] = document["recoveries"]
+    if not rows:
+        return Text("no recoveries yet", style="dim")
+    several = ["=kind"] if len({row["kind"] for row in rows}) > 1 else []
+    table = Table(
+        "=recovery",
+        *several,
+        "stream",
+        "=state",
+        "=verdict",
+        "#messages",
+        "#injected",
+        "=planned",
+    )
+    for row in rows:
+        table.add(
+            row["id"],
+            *([row["kind"]] if several else []),
+            row["stream"],
+            style_word(row["state"]),
+            style_word(row["verdict"]),
+            format_count(row["size"]),
+            format_count(row["injected"] if row["injects"] else None),
+            # The id holds the year.
+            f"{format_moment(row['created_at'])[5:16]}Z",
+        )
+    return table
+
+
+def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
+    """What to know, a sentence each."""
+    return [tell(f"! {warning}", "yellow", hang=2) for warning in warnings]
+
+
+def draw_events(events: Sequence[Event]) -> RenderableType:
+    """A recovery's record: when, who, what; `--json` has every line and every detail."""
+    table = Table("=when", "who", "what", "")
+    for line in list_event_lines(events):
+        table.add(format_moment(line.at)[5:], line.actor, line.action, line.detail)
+    return table
+
+
+def say_done(console: Console, name: str, state: str, rest: str) -> None:
+    """One line about what was done: what it is, its state in colour, and the rest."""
+    line = Text.assemble((name, "bold"), " ", style_word(state), rest)
+    print_line(console, line)
+
+
+def draw_standing(standing: Document) -> RenderableType:
+    """How a recovery stands, and the next command."""
+    grid = Facts()
+    for name, told in list_lines(standing):
+        grid.add(name, told)
+    return Group(Text("how things stand", style="bold"), grid)
+
+
+def print_next(console: Console, *commands: str) -> None:
+    """Says which command comes next."""
+    for command in commands:
+        console.print(Group(_draw_next(command)), crop=False)
+
+
+def _draw_next(command: str) -> Text:
+    return make_line(Text.assemble(("next: ", "dim"), (command, "bold cyan")))
+
+
+# How far a recovery is, for a terminal: what is left, how fast it goes, the steps.
+
+_WIDTH = 98
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BAR_CELLS = 36
+
+
+def draw_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
+    """How far it is, from `describe_progress`: what is left, how fast it goes, the steps."""
+    parts: list[RenderableType] = []
+    if down := progress["burndown"]:
+        parts.append(_draw_left(down, live=progress["live"]))
+    if sent := progress["injection"]:
+        grid = Facts()
+        grid.add("put back", _draw_bar(sent["injected"], sent["staged"]))
+        if rate := sent["injected_per_second"]:
+            left = f", done in about {format_duration(sent['eta_seconds'])}"
+            grid.add("", f"{format_rate(rate)}{left if sent['eta_seconds'] else ''}")
+        parts.append(grid)
+    parts.append(_draw_steps(progress["steps"]))
+    title = Text("progress", style="bold")
+    if progress["step"]:
+        title = Text.assemble(("now: ", "bold"), (name_step(progress["step"]), "bold cyan"))
+    return Framed(title, parts, width)
+
+
+def _draw_left(down: Document, *, live: bool) -> RenderableType:
+    total = down["handled"] + down["left"]
+    grid = Facts()
+    grid.add("handled", _draw_bar(down["handled"], total))
+    if len(down["curve"]) > 1:
+        curve = Text(_draw_curve(down["curve"]), style="cyan")
+        curve.append(f"  {format_count(down['left'])} left", "bold")
+        curve.append(f" after {format_duration(down['seconds'])}", "dim")
+        grid.add("unread", curve)
+    grid.add("topic", _draw_flow(down["source_lag"], "relayed", down, live=live))
+    grid.add("temporary", _draw_flow(down["temporary_lag"], "handled", down, live=live))
+    if live and down["consumers"] is not None:
+        grid.add("running", format_plural(down["consumers"], "recovery consumer"))
+    if live:
+        eta = down["eta_seconds"]
+        if not down["left"]:
+            told = Text("drained", style="bold green")
+        elif eta is None:
+            told = Text("not yet known when it is drained", style="dim")
+        elif eta < 1:
+            told = Text("drained in a moment", style="bold green")
+        else:
+            told = Text.assemble("drained in about ", (format_duration(eta), "bold green"))
+        grid.add("", told)
+    return grid
+
+
+def _draw_bar(done: int, total: int) -> Text:
+    share = done / total if total else 1.0
+    full = round(share * _BAR_CELLS)
+    return Text.assemble(
+        ("━" * full, "green"),
+        ("━" * (_BAR_CELLS - full), "bright_black"),
+        (f" {int(share * 100)} %", "bold"),
+        f"  {format_count(done)} of {format_count(total)}",
+    )
+
+
+def _draw_flow(left: int, verb: str, down: Document, *, live: bool) -> Text:
+    told = Text.assemble((format_count(left), "bold"), f" left, {format_count(down[verb])} {verb}")
+    rate = down[f"{verb}_per_second"]
+    if live and rate:
+        told.append(f", {format_rate(rate)}", style="cyan")
+    return told
+
+
+def _draw_curve(values: Sequence[int]) -> str:
+    top = max(values)
+    if not top:
+        return _BLOCKS[0] * len(values)
+    # What is not yet zero is drawn higher than zero.
+    return "".join(
+        _BLOCKS[0 if not value else max(1, round(value / top * (len(_BLOCKS) - 1)))]
+        for value in values
+    )
+
+
+def _draw_steps(steps: Sequence[Document]) -> RenderableType:
+    if not steps:
+        return Text("no step has begun", style="dim")
+    table = Table("", "=step", "=began", "#took", "")
+    marks = {"done": ("✓", "green"), "running": ("▶", "cyan"), "stopped": ("■", "yellow")}
+    for step in steps:
+        mark, style = marks[step["state"]]
+        again = f"{step['attempts']} attempts" if step["attempts"] > 1 else ""
+        table.add(
+            Text(mark, style=style),
+            Text(name_step(step["step"]), style="bold" if step["state"] == "running" else ""),
+            format_moment(step["started_at"])[11:],
+            format_duration(step["seconds"]),
+            Text(again, style="dim"),
+        )
+    return table
+
+
+# A plan for a terminal.
+
+_SHOWN = 12
+_PLANS_STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "strong": "bold"}
+
+
+def draw_plan(recovery: Recovery, told: Telling) -> RenderableType:
+    """What will be done, why, and what to know before."""
+    parts: list[RenderableType] = [tell(told.summary, "bold")]
+    if told.own_counts:
+        parts.append(_draw_counts(told.own_counts))
+    if told.tables:
+        parts.append(_draw_table(told.tables[0]))
+    parts += [_draw_facts(told), Text(), _draw_answered(recovery, told)]
+    parts += [tell(f"{told.verdict}: {why}", hang=2) for why in told.reasons]
+    if told.warnings:
+        parts += [Text(), *draw_warnings(told.warnings)]
+    return Framed(draw_head(recovery, told.verdict), parts, _WIDTH)
+
+
+def draw_document_plan(document: RecoveryDocument) -> RenderableType:
+    """The plan of a recovery; what is known of it where this program cannot read the plan."""
+    recovery = document.recovery
+    if document.plan is not None:
+        return draw_plan(recovery, document.plan)
+    grid = Facts()
+    grid.add("topic", f"{recovery.topic}, read by group {recovery.group}")
+    _add_approver(grid, recovery)
+    parts: list[RenderableType] = [
+        tell(document.problem, "bold red"),
+        tell(document.hint),
+        Text(),
+        grid,
+    ]
+    return Framed(draw_head(recovery, UNKNOWN), parts, _WIDTH)
+
+
+def draw_head(recovery: Recovery, verdict: str) -> Text:
+    """`r-20261121-0001  expand orders  running  wins`."""
+    return Text.assemble(
+        (recovery.id, "bold"),
+        f"  {recovery.kind} {recovery.stream}  ",
+        style_word(str(recovery.state)),
+        "  ",
+        style_word(verdict.replace("_", " ")),
+    )
+
+
+def _draw_counts(counts: tuple[Count, ...]) -> RenderableType:
+    grid = Facts(is_counted=True)
+    for count in counts:
+        style = "bold" if count.strong else ""
+        grid.add(Text(str(count), style=style), Text(count.words, style=style))
+    return grid
+
+
+def _draw_table(table: PlanTable) -> RenderableType:
+    drawn = Table(*(f"#{name}" for name in table.columns))
+    rows, rest = table.top(_SHOWN)
+    for row in rows:
+        cells: list[str | Text] = list(row.cells)
+        cells[row.toned] = Text(row.cells[row.toned], style=_PLANS_STYLES.get(row.tone, ""))
+        drawn.add(*cells)
+    return Group(drawn, tell(rest, "dim")) if rest else drawn
+
+
+def _draw_facts(told: Telling) -> RenderableType:
+    grid = Facts()
+    for fact in told.facts:
+        grid.add(fact.name, Text(fact.text, style=_PLANS_STYLES.get(fact.tone, "")))
+    return grid
+
+
+def _draw_answered(recovery: Recovery, told: Telling) -> RenderableType:
+    """What an approver answers for."""
+    grid = Facts()
+    for action in told.actions:
+        for number, sentence in enumerate(action.sentences):
+            grid.add("" if number else action.verb, sentence)
+    grid.add("other groups", told.say_others("none reads the topic"))
+    _add_approver(grid, recovery)
+    return grid
+
+
+def _add_approver(grid: Facts, recovery: Recovery) -> None:
+    """Who approved, and what."""
+    if recovery.approved_by:
+        grid.add("approved by", f"{recovery.approved_by} ({recovery.approved_identity})")
+    grid.add("plan hash", recovery.plan_hash)

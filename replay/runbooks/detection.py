@@ -1,0 +1,223 @@
+"""When a detection starts a recovery again that it started before."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from backlogctl.clock import format_time, read_time
+from backlogctl.config import Stream
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.approval import NOBODY
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.values import Gap, GapState, RecoveryState
+
+_FIRST_PAUSE = timedelta(minutes=10)
+_LONGEST_PAUSE = timedelta(hours=6)
+_AGAIN_AFTER = timedelta(days=1)
+
+
+class Came(StrEnum):
+    """What came of the run that was started last."""
+
+    OPEN = "open"  # it is at work, or waits
+    BROKEN = "broken"  # it failed by itself before there was a plan, or was never made
+    ENDED = "ended"  # it came to an end, or a person ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that a detection started; `tries` counts those for the same occasion."""
+
+    occasion: str
+    run_id: str
+    at: datetime
+    tries: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "at": format_time(self.at)}
+
+    @classmethod
+    def read(cls, document: Any) -> Started | None:
+        """Of `to_json`; None where it is something else."""
+        try:
+            return cls(**{**document, "at": read_time(document["at"])})
+        except (TypeError, KeyError, ValueError):
+            return None
+
+
+def decide_start(
+    stream: str, occasion: str, last: Started | None, came: Came, now: datetime
+) -> Started | None:
+    """The run to start now; None: not now.
+
+    One at a time. For the same occasion another one after a day, and after a technical failure with
+    a pause that doubles from ten minutes to six hours.
+
+    Args:
+        came: of `last`.
+    """
+    # By name and day: two detections at once start one.
+    new = Started(occasion, f"detect__{stream}__{occasion}__{now:%Y%m%d}", now)
+    if last is None:
+        return new
+    if came is Came.OPEN:
+        return None
+    if last.occasion != occasion:
+        return new
+    if came is Came.BROKEN:
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(last.tries - 1, 10))
+        if now - last.at < pause:
+            return None
+        tries = last.tries + 1
+        return replace(new, run_id=f"{new.run_id}__{tries}", tries=tries)
+    return new if now - last.at >= _AGAIN_AFTER else None
+
+
+# One look at a stream for a scheduler: its verdict, what is newly lost, and what to do.
+
+# The occasion of a recovery where no gap is open.
+BEHIND = "behind"
+# A plan that was cancelled before anybody approved it.
+CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What one look found.
+
+    Attributes:
+        new_gaps: ids of gaps that were not reported before.
+        newest_gap: id of the gap that was recorded last, reported or not; "" without any.
+        actions: what the verdict suggests, in the order to do it.
+        under_way: recoveries of the stream that are not at an end.
+        declined: the last plan, where a person said no to it lately and nothing was lost since.
+        occasion: what a recovery would be for: the newest open gap, or `behind`.
+        alarming: a new gap, or a loss ahead: worth an event.
+        warnings: what else was seen, one sentence each.
+    """
+
+    stream: str
+    verdict: str
+    course: str
+    sentence: str
+    lag: int | None
+    lost: int | None
+    seconds_to_loss: float | None
+    new_gaps: tuple[str, ...]
+    newest_gap: str
+    actions: tuple[str, ...]
+    under_way: tuple[str, ...]
+    declined: str
+    occasion: str
+    alarming: bool
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None) -> Detection:
+    """Samples and judges a stream; its gaps are in the ledger afterwards.
+
+    Args:
+        told: `newest_gap` of the last report, "" for none: open gaps recorded since then are new,
+            also where `watch` found them first. None: only those that this look finds are.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure, LedgerError.
+    """
+    before = _list_gaps(workspace, stream)
+    seen, entry = look_at_stream(workspace, stream)
+    gaps = _list_gaps(workspace, stream)
+    new = _find_new(gaps, before[-1].id if told is None and before else told or "")
+    return Detection(
+        stream=stream.name,
+        verdict=entry["verdict"],
+        course=entry["course"],
+        sentence=entry["sentence"],
+        lag=entry["lag"],
+        lost=entry["lost"],
+        seconds_to_loss=entry["seconds_to_loss"],
+        new_gaps=new,
+        newest_gap=gaps[-1].id if gaps else "",
+        actions=choose_actions(
+            workspace, stream, Verdict(entry["course"]), entry["lag"] or 0, seen.sample.topic_id
+        ),
+        under_way=tuple(
+            recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, ACTIVE)
+        ),
+        declined=find_declined(workspace, stream),
+        occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND),
+        alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
+        warnings=tuple(entry["warnings"]),
+    )
+
+
+def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:
+    """In the order of their ids, in which they were recorded."""
+
+    def rank(gap: Gap) -> tuple[str, int]:
+        day, _, number = gap.id.rpartition("-")
+        return day, int(number)
+
+    return sorted(workspace.ledger.gaps.list(stream=stream.name), key=rank)
+
+
+def _find_new(gaps: list[Gap], told: str) -> tuple[str, ...]:
+    """The open ones after the one that was reported last; all where the ledger does not have it."""
+    ids = [gap.id for gap in gaps]
+    after = ids.index(told) + 1 if told in ids else 0
+    return tuple(gap.id for gap in gaps[after:] if gap.state is GapState.OPEN)
+
+
+def choose_actions(
+    workspace: Workspace, stream: Stream, course: Verdict, lag: int, topic_id: str
+) -> tuple[str, ...]:
+    """What `auto` means now: offload first what can still be saved, then rebuild what is lost.
+
+    A gap that cannot be rebuilt asks for nothing: it stays open until a person waives it. One that
+    waits in an archive may be put back by day too, where a person asks for `auto`.
+
+    Args:
+        topic_id: that the topic has now.
+    """
+    return tuple(
+        kind.name
+        for kind in workspace.kinds
+        if kind.suggest(workspace.ledger, stream, course, lag, topic_id)
+    )
+
+
+def should_plan(workspace: Workspace, stream: Stream, found: Detection) -> bool:
+    """Whether a scheduler starts a recovery by itself (`auto_plan`)."""
+    quiet = not found.under_way and not found.declined
+    return stream.auto_plan and bool(found.actions) and quiet and _is_bad(workspace, found)
+
+
+def find_declined(workspace: Workspace, stream: Stream) -> str:
+    """The stream's last plan, where a person said no to it; "" where it may be asked again.
+
+    That is: after `guards.approval_expires`, after a new loss, or where nobody had answered.
+    """
+    ledger = workspace.ledger
+    last = next(reversed(ledger.recoveries.list(stream.name)), None)
+    if last is None or last.state is not RecoveryState.REJECTED:
+        return ""
+    # A plan that another took the place of, or that did not come to its end, has no answer.
+    answered = last.detail.get("by", NOBODY) != NOBODY or last.detail.get("why") == CANCELLED
+    at = ledger.events.list(last.id)[-1].at
+    lost = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
+    since = any(gap.detected_at > at for gap in lost)
+    recent = ledger.now() - at < workspace.config.guards.approval_expires
+    return last.id if answered and recent and not since else ""
+
+
+def _is_bad(workspace: Workspace, found: Detection) -> bool:
+    """Something will be lost, or is; what waits in an archive is neither: it is for the night."""
+    repairs = any(workspace.kinds.get(name).traits.repairs_gaps for name in found.actions)
+    return (repairs and found.occasion != BEHIND) or Verdict.LOSING in (found.verdict, found.course)

@@ -1,0 +1,560 @@
+"""The overview: every stream, worst first; other groups that are not well; recoveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from backlogctl.config import Config, Stream
+from backlogctl.errors import LedgerError
+from backlogctl.formats import format_count, format_duration, format_plural
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
+from backlogctl.monitoring.watch.look import judge_stored, with_stopped_warning
+from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.web.deliveries import DeliveryLook, LookBackStatus
+from backlogctl.replay.web.page.words import is_stale
+from backlogctl.values import Recovery, RecoveryState
+
+if TYPE_CHECKING:
+    from backlogctl_delivery.lookback.admin import Count
+    from backlogctl_delivery.outbox.admin import OutboxStatus
+
+
+# Outboxes and look-back on the overview: a word, a sentence and the next command for each.
+
+
+class Standing(StrEnum):
+    """How an outbox or look-back stands, worst first."""
+
+    PARKED = "parked"
+    LATE = "late"
+    UNKNOWN = "unknown"
+    OK = "ok"
+
+
+_ORDER = {standing: number for number, standing in enumerate(Standing)}
+STANDINGS: Mapping[Standing, str] = {
+    Standing.PARKED: "a message was given up, and waits for somebody",
+    Standing.LATE: "a message waits for longer than is configured as late",
+    Standing.UNKNOWN: "its database does not answer, or was not asked yet",
+    Standing.OK: "nothing waits, or not for long",
+}
+_LOOK_BACK_WORDS: Mapping[str, str] = {
+    "prepared": "undecided",
+    "committed": "without a prepared message",
+    "forwarding": "to be sent",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRow:
+    """One outbox, or look-back.
+
+    Attributes:
+        waits: how many wait, by state; states that none is in are left out.
+        oldest: seconds since the oldest that waits was added; None where none waits.
+        parked: None where it is unknown.
+        incidents: records of look-back that did not fit.
+        taken_at: when it was looked at last; None before that.
+    """
+
+    name: str
+    about: str
+    standing: Standing
+    sentence: str
+    commands: tuple[str, ...]
+    waits: tuple[tuple[str, int], ...] = ()
+    oldest: float | None = None
+    parked: int | None = None
+    incidents: int = 0
+    taken_at: datetime | None = None
+
+
+def list_rows(config: Config, looks: Sequence[DeliveryLook]) -> tuple[DeliveryRow, ...]:
+    """Worst first."""
+    rows = [_make_row(config, look) for look in looks]
+    return tuple(sorted(rows, key=lambda row: _ORDER[row.standing]))
+
+
+def _make_row(config: Config, look: DeliveryLook) -> DeliveryRow:
+    if look.status is None:
+        return _tell_unknown(config, look)
+    if isinstance(look.status, LookBackStatus):
+        assert config.look_back is not None
+        return _tell_look_back(config, look, look.status, config.look_back.late)
+    return _tell_outbox(config, look, look.status, config.outboxes[look.outbox].late)
+
+
+def _describe(config: Config, look: DeliveryLook) -> tuple[str, str]:
+    """Its name, and what it is."""
+    if look.outbox:
+        return look.outbox, f"outbox, sent to cluster {config.outboxes[look.outbox].cluster}"
+    assert config.look_back is not None
+    return "look-back", f"topic {config.look_back.topic} of cluster {config.look_back.cluster}"
+
+
+def _tell_unknown(config: Config, look: DeliveryLook) -> DeliveryRow:
+    status = f"outbox status --outbox {look.outbox}" if look.outbox else "lookback status"
+    sentence = look.problem or "not looked at yet"
+    commands = (f"backlogctl {status}",) if look.problem else ()
+    name, about = _describe(config, look)
+    return DeliveryRow(name, about, Standing.UNKNOWN, sentence, commands, taken_at=look.taken_at)
+
+
+def _tell_outbox(
+    config: Config, look: DeliveryLook, status: OutboxStatus, late: timedelta
+) -> DeliveryRow:
+    oldest, waiting = status.oldest_waiting_seconds, status.waiting
+    listing = f"backlogctl outbox list --outbox {look.outbox}"
+    commands: tuple[str, ...] = ()
+    if status.parked:
+        standing, commands = Standing.PARKED, (f"{listing} --state parked",)
+        holds = "It holds" if status.parked == 1 else "They hold"
+        sentence = f"{_count_parked(status.parked)} {holds} up later ones of the same key."
+        if waiting:
+            sentence += f" {format_plural(waiting, 'other')} {_wait(waiting)}{_since(oldest)}."
+    elif oldest is not None and oldest > late.total_seconds():
+        standing, commands = Standing.LATE, (listing,)
+        sentence = (
+            f"{format_plural(waiting, 'message')} {_wait(waiting)} to be sent{_since(oldest)}: "
+            "does `backlogctl outbox run` run, and does Kafka answer?"
+        )
+    elif waiting:
+        standing = Standing.OK
+        is_ = "is" if waiting == 1 else "are"
+        sentence = f"{format_plural(waiting, 'message')} {is_} about to be sent."
+    else:
+        standing, sentence = Standing.OK, "All that was committed is sent."
+    name, about = _describe(config, look)
+    waits = (("pending", status.pending), ("in progress", status.in_progress))
+    return DeliveryRow(
+        *(name, about, standing, sentence, commands),
+        waits=tuple(one for one in waits if one[1]),
+        oldest=oldest,
+        parked=status.parked,
+        taken_at=look.taken_at,
+    )
+
+
+def _tell_look_back(
+    config: Config, look: DeliveryLook, status: LookBackStatus, late: timedelta
+) -> DeliveryRow:
+    counts = {str(one.state): one for one in status.counts}
+    waiting = [counts[state] for state in _LOOK_BACK_WORDS if counts[state].messages]
+    parked = counts["parked"].messages
+    overdue = [one for one in waiting if (one.oldest_seconds or 0) > late.total_seconds()]
+    total = sum(one.messages for one in waiting)
+    commands: tuple[str, ...] = ()
+    if parked:
+        standing, commands = Standing.PARKED, ("backlogctl lookback list --state parked",)
+        sentence = (
+            f"{_count_parked(parked)} Nobody asks about {'it' if parked == 1 else 'them'}, and "
+            "nothing is sent, until somebody resumes."
+        )
+        if total:
+            sentence += f" {format_plural(total, 'other')} {_wait(total)}."
+    elif overdue:
+        standing = Standing.LATE
+        worst = max(overdue, key=lambda one: one.oldest_seconds or 0)
+        sentence = _tell_overdue(worst)
+        commands = (f"backlogctl lookback list --state {worst.state}",)
+    elif total:
+        standing = Standing.OK
+        sentence = _tell_waiting(counts)
+    else:
+        standing, sentence = Standing.OK, "No transaction is open; what was committed is sent."
+    name, about = _describe(config, look)
+    return DeliveryRow(
+        *(name, about, standing, sentence, commands),
+        waits=tuple((_LOOK_BACK_WORDS[str(one.state)], one.messages) for one in waiting),
+        oldest=max((one.oldest_seconds or 0.0 for one in waiting), default=None),
+        parked=parked,
+        incidents=status.incidents,
+        taken_at=look.taken_at,
+    )
+
+
+def _tell_waiting(counts: Mapping[str, Count]) -> str:
+    """What is under way, and not late."""
+    open_ = counts["prepared"].messages + counts["committed"].messages
+    sent = counts["forwarding"].messages
+    parts = [
+        f"{format_plural(open_, 'message')} {_wait(open_)} for a transaction to end."
+        if open_
+        else "",
+        f"{format_plural(sent, 'message')} {'is' if sent == 1 else 'are'} about to be sent."
+        if sent
+        else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _tell_overdue(count: Count) -> str:
+    messages, since = format_plural(count.messages, "message"), _since(count.oldest_seconds)
+    wait = _wait(count.messages)
+    match str(count.state):
+        case "prepared":
+            return (
+                f"{messages} {wait} for a decision{since}: does `backlogctl lookback run` run, and "
+                "do the services answer?"
+            )
+        case "forwarding":
+            committed = "was committed" if count.messages == 1 else "were committed"
+            return (
+                f"{messages} that {committed} {wait} to be sent{since}: "
+                "does `backlogctl lookback run` run, and does Kafka answer?"
+            )
+    return (
+        f"{messages} {wait} for the prepared message{since}: its decision has come, and it has not."
+    )
+
+
+def _count_parked(parked: int) -> str:
+    """A sentence of its own."""
+    return f"{format_count(parked)} {'message is' if parked == 1 else 'messages are'} parked."
+
+
+def _wait(count: int) -> str:
+    return "waits" if count == 1 else "wait"
+
+
+def _since(seconds: float | None) -> str:
+    return "" if seconds is None else f", the oldest for {format_duration(seconds)}"
+
+
+# The status of each stream: from the board where there is one, else from the ledger's samples.
+
+NextCommand = Callable[[Recovery], str]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream as the page shows it.
+
+    Attributes:
+        status: None where nobody has looked at it yet.
+        failing: why the last look failed; "" where it did not.
+        commands: what to type next, the most urgent first; none where nothing is to be done.
+        checkup: what the doctor found; None before its first look.
+        members: of the group, where somebody has to look at it.
+        sequence: None where its numbers are not looked at, or not yet.
+    """
+
+    name: str
+    cluster: str
+    topic: str
+    group: str
+    status: GroupStatus | None
+    failing: str = ""
+    stale: bool = False
+    commands: tuple[str, ...] = ()
+    recoveries: tuple[Recovery, ...] = field(default=())
+    checkup: Checkup | None = None
+    members: tuple[MemberLook, ...] | None = None
+    sequence: SequenceLook | None = None
+
+    @property
+    def pressing(self) -> tuple[Finding, ...]:
+        """What the doctor found that loses messages or stops a recovery."""
+        findings = () if self.checkup is None else self.checkup.findings
+        return tuple(one for one in findings if one.needs_somebody)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Its verdict; `unknown` where there is no status."""
+        if self.status is None:
+            return Verdict.UNKNOWN
+        return self.status.verdict
+
+    @property
+    def urgency(self) -> tuple[int, float, int]:
+        """Sorts the page, the greatest first: by severity, by time to loss, by lag."""
+        severity = self.verdict.severity
+        if self.failing or self.stale:
+            severity = max(severity, Verdict.UNKNOWN.severity)
+        loss = None if self.status is None else self.status.seconds_to_loss
+        lag = (self.status.lag or 0) if self.status else 0
+        return severity, -(float("inf") if loss is None else loss), lag
+
+
+class StoredStatuses:
+    """Judges the ledger's samples; again only when there is a new one, or a gap changed."""
+
+    def __init__(self, ledger: Ledger, config: Config) -> None:
+        self._ledger = ledger
+        self._config = config
+        self._known: dict[str, tuple[object, GroupStatus | None]] = {}
+
+    def find(self, stream: Stream, now: datetime) -> GroupStatus | None:
+        """None where there is no sample.
+
+        Raises:
+            LedgerError.
+        """
+        newest = self._ledger.samples.latest(stream.name)
+        if newest is None:
+            return None
+        key = (newest, self._ledger.gaps.list(stream.name))
+        known = self._known.get(stream.name)
+        if known is None or known[0] != key:
+            known = (key, judge_stored(self._ledger, stream, self._config.watch, now))
+            self._known[stream.name] = known
+        # Not kept: it changes without a new sample.
+        return None if known[1] is None else with_stopped_warning(self._ledger, known[1])
+
+
+class Statuses:
+    """Reads statuses for one request."""
+
+    def __init__(
+        self, stored: StoredStatuses, config: Config, board: Board | None, now: datetime
+    ) -> None:
+        self._stored = stored
+        self._config = config
+        self._seen = BoardState() if board is None else board.seen
+        self._now = now
+
+    @property
+    def seen(self) -> BoardState:
+        """The board as it was when the request came."""
+        return self._seen
+
+    def find(self, stream: Stream, *, ledger_answers: bool = True) -> GroupStatus | None:
+        """A stream's status; None where nobody looked at it yet.
+
+        Raises:
+            LedgerError.
+        """
+        found = self._seen.streams.get(stream.name)
+        if found is not None or not ledger_answers:
+            return found
+        return self._stored.find(stream, self._now)
+
+    def view(
+        self,
+        stream: Stream,
+        recoveries: tuple[Recovery, ...] = (),
+        commands: Mapping[str, str] | None = None,
+        *,
+        ledger_answers: bool = True,
+    ) -> StreamView:
+        """A stream with all that the overview says about it.
+
+        Args:
+            recoveries: the stream's active ones.
+            commands: the next command of each of them, by id.
+        """
+        status = self.find(stream, ledger_answers=ledger_answers)
+        stale = status is not None and is_stale(
+            status.taken_at, self._now, self._config.watch.interval
+        )
+        return StreamView(
+            name=stream.name,
+            cluster=stream.cluster,
+            topic=stream.topic,
+            group=stream.group,
+            status=status,
+            failing=self._seen.failing.get((stream.cluster, stream.name), ""),
+            stale=stale,
+            commands=choose_commands(stream.name, status, recoveries, commands or {}, self._now),
+            recoveries=recoveries,
+            checkup=self._seen.checkups.get(stream.name),
+            members=self._seen.members.get(stream.name),
+            sequence=self._seen.sequences.get(stream.name),
+        )
+
+
+def choose_commands(
+    stream: str,
+    status: GroupStatus | None,
+    recoveries: tuple[Recovery, ...],
+    commands: Mapping[str, str],
+    now: datetime,
+) -> tuple[str, ...]:
+    """What on-call would type next about a stream; none where nothing needs it.
+
+    Messages that will be lost come before a recovery, unless that is what drains them right now.
+    """
+    urgent: tuple[str, ...] = ()
+    if status is not None and Verdict.LOSING in (status.verdict, status.course):
+        urgent = status.next_commands[:1]
+        if any(_is_draining(recovery, now) for recovery in recoveries):
+            urgent = ()
+    for recovery in recoveries:
+        if command := commands.get(recovery.id):
+            return (*urgent, command)
+    if status is None:
+        return (f"backlogctl status {stream}",)
+    return status.next_commands[:1]
+
+
+def shorten_commands(
+    next_commands: Callable[[Recovery], list[str]], clock: Callable[[], datetime]
+) -> NextCommand:
+    """One command of a recovery; for one that somebody runs right now, how to watch it."""
+
+    def choose(recovery: Recovery) -> str:
+        if recovery.state is RecoveryState.RUNNING and has_runner(recovery, clock()):
+            return f"backlogctl show {recovery.id} --watch"
+        return next(iter(next_commands(recovery)), "")
+
+    return choose
+
+
+def has_runner(recovery: Recovery, now: datetime) -> bool:
+    """Whether somebody runs it right now."""
+    return recovery.lease_until is not None and recovery.lease_until > now
+
+
+def _is_draining(recovery: Recovery, now: datetime) -> bool:
+    return (
+        has_runner(recovery, now)
+        and recovery.stops_consumers
+        and recovery.state is RecoveryState.RUNNING
+    )
+
+
+MOST_GROUPS = 20
+MOST_RECOVERIES = 20
+FINISHED_SINCE = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRow:
+    """A recovery in a list; `command` is "" where nothing is to be done."""
+
+    recovery: Recovery
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All that the first page shows.
+
+    Attributes:
+        counts: how many streams have each verdict, worst first.
+        groups: of groups that are no stream's and not ok, worst first; `more_groups` are left out.
+        blind: clusters whose groups cannot be listed, and why.
+        deliveries: outboxes and look-back, worst first; none where none is configured.
+        tool: what the doctor found about the tool itself; None before its first look.
+        unseen: of clusters what may not be read, and the command that tells what grants it.
+        ledger_error: why the ledger does not answer; None where it does.
+    """
+
+    streams: tuple[StreamView, ...]
+    counts: tuple[tuple[Verdict, int], ...]
+    groups: tuple[GroupStatus, ...]
+    more_groups: int
+    watched_groups: int
+    left_out: int
+    blind: tuple[tuple[str, str], ...]
+    unseen: tuple[tuple[str, str], ...]
+    recoveries: tuple[RecoveryRow, ...]
+    more_recoveries: int
+    deliveries: tuple[DeliveryRow, ...]
+    tool: Checkup | None
+    ledger_error: LedgerError | None
+
+
+def read_overview(
+    ledger: Ledger,
+    config: Config,
+    statuses: Statuses,
+    next_command: NextCommand,
+    now: datetime,
+    deliveries: Sequence[DeliveryLook] = (),
+) -> Overview:
+    """Reads it; a ledger that does not answer leaves what the board knows."""
+    recoveries: tuple[Recovery, ...] = ()
+    failed: LedgerError | None = None
+    try:
+        recoveries = _list_recoveries(ledger, now)
+        views = _view_streams(config, statuses, recoveries, next_command)
+    except LedgerError as error:
+        failed = error
+        views = tuple(
+            statuses.view(stream, ledger_answers=False) for stream in config.streams.values()
+        )
+    views = tuple(sorted(views, key=lambda view: (*(-n for n in view.urgency), view.name)))
+    groups = find_troubled(statuses.seen)
+    passes = statuses.seen.clusters.values()
+    newest = sorted(recoveries, key=lambda one: (one.state in ACTIVE, one.created_at), reverse=True)
+    return Overview(
+        streams=views,
+        counts=count_verdicts(views),
+        groups=groups[:MOST_GROUPS],
+        more_groups=max(0, len(groups) - MOST_GROUPS),
+        watched_groups=sum(len([g for g in one.groups if not g.stream]) for one in passes),
+        left_out=sum(one.left_out for one in passes),
+        blind=tuple(
+            (cluster, why)
+            for (cluster, stream), why in sorted(statuses.seen.failing.items())
+            if not stream
+        ),
+        unseen=tuple(
+            (str(one), _suggest_acl(config, done.cluster)) for done in passes for one in done.unseen
+        ),
+        recoveries=tuple(
+            RecoveryRow(recovery, next_command(recovery)) for recovery in newest[:MOST_RECOVERIES]
+        ),
+        more_recoveries=max(0, len(newest) - MOST_RECOVERIES),
+        deliveries=list_rows(config, deliveries),
+        tool=statuses.seen.checkups.get(""),
+        ledger_error=failed,
+    )
+
+
+def _suggest_acl(config: Config, cluster: str) -> str:
+    names = (name for name, one in config.streams.items() if one.cluster == cluster)
+    return f"backlogctl acl see {next(names, 'STREAM')} --principal User:NAME"
+
+
+def find_troubled(seen: BoardState) -> tuple[GroupStatus, ...]:
+    """Groups that no stream is about and that are not ok, worst first."""
+    found = [
+        group
+        for one in seen.clusters.values()
+        for group in one.groups
+        if not group.stream and group.verdict is not Verdict.OK
+    ]
+    return tuple(
+        sorted(found, key=lambda g: (-g.verdict.severity, -(g.lag or 0), g.cluster, g.group))
+    )
+
+
+def count_verdicts(views: tuple[StreamView, ...]) -> tuple[tuple[Verdict, int], ...]:
+    """How many streams have each verdict, worst first; verdicts that none has are left out."""
+    counts: dict[Verdict, int] = {}
+    for view in views:
+        counts[view.verdict] = counts.get(view.verdict, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda item: -item[0].severity))
+
+
+def _list_recoveries(ledger: Ledger, now: datetime) -> tuple[Recovery, ...]:
+    active = ledger.recoveries.list(states=ACTIVE)
+    known = {recovery.id for recovery in active}
+    late = ledger.recoveries.list(since=now - FINISHED_SINCE)
+    return (*active, *(recovery for recovery in late if recovery.id not in known))
+
+
+def _view_streams(
+    config: Config,
+    statuses: Statuses,
+    recoveries: tuple[Recovery, ...],
+    next_command: NextCommand,
+) -> tuple[StreamView, ...]:
+    commands: Mapping[str, str] = {one.id: next_command(one) for one in recoveries}
+    return tuple(
+        statuses.view(
+            stream,
+            tuple(one for one in recoveries if one.stream == stream.name and one.state in ACTIVE),
+            commands,
+        )
+        for stream in config.streams.values()
+    )

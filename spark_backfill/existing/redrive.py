@@ -1,0 +1,491 @@
+"""Which messages are meant: by key, and by an SQL expression over what a person sees of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812
+
+from backlogctl.errors import KafkaFailure, PutBackAlready, Refused, StagingError, UsageError
+from backlogctl.formats import Say, format_plural
+from backlogctl.manifests import Manifest, write_manifest
+from backlogctl.spark_backfill.archive.reading import read_archive
+from backlogctl.spark_backfill.evidence.consumed import open_consumed
+from backlogctl.spark_backfill.evidence.injected import InjectedEvidence
+from backlogctl.spark_backfill.existing.labels import (
+    ELSEWHERE,
+    ORDER,
+    PUT_BACK,
+    QUARANTINED,
+    REPLAYS,
+    STAGED,
+    distinguish_letters,
+    label_messages,
+    make_messages,
+    write_errors,
+)
+from backlogctl.spark_backfill.existing.messages import (
+    ORIGINALS_SCHEMA,
+    StillThere,
+    as_originals,
+    read_log,
+)
+from backlogctl.spark_backfill.existing.request import (
+    Named,
+    Origin,
+    RedriveCounts,
+    RedriveOutcome,
+    RedriveRequest,
+    SourcePartition,
+)
+from backlogctl.spark_backfill.failures import (
+    find_condition,
+    find_first_cause,
+    list_secrets,
+    planning_into,
+    translating,
+)
+from backlogctl.spark_backfill.messages.rules import check_expression
+from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
+from backlogctl.spark_backfill.placing.placement import EXCLUDE, INCLUDE
+from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
+from backlogctl.spark_backfill.spark.frames import make_empty, make_rows, mark_within
+from backlogctl.values import Chunk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# More as one expression are slower than a join.
+_FEW = 50
+_WHOLE = "__message"
+WHERE_HINT = (
+    "an SQL condition over key, value (text), headers['NAME'], partition, offset, time, such as "
+    "\"get_json_object(value, '$.status') = 'PAID'\""
+)
+
+
+def select_keys(frame: DataFrame, keys: Sequence[bytes]) -> DataFrame:
+    """Messages of these keys; of every key where there are none."""
+    if not keys:
+        return frame
+    if len(keys) <= _FEW:
+        return frame.where(F.col("key").isin([bytearray(key) for key in keys]))
+    rows = make_rows(frame.sparkSession, [(key.hex(),) for key in sorted(set(keys))], "hex string")
+    wanted = rows.select(F.unhex("hex").alias("__key"))
+    return frame.join(F.broadcast(wanted), F.col("key") == F.col("__key"), "left_semi")
+
+
+def select_where(frame: DataFrame, where: str) -> DataFrame:
+    """Messages for which the expression is true; NULL is not."""
+    return _view(frame).where(where).select(f"{_WHOLE}.*") if where else frame
+
+
+def check_where(spark: SparkSession, where: str, *, is_masked: bool) -> None:
+    """Refuses an expression that Spark does not take, before anything is read.
+
+    Args:
+        is_masked: the expression may hold what the stream's `mask` hides, and is not quoted.
+
+    Raises:
+        UsageError: names the expression.
+    """
+    if not where:
+        return
+    subject = "--where" if is_masked else f"--where {where}"
+    view = _view(make_empty(spark, ORIGINALS_SCHEMA))
+    try:
+        made = F.expr(where)
+        view.where(made).schema  # noqa: B018 - Spark looks at the names and types
+        analysed = view.select(made)._jdf.queryExecution().analyzed()
+    except PySparkException as error:
+        cause = find_first_cause(error)[0].split(" SQLSTATE")[0]
+        if is_masked:
+            cause = f"{find_condition(error) or type(error).__name__} (not quoted: `mask`)"
+        raise UsageError(
+            f"is not an SQL condition that Spark takes: {cause}",
+            subject=subject,
+            hint=WHERE_HINT,
+        ) from None
+    if why := check_expression(analysed):
+        raise UsageError(why, subject=subject, hint=WHERE_HINT)
+
+
+def _view(frame: DataFrame) -> DataFrame:
+    """What the expression sees, and the message beside it."""
+    names, values = F.reverse(F.col("headers.name")), F.reverse(F.col("headers.value"))
+    distinct = F.array_distinct(names)
+    # The last header of a name; a map with a name twice is an error.
+    last = F.transform(
+        distinct, lambda name: F.element_at(values, F.array_position(names, name).cast("int"))
+    )
+    return frame.select(
+        F.struct("*").alias(_WHOLE),
+        F.col("key").cast("string").alias("key"),
+        F.col("value").cast("string").alias("value"),
+        F.map_from_arrays(distinct, F.transform(last, lambda raw: raw.cast("string"))).alias(
+            "headers"
+        ),
+        F.col("source_partition").alias("partition"),
+        F.col("source_offset").alias("offset"),
+        F.timestamp_millis("timestamp").alias("time"),
+    )
+
+
+# The plan of a redrive: messages that exist are read once, chosen, frozen and staged (P9).
+
+_MOST_NAMES = 20
+_SHOWN = 5
+_LONGEST_NAME = 249
+
+
+def plan_redrive(
+    spark: SparkSession,
+    request: RedriveRequest,
+    *,
+    progress: Say | None = None,
+    limits: ChunkLimits | None = None,
+) -> RedriveOutcome:
+    """Reads the messages once and stages those that are put back. Changes nothing in Kafka.
+
+    Raises:
+        UsageError: the expression is wrong.
+        Refused: there is nothing to put back, or too much.
+        KafkaFailure, StagingError: something could not be read or written.
+    """
+    check_where(spark, request.where, is_masked=bool(request.stream.mask))
+    _refuse_far_too_many(request)
+    log = PlanLog(progress or (lambda line: None), spark)
+    with planning_into(str(request.directory)), log.telling():
+        work = prepare_staging(request.staging_root, request.directory)
+        with log.timed("reading", f"reading {_name_source(request)}"):
+            read, frozen = _freeze(spark, request, work / "matched")
+            if request.origin_kind is Origin.DEAD_LETTERS:
+                with translating("compare the letters", subject=request.topic, kind=StagingError):
+                    frozen = distinguish_letters(frozen)
+        with log.timed("comparing", "looking for what was put back already"):
+            injected = _freeze_injected(spark, request)
+            frozen, uncertain = _keep_waiting(frozen, request, injected)
+            handled = _read_handled(spark, request, work) if request.is_unhandled else None
+            labelled = label_messages(frozen, injected.collect_keys(), request, handled)
+            path = str(work / "labels")
+            with translating("compare the messages", subject=path, kind=StagingError):
+                labelled.drop("key", "value", "headers").write.parquet(path)
+            labels = spark.read.parquet(path)
+            counts = _count(labels, read)
+            slots = _count_slots(labels)
+        _require_some(request, counts)
+        with log.timed("staging", f"staging {format_plural(counts.staged, 'message')}"):
+            chunks = stage_messages(
+                _take_staged(frozen, labels, counts),
+                order=("segment", *ORDER),
+                counts=slots,
+                recovery_id=request.recovery_id,
+                directory=request.directory,
+                limits=limits,
+            )
+            if request.origin_kind is Origin.DEAD_LETTERS:
+                write_errors(labels, request.directory)
+        outcome = _finish(request, labels, counts, slots, chunks, work, log)
+        return replace(outcome, uncertain=uncertain)
+
+
+def _freeze_injected(spark: SparkSession, request: RedriveRequest) -> InjectedEvidence:
+    """What earlier recoveries put back: in the target still, read from it, or lost again.
+
+    Raises:
+        Refused: an id list is missing.
+    """
+    there = StillThere(
+        spark, request.client_properties, request.target, request.starts, request.prior
+    )
+    evidence = InjectedEvidence(spark, request.staging_root, request.prior, request.lost, there)
+    evidence.freeze()
+    return evidence
+
+
+def _keep_waiting(
+    frozen: DataFrame, request: RedriveRequest, injected: InjectedEvidence
+) -> tuple[DataFrame, int]:
+    """Of an archive what waits in it, or was lost again; and how many of the latter may have been
+    read, taken or not (`source.edge`)."""
+    if request.waiting is None:
+        return frozen, 0
+    place = {"partition": "source_partition", "offset": "source_offset"}
+    marked = mark_within(frozen, request.waiting, "waits", **place)
+    if not injected.has_lost_again:
+        return marked.where("waits").drop("waits"), 0
+    edge = request.stream.source.edge if request.stream.source else None
+    take = {INCLUDE: F.lit(True), EXCLUDE: F.col("sure")}.get(edge or "", F.col("likely"))
+    again = injected.collect_lost_again().select(
+        F.col("key").alias("message_id"), "sure", take.alias("take")
+    )
+    joined = marked.join(F.broadcast(again), "message_id", "left")
+    uncertain = joined.where(~F.col("sure")).count()
+    # What waits is taken too where it was put back before, but not what stays as it was read.
+    wanted = F.coalesce("take", "waits")
+    return joined.where(wanted).drop("waits", "sure", "take"), uncertain
+
+
+def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame:
+    """The consumer's own table, now: it may have handled them since they were found."""
+    source = request.stream.source
+    assert source is not None
+    assert source.consumed is not None
+    path = work / "handled"
+    with open_consumed(
+        spark, request.sources, source.consumed, request.stream.name, path
+    ) as evidence:
+        evidence.freeze()
+        return evidence.collect_keys()
+
+
+def _name_source(request: RedriveRequest) -> str:
+    if request.archived is not None:
+        return f"archive {request.archived.manifest.recovery_id}"
+    return f"topic {request.topic}"
+
+
+def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[int, DataFrame]:
+    """How many messages the ranges and times hold, and a copy of those that match.
+
+    What follows comes from this copy: nothing that happens to the source meanwhile changes it.
+    """
+    frame, seen = _read(spark, request), Observation()
+    observed = frame.observe(seen, F.count(F.lit(1)).alias("read"))
+    matched = select_where(select_keys(observed, request.keys), request.where)
+    hint = WHERE_HINT if request.where else ""
+    what = f"read {_name_source(request)}"
+    if request.where:
+        what += " with --where" + ("" if request.stream.mask else f" {request.where}")
+    with translating(
+        what,
+        subject=_name_source(request),
+        hint=hint,
+        kind=KafkaFailure if request.archived is None else StagingError,
+        secrets=list_secrets(request.client_properties),
+        hides_data=bool(request.where),
+    ):
+        made = make_messages(matched, request)
+        made.write.option("parquet.enable.dictionary", "false").parquet(str(path))
+        return int(seen.get["read"]), spark.read.parquet(str(path))
+
+
+def _read(spark: SparkSession, request: RedriveRequest) -> DataFrame:
+    if request.archived is not None:
+        at = request.archived
+        frame = as_originals(read_archive(spark, at.location, at.manifest, request.ranges))
+    else:
+        frame = read_log(spark, request.client_properties, request.topic, request.ranges)
+    if request.since is not None:
+        frame = frame.where(F.col("timestamp") >= round(request.since.timestamp() * 1000))
+    if request.until is not None:
+        frame = frame.where(F.col("timestamp") < round(request.until.timestamp() * 1000))
+    return frame
+
+
+def _refuse_far_too_many(request: RedriveRequest) -> None:
+    """Before a copy is made of a whole topic. Half of the offsets may be control records."""
+    most = request.stream.limits.max_messages
+    offsets = sum(item.count for item in request.ranges)
+    if request.keys or request.where or request.since or request.until or offsets <= 2 * most:
+        return
+    if request.origin_kind is not Origin.DEAD_LETTERS:
+        raise _refuse_too_many(request, f"at most {offsets}")
+
+
+def _refuse_too_many(request: RedriveRequest, count: str) -> Refused:
+    return Refused(
+        f"{count} messages are more than `limits.max_messages` "
+        f"({request.stream.limits.max_messages})",
+        subject=f"stream {request.stream.name}",
+        hint="raise the limit, or choose fewer: --since, --until, --offsets, --key, --where",
+    )
+
+
+def _take_staged(frozen: DataFrame, labels: DataFrame, counts: RedriveCounts) -> DataFrame:
+    """What is sent of the frozen copy."""
+    if counts.staged == counts.read - counts.filtered:
+        return frozen  # all of it, so that nothing is joined
+    place = ["source_partition", "source_offset"]
+    return frozen.join(labels.where(F.col("label") == STAGED).select(*place), place, "left_semi")
+
+
+def _count(labels: DataFrame, read: int) -> RedriveCounts:
+    letter = F.col("error_class").isNotNull()
+    here = letter & (F.col("label") != ELSEWHERE)
+    nowhere = F.col("home_offset").isNull()
+    row = labels.agg(
+        F.count(F.lit(1)).alias("matched"),
+        F.count_if(here & (F.col("replayed") > 0)).alias("came_back"),
+        F.count_if(here & nowhere & F.col("origin_topic").isNotNull()).alias("unreadable"),
+        F.count_if(here & F.col("origin_topic").isNull()).alias("unnamed"),
+    ).collect()[0]
+    by_label = {r["label"]: r["count"] for r in labels.groupBy("label").count().collect()}
+    return RedriveCounts(
+        read=read,
+        filtered=read - row["matched"],
+        came_back=row["came_back"],
+        unreadable=row["unreadable"],
+        unnamed=row["unnamed"],
+        **by_label,
+    )
+
+
+def _count_slots(labels: DataFrame) -> dict[int, int]:
+    staged = labels.where(F.col("label") == STAGED).groupBy("slot").count().collect()
+    return {row["slot"]: row["count"] for row in staged}
+
+
+def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
+    subject = f"stream {request.stream.name}"
+    if counts.staged > request.stream.limits.max_messages:
+        raise _refuse_too_many(request, str(counts.staged))
+    if counts.staged:
+        return
+    why = {
+        "filtered": "match no --key or --where" if request.waiting is None else "are not lost",
+        "elsewhere": "are dead letters of other topics",
+        "put_back": "are put back already",
+        "handled": "were handled since",
+        "replays": "were put back too often (`--allow replays` takes them)",
+        "quarantined": f"are larger than topic {request.target} allows",
+    }
+    told = [f"{n} {words}" for name, words in why.items() if (n := getattr(counts, name))]
+    what = f"there is nothing to put back: {format_plural(counts.read, 'message')} read" + (
+        f", {', '.join(told)}" if told else ""
+    )
+    if request.gaps and counts.read == counts.put_back + counts.handled + counts.filtered:
+        reason = "put back already" + (", or handled" if request.is_unhandled else "")
+        shown = [f'`backlogctl waive {gap} --reason "{reason}"`' for gap, _ in request.gaps]
+        more = f"; and {len(shown) - _SHOWN} more gaps" if len(shown) > _SHOWN else ""
+        hint = f"close what is on record: {'; '.join(shown[:_SHOWN])}{more}"
+        raise PutBackAlready(what, subject=subject, hint=hint)
+    raise Refused(
+        what,
+        subject=subject,
+        hint="; ".join(request.told)
+        or "check the bounds and filters; times are those of the messages",
+    )
+
+
+def _finish(
+    request: RedriveRequest,
+    labels: DataFrame,
+    counts: RedriveCounts,
+    slots: Mapping[int, int],
+    chunks: tuple[Chunk, ...],
+    work: Path,
+    log: PlanLog,
+) -> RedriveOutcome:
+    """Writes the manifest, the last file of a plan, and throws the working files away."""
+    errors, elsewhere, stripped = _describe_letters(request, labels)
+    origin: dict[str, Any] = {
+        **request.origin,
+        "stream": request.stream.fingerprint(),
+        "from": str(request.origin_kind),
+        "topic_id": request.topic_id,
+        "ranges": [asdict(item) for item in request.ranges],
+    }
+    outcome = RedriveOutcome(
+        recovery_id=request.recovery_id,
+        counts=counts,
+        partitions=_describe_partitions(request, labels),
+        slots=slots,
+        errors=errors,
+        elsewhere=elsewhere,
+        stripped=stripped,
+        warnings=tuple(log.warnings),
+        manifest_sha256=write_manifest(
+            request.directory, Manifest(request.recovery_id, request.target, chunks, origin)
+        ),
+        chunks=len(chunks),
+        bytes=sum(chunk.bytes for chunk in chunks),
+        left_open=_find_left_open(request, labels),
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    return outcome
+
+
+def _find_left_open(request: RedriveRequest, labels: DataFrame) -> tuple[str, ...]:
+    """Gaps with a message that is not sent and that nobody handled. Of the log, what was put back
+    for another group counts too: this one has not handled that copy."""
+    if not request.gaps:
+        return ()
+    missing = F.col("label").isin(REPLAYS, QUARANTINED)
+    if request.is_unhandled:
+        missing |= (F.col("label") == PUT_BACK) & F.col("is_copy")
+    rows = labels.where(missing).select("source_partition", "source_offset").collect()
+    return tuple(
+        gap
+        for gap, item in request.gaps
+        if any(
+            item is None
+            or (
+                row["source_partition"] == item.partition
+                and item.start <= row["source_offset"] < item.end
+            )
+            for row in rows
+        )
+    )
+
+
+def _describe_letters(
+    request: RedriveRequest, labels: DataFrame
+) -> tuple[tuple[Named, ...], tuple[Named, ...], tuple[Named, ...]]:
+    """Of dead letters the errors, the topics of others, and what is stripped."""
+    if request.origin_kind is not Origin.DEAD_LETTERS:
+        return (), (), ()
+    staged = labels.where(F.col("label") == STAGED)
+    others = labels.where(F.col("label") == ELSEWHERE)
+    return (
+        _name_most(staged.select(F.col("error_class").alias("name"))),
+        _name_most(others.select(F.col("origin_topic").alias("name"))),
+        _name_most(staged.select(F.explode("stripped").alias("name"))),
+    )
+
+
+def _name_most(names: DataFrame) -> tuple[Named, ...]:
+    """The commonest of the column `name`; the rest together."""
+    found = (
+        names.groupBy(F.substring("name", 1, _LONGEST_NAME).alias("name"))
+        .count()
+        .orderBy(F.desc("count"), "name")
+        .limit(1000)
+        .collect()
+    )
+    named = [Named(row["name"], row["count"]) for row in found[:_MOST_NAMES]]
+    if rest := found[_MOST_NAMES:]:
+        named.append(Named(f"{len(rest)} others", sum(row["count"] for row in rest)))
+    return tuple(named)
+
+
+def _describe_partitions(request: RedriveRequest, labels: DataFrame) -> tuple[SourcePartition, ...]:
+    rows = (
+        labels.groupBy("source_partition")
+        .agg(
+            F.count(F.lit(1)).alias("matched"),
+            F.count_if(F.col("label") == STAGED).alias("staged"),
+            F.min("original_time").alias("first"),
+            F.max("original_time").alias("last"),
+        )
+        .collect()
+    )
+    found = {row["source_partition"]: row for row in rows}
+    whole: dict[int, tuple[int, int]] = {}
+    for item in request.ranges:
+        start, end = whole.get(item.partition, (item.start, item.end))
+        whole[item.partition] = min(start, item.start), max(end, item.end)
+    return tuple(
+        SourcePartition(partition, start, end)
+        if (row := found.get(partition)) is None
+        else SourcePartition(
+            partition, start, end, row["matched"], row["staged"], row["first"], row["last"]
+        )
+        for partition, (start, end) in sorted(whole.items())
+    )

@@ -1,0 +1,517 @@
+"""Freezes what a plan is computed from: the candidate rows, and the messages that survive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from backlogctl.clock import format_time, utc_now
+from backlogctl.errors import ConfigurationError, KafkaFailure, Refused
+from backlogctl.formats import format_plural
+from backlogctl.spark_backfill.evidence import (
+    CONSUMED,
+    INJECTED,
+    LOST,
+    OUTSIDE,
+    QUARANTINED,
+    SURVIVING,
+    ConsumedEvidence,
+    Evidence,
+    InjectedEvidence,
+    SurvivorEvidence,
+    label_candidates,
+)
+from backlogctl.spark_backfill.evidence.archives import (
+    OpenArchive,
+    find_starts,
+    list_stretches,
+    read_survivors,
+)
+from backlogctl.spark_backfill.evidence.survivors import (
+    Holes,
+    LogOffsets,
+    LogSpan,
+    describe_moves,
+    measure_holes,
+    read_offsets,
+)
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.messages.candidates import (
+    SourceAccess,
+    build_candidates,
+    count_rows,
+    drop_duplicates,
+    find_newest,
+    read_rows,
+)
+from backlogctl.spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
+from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, find_windows
+from backlogctl.spark_backfill.placing.placement import (
+    Ground,
+    Placement,
+    describe_unordered,
+    place_candidates,
+)
+from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
+from backlogctl.spark_backfill.proof import describe_unproved, prove_rules, require_proof
+from backlogctl.spark_backfill.request import Proof, RebuildRequest
+from backlogctl.spark_backfill.verdict import (
+    LabelCounts,
+    RebuildVerdict,
+    VerdictBasis,
+    check_identity_unique,
+)
+from backlogctl.values import Certainty, OffsetRange
+
+_SURVIVOR_TRIES = 3
+
+Warn = Callable[[str], None]
+
+
+def freeze_candidates(
+    access: SourceAccess, rules: MessageRules, bounds: Bounds, work: Path, warn: Warn
+) -> DataFrame:
+    """Reads the table once; all that follows comes from this copy (fault 30)."""
+    where = filter_times(access.table, rules.source, bounds, access.timezone)
+    before = count_rows(access, where)
+    rows = read_rows(access, rules, where, rows=before)
+    messages = build_candidates(rows, rules, bounds)
+    unique = access.table.is_unique(rules.source.primary_key)
+    path = str(work / "candidates")
+    hint = "use try_ functions where an expression of the configuration may fail on a row"
+    with translating("read", subject=access.subject, hint=hint, secrets=access.jdbc.secrets):
+        frozen = drop_duplicates(messages, rules, unique=unique)
+        # Nearly every value is another one: a dictionary of them is only work.
+        frozen.write.option("parquet.enable.dictionary", "false").mode("overwrite").parquet(path)
+    after = count_rows(access, where)
+    if before != after:
+        warn(
+            f"rows changed while they were read: {before} before, {after} after; "
+            "what was read is frozen"
+        )
+    return access.spark.read.parquet(path)
+
+
+def freeze_survivors(
+    spark: SparkSession,
+    request: RebuildRequest,
+    rules: MessageRules,
+    ranges: tuple[OffsetRange, ...],
+    work: Path,
+    warn: Warn,
+    archives: Sequence[OpenArchive] = (),
+) -> tuple[SurvivorEvidence, LogOffsets]:
+    """Reads the log after the table, so that a row's message is there if it was ever sent.
+
+    Args:
+        archives: what was moved off the log.
+    """
+    topic, properties = rules.stream.topic, request.client_properties
+    offsets = read_offsets(properties, topic, request.partitions)
+    for left in reversed(range(_SURVIVOR_TRIES)):
+        evidence = SurvivorEvidence(
+            spark=spark,
+            topic=topic,
+            header=rules.source.identity.header,
+            client_properties=properties,
+            starts=offsets.starts,
+            ends=offsets.ends,
+            lost=ranges,
+            work=work / "survivors",
+            restated=rules.fidelity == RESTATED,
+            archived=read_survivors(archives, rules.source.identity.header),
+            archived_starts=find_starts(archives),
+        )
+        try:
+            evidence.freeze()
+        except KafkaFailure:
+            again = read_offsets(properties, topic, request.partitions)
+            if not left or not describe_moves(offsets.starts, again.starts):
+                raise
+            moved = describe_moves(offsets.starts, again.starts)
+            warn(f"retention moved while the log was read, {moved}: read again")
+            offsets = again
+            continue
+        break
+    now = read_offsets(properties, topic, request.partitions)
+    if moved := describe_moves(offsets.starts, now.starts):
+        warn(f"retention moved on meanwhile, {moved}: a new gap may be there")
+    return evidence, offsets
+
+
+# Guards and warnings of a plan, and the basis of its verdict.
+
+# With fewer, no plan is exact: a hundred without an exception mean at most 3 % (rule of three).
+ENOUGH_SURVIVORS = 100
+_SHOWN = 10
+
+
+def check_policy(request: RebuildRequest) -> None:
+    """Refuses what the stream's own rules do not allow, before anything is read."""
+    stream = request.stream
+    source = stream.source
+    subject = f"stream {stream.name}"
+    if source is None:
+        raise ConfigurationError(
+            "has no `source`, so nothing can be rebuilt",
+            subject=subject,
+            hint="name the table that its messages are made from",
+        )
+    compacted = "compact" in request.topic_config.get("cleanup.policy", "")
+    if source.stale == "refuse" and (source.message.key is not None or compacted):
+        raise Refused(
+            f"its topic is {'compacted' if compacted else 'keyed'}, and it is not configured "
+            "what an old message after a newer one means",
+            subject=subject,
+            hint="set `stale: restate` (the newest state of a row) or `stale: events`",
+        )
+    if source.stale == "events" and source.identity.message == "key":
+        raise Refused(
+            "`stale: events` does not go with `identity.message: key`: a surviving event would "
+            "hide a lost one of the same key",
+            subject=subject,
+            hint="identify events by a header",
+        )
+
+
+def find_basis(
+    request: RebuildRequest,
+    rules: MessageRules,
+    ranges: tuple[OffsetRange, ...],
+    spans: tuple[LogSpan, ...],
+    holes: Holes,
+    counts: LabelCounts,
+    proof: Proof,
+    placement: Placement,
+) -> VerdictBasis:
+    """The basis of the verdict: edges, holes, collapsing, the proof."""
+    numbers = placement.gaps
+    return VerdictBasis(
+        blurred=() if placement.consumed else placement.by_time,
+        uncertain=counts.uncertain,
+        evidence={number: str(placement.find_evidence(number)) for number in numbers},
+        differs={number: placement.find_difference(number) for number in numbers},
+        uneven=placement.uneven,
+        unread=_describe_unread(request, rules, counts, placement.unreached),
+        # What the group read of a bounded gap, its own table knows.
+        bounded=not placement.consumed
+        and any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
+        holes=_describe_holes(request, ranges, spans, holes),
+        collapsible=rules.fidelity == RESTATED,
+        # A consumer's own table says which messages without a key were lost, wherever they were.
+        spread=counts.without_home > 0 and not placement.consumed,
+        unordered=describe_unordered(placement, placement.misplaced),
+        ragged=_describe_ragged(placement),
+        unproved=describe_unproved(proof),
+    )
+
+
+def _describe_unread(
+    request: RebuildRequest, rules: MessageRules, counts: LabelCounts, unreached: tuple[int, ...]
+) -> str:
+    """Rows that are sent as they are now, and of which some were not looked at."""
+    if unreached and rules.source.consumed is None:
+        numbers = ", ".join(map(str, unreached[:_SHOWN]))
+        return (
+            f"retention has taken messages of the time around the holes in partitions {numbers}: "
+            "rows of messages that have expired look as if they had never been sent"
+        )
+    if rules.fidelity != RESTATED:
+        return ""
+    if consumed := counts.total(CONSUMED):
+        named = format_plural(consumed, "row")
+        return f"{named} that `consumed` names are not sent: a later change of one is missing"
+    if request.until is not None:
+        return "rows that changed after --until are not sent, also where they changed before it"
+    begun = [gap.first_time for gap in request.gaps if gap.first_time is not None]
+    if request.since is not None and begun and request.since > min(begun):
+        return "--since is later than a loss may have begun: what changed in between is not sent"
+    return ""
+
+
+def _describe_ragged(placement: Placement) -> str:
+    """Rows that were never sent and rows that are gone, as survivors show them."""
+    order = placement.order
+    if order is None or not any(placement.gaps.values()):
+        return ""  # times decide, and the verdict says that
+    if order.compared < ENOUGH_SURVIVORS:
+        return f"only {format_plural(order.compared, 'survivor')} show how the rows are ordered"
+    if not (order.unsent or order.gone):
+        return ""
+    parts = []
+    if order.unsent:
+        parts.append(f"{format_plural(order.unsent, 'row')} without a message")
+    if order.gone:
+        parts.append(f"{format_plural(order.gone, 'message')} without a row")
+    return (
+        f"among {format_plural(order.compared, 'survivor')} are {' and '.join(parts)}: among the "
+        "lost ones there may be as many for each"
+    )
+
+
+def _describe_holes(
+    request: RebuildRequest,
+    ranges: tuple[OffsetRange, ...],
+    spans: tuple[LogSpan, ...],
+    holes: Holes,
+) -> str:
+    """Why offsets need not be messages, judged by the survivors: what is lost cannot be read."""
+    if request.is_unsent:
+        return ""  # its producer counted messages
+    if "compact" in request.topic_config.get("cleanup.policy", ""):
+        return "the topic is compacted"
+    if holes.missing:
+        return f"{holes.missing} of the surviving offsets are control or aborted records"
+    ours = {span.partition: span.first_ours for span in spans}
+    injected = {chunk.slot for chunk in request.prior if chunk.first_offset is None}
+    for item in ranges:
+        first = ours.get(item.partition)
+        if item.partition in injected and (first is None or item.end > first):
+            return "an earlier recovery wrote control records there"
+    if not holes.offsets:
+        return "no message survives that would show control records or holes"
+    return ""
+
+
+def require_messages(
+    request: RebuildRequest,
+    rules: MessageRules,
+    counts: LabelCounts,
+    verdict: RebuildVerdict,
+    proof: Proof,
+    spans: tuple[LogSpan, ...],
+) -> None:
+    """Refuses a plan that proves nothing, or has nothing to send (fault 37)."""
+    subject = f"stream {rules.stream.name}"
+    survivors = sum(span.records_before_ours for span in spans)
+    require_proof(proof, request.allow, subject, survivors=survivors)
+    lost = counts.total(LOST)
+    expected = sum(item.expected for item in verdict.partitions)
+    if not lost:
+        uncertain = sum(counts.uncertain.values())
+        hint = ""
+        if uncertain:
+            hint = (
+                f"`edge: {rules.source.edge}` leaves out all {uncertain} rows that may be lost; "
+                "else "
+            )
+        raise Refused(
+            f"no row was lost among {counts.candidates} candidates, but {expected} offsets are: "
+            f"{counts.total(SURVIVING)} survive, {counts.total(CONSUMED)} were consumed, "
+            f"{counts.total(INJECTED)} injected before, {counts.total(OUTSIDE)} lie in no gap, "
+            f"{counts.total(QUARANTINED)} in quarantine",
+            subject=subject,
+            hint=hint + "check --since and --until, `time_column` and `identity`; or waive the gap",
+        )
+    most = request.stream.limits.max_messages
+    if lost > most:
+        raise Refused(
+            f"{lost} messages are more than `limits.max_messages` ({most})",
+            subject=subject,
+            hint="raise the limit, or plan a shorter time with --since and --until",
+        )
+
+
+def warn_about_index(
+    access: SourceAccess, rules: MessageRules, bounds: Bounds, warnings: list[str]
+) -> None:
+    """Warns where a bounded read cannot use an index."""
+    bounded = bounds.lower is not None or bounds.upper is not None
+    if bounded and rules.source.time_column not in access.table.indexed:
+        warnings.append(
+            f"the time column {rules.source.time_column} of {access.table.label} has no index: "
+            "the whole table is read"
+        )
+
+
+def warn_about_rules(
+    request: RebuildRequest, access: SourceAccess, rules: MessageRules, warnings: list[str]
+) -> None:
+    """Warns where the stream's rules, as they are, can hide a lost message."""
+    source = rules.source
+    if source.consumed is not None and rules.fidelity == RESTATED:
+        warnings.append(
+            "`consumed` says nothing about later changes of the same row: lost messages of rows "
+            "that it names are not rebuilt"
+        )
+    if source.mutable and request.until is not None:
+        warnings.append(
+            "--until leaves out rows that changed after it, also those whose lost message was "
+            "sent before"
+        )
+    column = source.identity.row.column
+    # NULLs would not share a message: rows with one are in quarantine.
+    unique = column is not None and frozenset({column}) in access.table.unique
+    if not source.mutable and source.identity.message == "key" and not unique:
+        warnings.append(
+            f"nothing in {access.table.label} keeps the identity unique: a surviving message of "
+            "another row with the same key would hide a lost one"
+        )
+
+
+def warn_about_rows(
+    counts: LabelCounts,
+    proof: Proof,
+    offsets: LogOffsets,
+    rules: MessageRules,
+    warnings: list[str],
+) -> None:
+    if counts.without_home:
+        warnings.append(
+            f"{counts.without_home} lost messages have no partition that is known (no key, or sent "
+            "while the topic got partitions): they fill what the gaps lack, and totals are compared"
+        )
+    if counts.young:
+        warnings.append(
+            f"{counts.young} lost rows are younger than `margin`: their "
+            "message may still be on its way"
+        )
+    if counts.duplicates:
+        warnings.append(f"{counts.duplicates} rows repeat a primary key: one message for each key")
+    if offsets.undecided:
+        warnings.append(
+            f"{offsets.undecided} offsets belong to open transactions and were not read"
+        )
+    if not proof.compared:
+        warnings.append("no survivor could be compared, so the rules are not proved")
+    elif proof.mutable and proof.equal_values < proof.compared:
+        warnings.append(
+            f"{proof.compared - proof.equal_values} of {proof.compared} compared rows changed "
+            "since their message was sent: lost messages are restated from the rows as they are"
+        )
+
+
+# Finds the lost rows: reads the table and the log, proves the rules, and labels each row (P2).
+
+_MORE_ROWS = 1000
+# So many times the rows are read where those were too few.
+MORE_OFTEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read, and by which rules."""
+
+    spark: SparkSession
+    request: RebuildRequest
+    ranges: tuple[OffsetRange, ...]
+    access: SourceAccess
+    rules: MessageRules
+    consumed: ConsumedEvidence | None
+    log: PlanLog
+    archives: tuple[OpenArchive, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The candidates with their labels, and what they were judged by.
+
+    Attributes:
+        is_short_of_rows: a loss that no sample dates began before the first row that was read.
+    """
+
+    candidates: DataFrame
+    bounds: Bounds
+    offsets: LogOffsets
+    spans: tuple[LogSpan, ...]
+    holes: Holes
+    injected: InjectedEvidence
+    proof: Proof
+    zone: str
+    placement: Placement
+    young_after: str
+    work: Path
+    is_short_of_rows: bool
+
+
+def find_lost(reading: Reading, factor: int) -> Found:
+    """Reads the table, then the log, and labels each row.
+
+    Args:
+        factor: so many times the rows that a loss without a date seems to need.
+    """
+    spark, request, ranges = reading.spark, reading.request, reading.ranges
+    access, rules, consumed, log = reading.access, reading.rules, reading.consumed, reading.log
+    countable = rules.fidelity == ORIGINAL and consumed is None and not request.is_unsent
+    undated = _find_undated(reading, factor) if countable else None
+    windows = find_windows(
+        request.gaps,
+        since=request.since,
+        until=request.until,
+        margin=rules.source.margin,
+        drift=rules.source.drift,
+        mutable=rules.source.mutable,
+        has_consumed=consumed is not None,
+        read_since=request.read_since,
+        countable=countable,
+        undated=undated,
+    )
+    warn_about_index(access, rules, windows.read, log.warnings)
+    work = prepare_staging(request.staging_root, request.directory)
+    with log.timed("candidates", f"reading candidates from {access.table.label}"):
+        candidates = freeze_candidates(access, rules, windows.read, work, log.warnings.append)
+    young_after = format_time(utc_now() - rules.source.drift[0])
+    with log.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
+        survivors, offsets = freeze_survivors(
+            spark, request, rules, ranges, work, log.warnings.append, reading.archives
+        )
+        spans = survivors.measure_spans()
+        prior = (*request.prior, *request.elsewhere)
+        injected = InjectedEvidence(spark, request.staging_root, prior, ranges, survivors)
+        holes = measure_holes(spans, request.prior, injected.list_stretches())
+        # What we put back is in the log as well: the more specific label wins.
+        evidence: list[Evidence] = [injected, survivors, *([consumed] if consumed else [])]
+        for item in evidence:
+            item.freeze()
+    with log.timed("proof", "proving the rules on survivors"):
+        if not access.table.is_unique(_identity_columns(rules)):
+            check_identity_unique(candidates, rules.stream.name)
+        proof, zone = prove_rules(survivors, rules, access, candidates)
+    with log.timed("labels", "finding the lost rows"):
+        ground = Ground(
+            request, rules, windows, ranges, survivors, injected, spans, holes,
+            not describe_unproved(proof), young_after, work, list_stretches(reading.archives),
+        )  # fmt: skip
+        placement = place_candidates(label_candidates(candidates, evidence), ground)
+    undated_partitions = {gap.partition for gap in request.gaps if gap.first_time is None}
+    short = any(placement.beyond.get(number) for number in undated_partitions)
+    return Found(
+        candidates, windows.read, offsets, spans, holes, injected, proof, zone, placement,
+        young_after, work, undated is not None and short,
+    )  # fmt: skip
+
+
+def _find_undated(reading: Reading, factor: int) -> datetime | None:
+    """From when on rows are read where no sample dates a loss: as many as its partition wrote
+    since, and twice that, for partitions that are not written alike."""
+    request, access, rules = reading.request, reading.access, reading.rules
+    gaps = [gap for gap in request.gaps if gap.first_time is None]
+    if not gaps or request.since is not None:
+        return None
+    ends = read_offsets(request.client_properties, rules.stream.topic, request.partitions).ends
+    total = sum(ends.values())
+    rows = max(
+        2 * (ends[gap.partition] - (gap.start or 0)) * total // max(1, ends[gap.partition])
+        for gap in gaps
+    )
+    last = min((gap.last_time for gap in gaps if gap.last_time is not None), default=None)
+    rows = factor * (rows + _MORE_ROWS)
+    found = find_newest(access, rules.source, rows)
+    # At least from before the loss on, else nothing shows how much more is needed.
+    while found is not None and last is not None and found > last:
+        rows *= MORE_OFTEN
+        found = find_newest(access, rules.source, rows)
+    began = "the table's beginning" if found is None else format_time(found)
+    reading.log.warnings.append(
+        f"no sample tells when the loss of {gaps[0].id} began: rows are read from {began} on"
+    )
+    return found
+
+
+def _identity_columns(rules: MessageRules) -> tuple[str, ...]:
+    name = rules.source.identity.row.column
+    return () if name is None else (name,)

@@ -1,0 +1,182 @@
+"""A login or an encryption that is refused is said as such, long before a time-out."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
+from backlogctl.kafka.clients import Properties, make_admin
+from backlogctl.kafka.errors import explain_encryption
+from backlogctl.kafka.group_types import read_group_type
+from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.sandbox.secured import Security
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
+from tests.forwarding import forward
+from tests.kafka_tools import wait_until
+from tests.replay.calling import call_main
+from tests.replay.makers import write_config
+from tests.secured import SecuredKafka, start_secured
+
+WRONG = "not-the-password-at-all"
+GIVEN = 120.0  # seconds that a call may take; none of them is waited for
+SOON = 60.0
+
+CALLS: dict[str, Callable[[Properties], object]] = {
+    "state": lambda p: read_group_state(p, "service", Deadline(GIVEN)),
+    "commits": lambda p: committed_offsets(p, "service", "orders", [0], Deadline(GIVEN)),
+    "metadata": lambda p: read_metadata(p, None, Deadline(GIVEN)),
+    "offsets": lambda p: list_offsets(p, "orders", [0], "latest", deadline=Deadline(GIVEN)),
+    "type": lambda p: read_group_type(p, "service", Deadline(GIVEN)),
+    "rights": lambda p: read_rights(
+        p, [Right(Resource.TRANSACTIONAL_ID, "x", Operation.WRITE, "write")], Deadline(GIVEN)
+    ),
+    "all groups": lambda p: BulkReader(p, seconds=GIVEN).list_groups(),
+}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    with start_secured(tmp_path_factory.mktemp("secured")) as found:
+        make_topic(found.properties, "orders")
+        yield found
+
+
+def make_topic(properties: Properties, name: str) -> None:
+    admin = make_admin(properties)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
+    wait_until(lambda: name in admin.list_topics(timeout=10).topics, what="the topic is there")
+
+
+def fail(call: Callable[[Properties], object], properties: Properties) -> ClusterUnreachable:
+    began = time.monotonic()
+    with pytest.raises(ClusterUnreachable) as caught:
+        call(properties)
+    assert time.monotonic() - began < SOON
+    assert WRONG not in f"{caught.value} {caught.value!r}"
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_password_is_a_refused_login(secured: SecuredKafka, name: str) -> None:
+    properties = secured.login("admin", WRONG)
+    error = fail(CALLS[name], properties)
+    assert isinstance(error, LoginRefused)
+    assert "refused the login of user admin with SCRAM-SHA-512" in error.message
+    assert properties["bootstrap.servers"] in error.message
+    assert "invalid credentials" in error.message
+    assert "sasl.password" in error.hint
+
+
+def test_an_unknown_mechanism_is_said_with_the_known_ones(secured: SecuredKafka) -> None:
+    error = fail(CALLS["state"], {**secured.properties, "sasl.mechanism": "PLAIN"})
+    assert isinstance(error, LoginRefused)
+    assert "with PLAIN" in error.message
+    assert "supported mechanisms: SCRAM-SHA-512" in error.message
+
+
+@pytest.mark.parametrize("name", ["state", "commits", "rights"])
+def test_a_certificate_of_nobody_known(secured: SecuredKafka, name: str, tmp_path: Path) -> None:
+    other = Security.make(tmp_path / "other").ca
+    error = fail(CALLS[name], {**secured.properties, "ssl.ca.location": str(other)})
+    assert isinstance(error, EncryptionRefused)
+    assert "self-signed certificate" in error.message
+    assert str(other) in error.message
+
+
+@pytest.mark.parametrize("name", ["metadata", "type"])
+def test_a_certificate_of_another_host(secured: SecuredKafka, name: str) -> None:
+    host, _, port = secured.properties["bootstrap.servers"].partition(":")
+    with forward("127.0.0.2", (host, int(port))) as elsewhere:
+        error = fail(CALLS[name], {**secured.properties, "bootstrap.servers": elsewhere})
+    assert isinstance(error, EncryptionRefused)
+    assert "not valid for '127.0.0.2'" in error.message
+
+
+@pytest.mark.parametrize("name", ["state", "rights"])
+def test_a_plain_client_on_a_port_with_tls(secured: SecuredKafka, name: str) -> None:
+    address = secured.properties["bootstrap.servers"]
+    error = fail(CALLS[name], {"bootstrap.servers": address})
+    assert isinstance(error, EncryptionRefused)
+    assert f"{address} speaks TLS, and security.protocol is PLAINTEXT" in error.message
+
+
+def test_a_client_with_tls_on_a_plain_port(secured: SecuredKafka, plain: str) -> None:
+    error = fail(CALLS["state"], {**secured.properties, "bootstrap.servers": plain})
+    assert isinstance(error, EncryptionRefused)
+    assert f"{plain} does not speak TLS, and security.protocol is SASL_SSL" in error.message
+
+
+@pytest.fixture
+def plain(secured: SecuredKafka) -> Iterator[str]:
+    """A port that hangs up on what it does not understand, as Kafka's plain one does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with server.accept()[0] as one:
+                        one.recv(1024)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_right_properties_have_nothing_to_explain(secured: SecuredKafka) -> None:
+    address = secured.properties["bootstrap.servers"]
+    assert explain_encryption(secured.properties, address, 10.0) == ""
+    assert explain_encryption(secured.properties, "127.0.0.1:1,no such host:x", 10.0) == ""
+    for call in CALLS.values():
+        call(secured.properties)
+
+
+def test_an_answer_takes_an_old_refusal_back(secured: SecuredKafka) -> None:
+    """A broker that let nobody in for a moment is not blamed for what is slow later."""
+    admin = make_admin(secured.properties)
+    wrong = make_admin(secured.login("admin", WRONG))
+    with pytest.raises(LoginRefused):
+        read_group_state(wrong, "service", Deadline(GIVEN))
+    admin.reports(wrong.reports.refusal)  # type: ignore[arg-type]
+    assert isinstance(admin.find_refusal("x", "ask"), LoginRefused)
+    read_group_state(admin, "service", Deadline(GIVEN))
+    assert admin.find_refusal("x", "ask") is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("gaps",),
+        ("plan", "expand", "orders", "--rate", "5"),
+        ("hold", "orders", "--for", "1h"),
+        ("watch", "--rounds", "1"),
+        ("status", "--cluster", "main", "--group", "service"),
+    ],
+    ids=" ".join,
+)
+def test_each_command_says_so(
+    secured: SecuredKafka, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    stream = {
+        "cluster": "main",
+        "topic": "orders",
+        "group": "service",
+        "consumers": {"launcher": "manual"},
+    }
+    properties = {**secured.properties, "sasl.password": "${env:KAFKA_PASSWORD}"}
+    write_config(tmp_path, clusters={"main": properties}, streams={"orders": stream})
+    code, out, err = call_main(words, tmp_path, {"KAFKA_PASSWORD": WRONG})
+    assert code == 1
+    assert "refused the login of user admin with SCRAM-SHA-512" in err
+    assert "no broker" not in err
+    assert WRONG not in out + err

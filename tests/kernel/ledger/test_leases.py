@@ -1,0 +1,215 @@
+"""Leases: one runner, by the database's clock."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import LeaseHeld, UsageError
+from backlogctl.ledger import Ledger, Owner
+from tests.kernel.ledger.conftest import change
+from tests.kernel.ledger.makers import plan
+
+PAST = "2026-01-01T00:00:00.000000Z"
+HOUR = timedelta(hours=1)  # does not end while the machine stands still
+HOLD = """
+import sys, time
+from datetime import timedelta
+from backlogctl.ledger import Owner, open_ledger
+ledger = open_ledger(sys.argv[1])
+ledger.leases.acquire(sys.argv[2], Owner.current(), timedelta(hours=1))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def far_owner() -> Owner:
+    return replace(Owner.current(), host="elsewhere")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline, pause = Deadline(90), threading.Event()
+    while not condition():
+        assert not deadline.expired
+        pause.wait(0.01)
+
+
+def take_over(ledger: Ledger, raw: Engine, recovery_id: str, new: Owner) -> None:
+    """The lease runs out, and another takes it; its holder may renew it in between."""
+
+    def is_taken() -> bool:
+        change(raw, f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
+        try:
+            ledger.leases.acquire(recovery_id, new, HOUR)
+        except LeaseHeld:
+            return False
+        return True
+
+    wait_until(is_taken)
+
+
+def test_second_runner_is_told_who_holds_it(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    owner = far_owner()
+    assert ledger.leases.holder(recovery.id) is None
+    began = time.monotonic()
+    ledger.leases.acquire(recovery.id, owner, HOUR)
+    ledger.leases.acquire(recovery.id, owner, HOUR)  # one's own again
+    with pytest.raises(LeaseHeld) as caught:
+        ledger.leases.acquire(recovery.id, Owner.current())
+    took = time.monotonic() - began
+    assert f"{recovery.id} is held by elsewhere:{os.getpid()} until 20" in caught.value.message
+    renewed = re.search(r"it was renewed (\d+) s ago", caught.value.message)
+    assert renewed is not None
+    assert int(renewed[1]) <= took + 1
+    holder = ledger.leases.holder(recovery.id)
+    assert holder is not None
+    assert (holder.owner, holder.expired) == (owner, False)
+    assert ledger.recoveries.get(recovery.id).runner == str(owner)
+    ledger.leases.release(recovery.id, Owner.current())  # not ours: nothing happens
+    assert ledger.leases.holder(recovery.id) is not None
+    ledger.leases.release(recovery.id, owner)
+    ledger.leases.acquire(recovery.id, Owner.current())
+    with pytest.raises(LeaseHeld):
+        ledger.leases.renew(recovery.id, owner)
+    with pytest.raises(UsageError):
+        ledger.leases.acquire("r-19700101-0001", owner)
+
+
+def test_two_holders_in_one_process_are_told_apart(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    ledger.leases.acquire(recovery.id, Owner.current(), HOUR)
+    with pytest.raises(LeaseHeld):
+        ledger.leases.acquire(recovery.id, Owner.current())
+
+
+def test_expired_lease_is_taken_over_and_the_old_holder_is_told(
+    ledger: Ledger, raw: Engine
+) -> None:
+    recovery = plan(ledger)
+    old, new = far_owner(), Owner.current()
+    ledger.leases.acquire(recovery.id, old)
+    change(raw, f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
+    ledger.leases.renew(recovery.id, old)  # nobody took it
+    change(raw, f"UPDATE backlog_recoveries SET lease_until = '{PAST}'")
+    ledger.leases.acquire(recovery.id, new)
+    with pytest.raises(LeaseHeld, match=f"held by {new}"):
+        ledger.leases.renew(recovery.id, old)
+    event = ledger.events.list(recovery.id)[-1]
+    assert (event.action, event.detail["why"]) == ("lease taken over", "expired")
+    assert ledger.events.verify_chain(recovery.id)
+
+
+def test_killed_runner_of_this_host_is_replaced_at_once(ledger: Ledger, url: str) -> None:
+    recovery = plan(ledger)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, url, recovery.id], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(LeaseHeld, match=f":{process.pid} until"):
+            ledger.leases.acquire(recovery.id, Owner.current())
+        process.send_signal(signal.SIGSTOP)  # asleep is not dead
+        with pytest.raises(LeaseHeld):
+            ledger.leases.acquire(recovery.id, Owner.current())
+    finally:
+        process.kill()
+        process.communicate(timeout=90)
+    ledger.leases.acquire(recovery.id, Owner.current())
+    assert ledger.events.list(recovery.id)[-1].detail["why"] == "its process is dead"
+
+
+def test_reused_pid_is_not_taken_for_the_holder(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    place, _, ticks = Owner.current().started.rpartition("/")
+    earlier = replace(Owner.current(), started=f"{place}/{int(ticks) - 1}", token="earlier")
+    assert earlier.is_dead()
+    ledger.leases.acquire(recovery.id, earlier)
+    ledger.leases.acquire(recovery.id, Owner.current())
+
+
+def test_process_of_another_host_or_boot_is_not_judged() -> None:
+    me = Owner.current()
+    gone = replace(me, pid=2**22 + 1)
+    assert not me.is_dead()
+    assert gone.is_dead()
+    assert not replace(gone, host="elsewhere").is_dead()
+    assert not replace(gone, started="another-boot/pid:[1]/5").is_dead()
+    assert not replace(gone, started="unknown").is_dead()
+
+
+# An SQLite file is on one machine, with one clock.
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_fault_41_a_wrong_clock_here_does_not_expire_a_lease(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovery = plan(ledger)
+    ledger.leases.acquire(recovery.id, far_owner(), HOUR)
+    from backlogctl import clock
+    from backlogctl.ledger import leases
+
+    ahead = clock.utc_now() + 2 * HOUR
+    for module in (clock, leases):
+        monkeypatch.setattr(module, "utc_now", lambda: ahead)
+    with pytest.raises(LeaseHeld):
+        ledger.leases.acquire(recovery.id, Owner.current())
+
+
+def test_held_lease_is_renewed_and_given_back(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    with ledger.leases.hold(recovery.id, ttl=timedelta(seconds=0.6)) as lease:
+        first = ledger.leases.holder(recovery.id)
+        assert first is not None
+
+        def renewed_past_the_first_end() -> bool:
+            holder = ledger.leases.holder(recovery.id)
+            return holder is not None and holder.renewed_at > first.until
+
+        wait_until(renewed_past_the_first_end)
+        lease.check()
+        wait_until(lambda: not lease.lost)  # between two renewals it may run out
+    assert ledger.leases.holder(recovery.id) is None
+
+
+def test_lost_lease_says_so_and_is_not_given_back(ledger: Ledger, raw: Engine) -> None:
+    recovery = plan(ledger)
+    new = far_owner()
+    with ledger.leases.hold(recovery.id, ttl=timedelta(seconds=0.6)) as lease:
+        take_over(ledger, raw, recovery.id, new)
+        wait_until(lambda: lease.lost)
+        with pytest.raises(LeaseHeld, match="held by elsewhere"):
+            lease.check()
+    holder = ledger.leases.holder(recovery.id)
+    assert holder is not None
+    assert holder.owner == new
+
+
+def test_confirmed_lease_is_that_of_the_database(ledger: Ledger, raw: Engine) -> None:
+    recovery = plan(ledger)
+    with ledger.leases.hold(recovery.id, ttl=HOUR) as lease:
+        lease.confirm()
+        take_over(ledger, raw, recovery.id, far_owner())
+        lease.check()  # nothing was heard of it yet
+        with pytest.raises(LeaseHeld, match="held by elsewhere"):
+            lease.confirm()
+        assert lease.lost
+
+
+def test_body_error_is_not_hidden_by_the_lease(ledger: Ledger) -> None:
+    recovery = plan(ledger)
+    with pytest.raises(RuntimeError, match="mine"), ledger.leases.hold(recovery.id):
+        raise RuntimeError("mine")
+    assert ledger.leases.holder(recovery.id) is None

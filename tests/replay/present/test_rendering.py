@@ -1,0 +1,351 @@
+"""Names, reasons and errors are printed as they are, in narrow and in wide terminals."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from backlogctl.clock import utc_now
+from backlogctl.formats import format_plural
+from backlogctl.monitoring.verdict.status import PartitionStatus
+from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.replay.cli import main
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.present.layout import Bar, spin
+from backlogctl.replay.present.progress import describe_progress
+from backlogctl.replay.present.report import make_report
+from backlogctl.replay.present.report_page import render_page
+from backlogctl.replay.present.status import (
+    describe_gap,
+    describe_recovery,
+    describe_run,
+    tell_plan,
+)
+from backlogctl.replay.present.terminal import (
+    draw_events,
+    draw_gaps,
+    draw_plan,
+    draw_progress,
+    draw_recoveries,
+    draw_status,
+    print_next,
+    say_done,
+)
+from backlogctl.replay.runbooks.descriptions import describe_body
+from backlogctl.replay.web.page.recoveries import read_recovery
+from backlogctl.replay.web.page.rendering import Renderer
+from backlogctl.values import Cause, Certainty, Chunk, Event, Gap, GapState, Recovery, RecoveryState
+from tests.kernel.ledger.makers import NOON
+from tests.replay.expand_makers import make_step, store_expand_plan
+from tests.replay.makers import open_desk, store_approved, store_plan
+
+ODD = "ann [/ops] [red] :smile:"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Workspace:
+    return open_desk(tmp_path)
+
+
+def draw(*things: Any, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    for thing in things:
+        console.print(thing)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def draw_told(desk: Workspace, recovery: Recovery, width: int = 100) -> str:
+    """The plan of a recovery as `plan` and `show` draw it."""
+    return draw(draw_plan(recovery, tell_plan(desk, recovery)), width=width)
+
+
+def make_gap(number: int = 1) -> Gap:
+    return Gap(
+        f"g-20261121-{number:04}",
+        "orders",
+        "main",
+        "orders",
+        ODD,
+        "id",
+        12,
+        1_000_000,
+        2_000_000,
+        Cause.EXPIRED,
+        Certainty.EXACT,
+        GapState.OPEN,
+        None,
+        None,
+        NOON,
+    )
+
+
+def test_foreign_text_is_not_markup(desk: Workspace) -> None:
+    changes: dict[str, Any] = {"warnings": [ODD], "other_groups": [ODD], "deliver": "topic"}
+    quarantine = {"count": 2, "reasons": {ODD: 2}}
+    planned = store_plan(desk, **changes, outcome={"reasons": [ODD], "quarantine": quarantine})
+    recovery = replace(planned, approved_by=ODD, approved_identity=ODD)
+    desk.ledger.events.append(recovery.id, ODD, ODD, {"message": ODD})
+    document = describe_recovery(desk, recovery)
+    events = desk.ledger.events.list(recovery.id)
+    unseen = {"stream": ODD, "group": ODD, "verdict": "unknown", "error": {"message": ODD}}
+    gaps = [{**describe_gap(make_gap()), "cause": ODD, "stream": name} for name in (ODD, "x")]
+    row = {**document, "stream": ODD, "kind": ODD}
+    for thing, times in (
+        (draw_plan(recovery, tell_plan(desk, recovery)), 6),
+        (draw_events(events), 3),
+        (draw_status({"streams": [unseen]}), 3),
+        (draw_gaps({"gaps": gaps}), 3),
+        (draw_recoveries({"recoveries": [row, document]}), 2),
+    ):
+        # Cells may be wrapped: the words are counted, not the whole.
+        assert draw(thing, width=300).count("[/ops]") >= times
+
+
+def test_messages_of_verbs_are_not_markup(
+    desk: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recovery = store_plan(desk).id
+    assert main(["approve", recovery, "--by", ODD]) == 0
+    assert f"approved by {ODD} (" in capfd.readouterr().out
+    assert main(["show", recovery]) == 0
+    assert "[/ops]" in capfd.readouterr().out
+    assert main(["show", "[/ops]"]) == 2
+    assert "recovery [/ops]: there is no such recovery" in capfd.readouterr().err
+
+
+def test_progress_texts_are_not_markup() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with spin(console) as tell:
+        tell(ODD)
+    bar = Bar(console, 10)
+    bar.start()
+    bar.say(ODD)
+    bar.stop()
+    assert "[/ops]" in str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_ids_and_numbers_are_whole(desk: Workspace, width: int) -> None:
+    recovery = store_approved(desk)
+    document = describe_recovery(desk, recovery)
+    document["created_at"] = "2026-11-21T12:00:00.000000Z"
+    several = draw_gaps({"gaps": [describe_gap(make_gap(number)) for number in range(3)]})
+    text = draw(several, draw_recoveries({"recoveries": [document]}), width=width)
+    assert text.count("g-20261121-000") == 3
+    assert text.count("1,000,000–1,999,999") == 3
+    assert text.count("expired, exact") == 3
+    assert recovery.id in text
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_bar_tells_rate_and_time_left_and_how_long_a_phase_takes() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    bar = Bar(console, 1_234_567)
+    bar.start()
+    bar.say("injecting")
+    bar.move(34_567, rate=4999.6, eta=245.0)
+    bar.stop()
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    assert "34,567 of 1,234,567 5,000/s, 4 min 5 s left" in text
+    bar = Bar(console, 1_234_567)
+    bar.start()
+    bar.say("injecting")
+    bar.move(34_567, rate=4999.6)
+    bar.say("reading back")
+    bar.stop()
+    last = str(console.file.getvalue()).rpartition("reading back")[2]  # type: ignore[attr-defined]
+    assert "/s" not in last, "what is read back has no rate, only a time"
+    assert " s" in last
+
+
+def test_one_is_not_several(desk: Workspace) -> None:
+    assert format_plural(1, "message") == "1 message"
+    assert format_plural(12_000, "stream") == "12,000 streams"
+    assert describe_recovery(desk, store_plan(desk))["staging"] == "1 chunk, 1 byte"
+
+
+def write(part: Callable[[Console], None]) -> str:
+    console = Console(file=io.StringIO(), width=40)
+    part(console)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_commands_and_results_are_one_line() -> None:
+    command = "backlogctl plan rebuild a-stream-with-a-long-name --allow surplus"
+    assert write(lambda console: print_next(console, command)) == f"next: {command}\n"
+    told = ": 5 messages are in a topic with a long name, each once"
+    done = write(lambda console: say_done(console, "r-1", str(RecoveryState.VERIFIED), told))
+    assert done == f"r-1 verified{told}\n"
+
+
+def test_a_plan_says_what_its_rules_rebuilt_differently(desk: Workspace) -> None:
+    difference = {"identity": "'7'", "partition": 0, "offset": 3, "what": "value"}
+    difference["detail"] = "differs in [spacing] only"
+    proof = {"matched": 2, "differences": [difference] * 3}
+    drawn = draw_told(desk, store_plan(desk, outcome={"proof": proof}))
+    assert "50.0% of 4 survivors rebuilt as they are" in drawn
+    assert drawn.count("'7': value differs in [spacing] only") == 2
+
+
+def test_status_links_to_the_page() -> None:
+    """Where people reach the page is said under each stream."""
+    part = PartitionStatus(0, 0, 5, 9, 4, None, 0)
+    status = summarize_group(
+        [part],
+        stream="orders",
+        cluster="main",
+        topic="orders",
+        group="g",
+        group_state="stable",
+        taken_at=NOON,
+        written=[True],
+    ).to_json()
+    page = "https://b.example/streams/orders"
+    text = draw(draw_status({"streams": [{**status, "page": page}]}))
+    assert "page: https://b.example/streams/orders" in text
+    assert "orders: 4 behind" in text
+
+
+COUNTS = {
+    "rebuild": {
+        *("expected", "candidates", "surviving", "consumed", "already_injected", "rebuilt"),
+        *("collapsed", "quarantined", "surplus", "shortfall"),
+    },
+    "expand": {"lag", "lost", "canary", "consumers", "temporary_partitions"},
+}
+PARTITION = {"rebuild": {"partition", "expected", "rebuilt"}, "expand": {"partition", "lag"}}
+RUN = {
+    "rebuild": {"injected", "skipped", "quarantined"},
+    "expand": {"relayed", "handled", "drained_per_second"},
+}
+
+
+@pytest.mark.parametrize("kind", ["rebuild", "expand"])
+def test_json_is_what_others_build_on(
+    desk: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    """What `plan`, `show`, `recoveries` and `run` print for programs, of each kind."""
+    monkeypatch.chdir(tmp_path)
+    store = store_plan if kind == "rebuild" else store_expand_plan
+    recovery = store(desk, warnings=["beware"])
+    asked = (["show", recovery.id, "--json"], ["recoveries", "--json"])
+    planned = describe_recovery(desk, recovery)  # what `plan` prints
+    documents = [json.loads(json.dumps(planned))]
+    for arguments in asked:
+        assert main(list(arguments)) == 0
+        documents.append(json.loads(capfd.readouterr().out))
+    documents[2] = documents[2]["recoveries"][0]
+    for document in documents:
+        assert (document["id"], document["kind"]) == (recovery.id, kind)
+        assert (document["stream"], document["state"]) == ("orders", "planned")
+        assert document["plan_hash"] == recovery.plan_hash
+        assert document["verdict"] == {"rebuild": "exact", "expand": "wins"}[kind]
+        assert COUNTS[kind] <= set(document["counts"])
+        assert all(PARTITION[kind] <= set(row) for row in document["partitions"])
+        assert document["partitions"]
+        assert document["warnings"] == ["beware"]
+        assert document["planned_by"] == {"kind": "os", "user": "planner", "host": "here"}
+        assert document["planned_at"] == "2026-11-21T12:00:00.000000Z"
+    run = describe_run(desk, recovery, {})
+    assert (run["id"], run["state"]) == (recovery.id, "planned")
+    assert set(run["counts"]) == RUN[kind]
+
+
+def test_the_rate_of_the_proof_is_in_the_json(desk: Workspace) -> None:
+    document = describe_recovery(desk, store_plan(desk, outcome={"proof": {"matched": 1}}))
+    assert document["proof"]["rate"] == 0.25
+    assert document["reasons"] == []
+
+
+def test_what_is_subtracted_has_its_sign_and_a_difference_its_column(desk: Workspace) -> None:
+    counts = {"candidates": 13, "surviving": 3, "rebuilt": 8, "shortfall": 2}
+    text = draw_told(desk, store_plan(desk, outcome={"counts": counts}))
+    assert "− 3  still in the topic" in text
+    assert "2  shortfall" in text
+    assert "handled by the consumer" not in text, "what is zero is left out"
+    assert "difference" in text
+
+
+@pytest.mark.parametrize("kind", ["rebuild", "expand"])
+def test_a_plan_says_each_thing_once_and_times_to_the_second(desk: Workspace, kind: str) -> None:
+    store = store_plan if kind == "rebuild" else store_expand_plan
+    text = draw_told(desk, store(desk, other_groups=["audit"]))
+    assert text.count("audit") == 1
+    assert "consumers in normal times" not in text
+    assert text.count("3 consumers") == (1 if kind == "expand" else 0)
+    assert ("2026-11-20 22:15:00Z" in text) is (kind == "expand")
+    assert "11-20 22:15Z" not in text
+
+
+def test_a_run_of_a_rebuild_shows_its_steps_and_what_is_put_back(desk: Workspace) -> None:
+    chunks = [Chunk(n, 0, 5, 9, "ab", "messages/x", "ids/x") for n in range(2)]
+    recovery = store_plan(desk).id
+    desk.ledger.chunks.add_all(recovery, chunks)
+    desk.ledger.chunks.mark_injected(recovery, 0, 0, 900, 904)
+    found = desk.ledger.chunks.list(recovery)
+    steps = [make_step("check_target", 0, 2), make_step("inject", 2, None)]
+    progress = describe_progress(steps, (), NOON + timedelta(seconds=9), chunks=found)
+    assert progress["injection"] | {"staged": 10, "injected": 5} == progress["injection"]
+    text = draw(draw_progress(progress))
+    assert "50 %  5 of 10" in text
+    assert "now: inject" in text
+    assert "✓  check target" in text
+
+
+def test_the_record_names_steps_and_leaves_out_starts_that_came_to_an_end() -> None:
+    lines: list[tuple[str, dict[str, Any]]] = [
+        ("step started", {"step": "check_target"}),
+        ("step completed", {"step": "check_target", "seconds": 2.0}),
+        ("step started", {"step": "inject"}),
+        ("failed", {"step": "inject", "message": "no broker"}),
+        ("step started", {"step": "check_target"}),
+    ]
+    events = [
+        Event("r-20261121-0001", number, NOON, "ada", action, detail, "", "")
+        for number, (action, detail) in enumerate(lines)
+    ]
+    text = draw(draw_events(events))
+    assert text.count("check target completed  2 s") == 1
+    assert text.count("check target started") == 1, "it was begun again, and is not completed"
+    assert "inject started" in text
+    assert "at inject" in text
+    assert "step started" not in text
+
+
+def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
+    """An approval is kept by its scheduler, and a page is seen by many."""
+    differs = {"identity": "ada@example.org", "partition": 0, "offset": 3, "what": "value"}
+    differs["detail"] = 'card is "4111", "5500" rebuilt'
+    recovery = store_plan(desk, outcome={"proof": {"differences": [differs]}})
+    assert "ada@example.org" in draw_told(desk, recovery)
+    page = Renderer(desk.config, utc_now).render(
+        "recovery.html",
+        "../",
+        view=read_recovery(desk, recovery, utc_now()),
+        linked=True,
+        reports=False,
+        approval="",
+        most=60,
+    )
+    report = render_page(make_report(desk, recovery.id))
+    for text in (describe_body(desk, recovery), page, report):
+        assert "100 % of 4 survivors" in text
+        assert "ada@example.org" not in text
+        assert "4111" not in text
