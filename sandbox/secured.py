@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka.admin import (
-    AclBinding,  # type: ignore[attr-defined]
-    AdminClient,  # type: ignore[attr-defined]
-    ScramCredentialInfo,  # type: ignore[attr-defined]
-    ScramMechanism,  # type: ignore[attr-defined]
-    UserScramCredentialUpsertion,  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 
 from backlogctl.errors import EmbeddedError

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import (
-    AclBinding,  # type: ignore[attr-defined]
-    AclBindingFilter,  # type: ignore[attr-defined]
-    AclOperation,  # type: ignore[attr-defined]
-    AclPermissionType,  # type: ignore[attr-defined]
-    ResourcePatternType,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
 )
 
 from backlogctl.kafka.clients import Admin, make_admin

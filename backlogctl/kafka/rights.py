@@ -16,12 +16,12 @@ from enum import IntEnum, StrEnum
 from functools import partial
 from typing import Any
 
-from confluent_kafka.admin import (
-    AclBinding,  # type: ignore[attr-defined]
-    AclOperation,  # type: ignore[attr-defined]
-    AclPermissionType,  # type: ignore[attr-defined]
-    ResourcePatternType,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
 )
 
 from backlogctl.clock import Deadline

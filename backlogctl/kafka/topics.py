@@ -14,14 +14,14 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (
-    AlterConfigOpType,  # type: ignore[attr-defined]
-    ConfigEntry,  # type: ignore[attr-defined]
-    ConfigResource,  # type: ignore[attr-defined]
-    ConfigSource,  # type: ignore[attr-defined]
-    NewTopic,  # type: ignore[attr-defined]
-    OffsetSpec,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
 )
 
 from backlogctl.clock import Deadline

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclOperation,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    ResourceType,
 )
 
 from backlogctl.clock import Deadline, utc_now

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclOperation,  # type: ignore[attr-defined]
-    NewPartitions,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    NewPartitions,
+    ResourceType,
 )
 
 from backlogctl.errors import BacklogError
