@@ -112,11 +112,7 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
 
     with EmbeddedRedis() as server, server.connect() as client:
         marks = RedisMarks(
-            client,
-            group,
-            lease=timedelta(minutes=1),
-            keep=timedelta(hours=1),
-            when_away="closed",
+            client, group, lease=timedelta(minutes=1), keep=timedelta(hours=1), when_away="closed"
         )
 
         end = time.monotonic() + 100
