@@ -8,7 +8,7 @@ from pathlib import Path
 from backlogctl.monitoring.doctor.checks import CATALOGUE
 from backlogctl.replay.doctor.reference import render_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 
 
 def test_the_page_is_up_to_date() -> None:
