@@ -5,6 +5,8 @@ All times are aware and in UTC. Offsets are Kafka's: a range is half open, `[sta
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -288,3 +290,9 @@ class Step(Generic[ContextT_contra]):
 
     def complete(self, context: ContextT_contra) -> None:
         """Closes the step: checks its result and records it."""
+
+
+def hash_value(value: Any) -> str:
+    """SHA-256 of a JSON value's canonical text (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from backlogctl.manifests import ArchiveManifest
+    from backlogctl.archive_manifest import ArchiveManifest
 
 TITLES = {"archive": "archive", "spark": "Spark's own to Parquet", "kcat": "kcat > file"}
 ROWS = (

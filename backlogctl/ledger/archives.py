@@ -8,9 +8,9 @@ from datetime import datetime
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.errors import Refused, UsageError
 from backlogctl.ledger.schema import Manager, gaps, read_value, table_of
-from backlogctl.manifests import ArchivedRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,9 @@ from backlogctl.kafka.groups import LogTruncated
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
 from backlogctl.replay.engine.cancelling import find_ways
 from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
-from backlogctl.replay.engine.plan import mask_values
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, mask_values
 from backlogctl.replay.observe.stream import is_source, refuse_other_source
 from backlogctl.replay.present.layout import Text
-
-LEAVE_CONSUMERS = "leave-consumers"  # a person starts and ends them
-
 
 # A stream's consumers as its launcher sees them: the original ones, and a recovery's.
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from backlogctl.monitoring.doctor import clients  # noqa: F401
+from backlogctl.monitoring.doctor import (
+    clients,  # noqa: F401
+    group,  # noqa: F401
+    producers,  # noqa: F401
+    topic,  # noqa: F401
+)
 from backlogctl.monitoring.doctor.checks import CATALOGUE, Room
 from backlogctl.replay.doctor import (
     deliveries,  # noqa: F401

@@ -7,10 +7,9 @@ from typing import Any
 
 from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import ApprovalNeeded, Refused
-from backlogctl.manifests import hash_value
 from backlogctl.replay.engine.kind import Workspace, record_terms
 from backlogctl.replay.engine.plan import Identity, find_identity
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Recovery, RecoveryState, hash_value
 
 AUTOMATIC = "automatic"
 # Recorded as the one who rejected a plan that was not answered in time.

@@ -6,18 +6,20 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rich.console import Console
 
 from backlogctl.config import mask_secrets
 from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError
-from backlogctl.ledger import Lease
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import RunContext, Workspace
 from backlogctl.replay.engine.plan import find_identity, mask_values
 from backlogctl.values import Recovery, RecoveryState
+
+if TYPE_CHECKING:
+    from backlogctl.ledger import Lease
 
 # Every failure of a recovery ends with how things stand.
 

@@ -11,16 +11,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import datetime, time
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 from backlogctl.clock import OffPeakWindow, format_clock, format_time
 from backlogctl.config import OffPeak
-from backlogctl.ledger import Ledger
-from backlogctl.manifests import hash_value
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Recovery, RecoveryState, hash_value
+
+if TYPE_CHECKING:
+    from backlogctl.ledger import Ledger
+
+# A way to cancel that several kinds know: a person starts and ends the consumers.
+LEAVE_CONSUMERS = "leave-consumers"
 
 # Who did something, as the operating system says it, not only as they call themselves.
 

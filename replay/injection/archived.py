@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import Stream
-from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.injection.unprocessed import WORD, is_in_log
 from backlogctl.values import Gap, GapState, RecoveryState
 
 if TYPE_CHECKING:
-    from backlogctl.ledger import Ledger
+    from backlogctl.ledger import ArchiveRecord, Ledger
 
 # What `plan redrive --from` takes them by, with the archive's id.
 ARCHIVE = "archive"

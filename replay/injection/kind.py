@@ -11,7 +11,6 @@ from rich.console import Console
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.formats import format_plural
-from backlogctl.ledger.chunks import ChunkRecord
 from backlogctl.replay.engine.kind import Kind, OptionsT, RunContext, Workspace
 from backlogctl.replay.engine.plan import PlannedWindow
 from backlogctl.replay.engine.values import (
@@ -30,6 +29,7 @@ from backlogctl.values import ChunkState, Recovery, Step
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right
     from backlogctl.ledger import Lease
+    from backlogctl.ledger.chunks import ChunkRecord
 
 
 # Why a plan that sends messages may not run, whoever approves it.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from backlogctl.config import Config, Stream, StreamLimits
 from backlogctl.formats import format_bytes, format_duration, format_plural
-from backlogctl.kafka.rights import Right
 from backlogctl.replay.engine.plan import Plan, PlanPart
-from backlogctl.replay.observe.rights import select_rights
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+
+if TYPE_CHECKING:
+    from backlogctl.kafka.rights import Right
 
 # The word that lets a plan go on where the Kafka ledger cannot be trusted.
 
@@ -138,6 +140,8 @@ def list_sending(
         target: where it sends to instead of the stream's topic.
         letters: the topic of dead letters that it sends.
     """
+    from backlogctl.replay.observe.rights import select_rights
+
     ledger = config.kafka_ledger
     known = plan.ledger_topic if plan else None
     parts = ["see", "send"]
@@ -161,6 +165,8 @@ def list_sending(
 def list_possible(config: Config, stream: Stream, recovery_id: str) -> tuple[Right, ...]:
     """What a recovery that is not planned yet may need: a rehearsal too."""
     ledger = config.kafka_ledger
+    from backlogctl.replay.observe.rights import select_rights
+
     return select_rights(
         *("see put send create rehearse", stream, recovery_id, "rehearse"),
         prefix=ledger.transactional_prefix,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.clock import format_time
 from backlogctl.errors import StagingError
 from backlogctl.ledger import ArchiveRecord
-from backlogctl.manifests import ArchiveManifest
 from backlogctl.replay.engine.archives import (
     ArchiveState,
     count_messages,

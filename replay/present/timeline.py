@@ -13,14 +13,13 @@ from backlogctl.formats import format_duration, format_plural
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.holds import Hold
 from backlogctl.ledger.measurements import DiskReading
-from backlogctl.manifests import hash_value
 from backlogctl.replay.engine.archives import find_end
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
 from backlogctl.replay.engine.values import RecoveryRecord
 from backlogctl.replay.present.document import read_record
 from backlogctl.replay.present.figures import measure_lag
 from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
-from backlogctl.values import FINAL, Cause, Event, Gap, GapState, Recovery
+from backlogctl.values import FINAL, Cause, Event, Gap, GapState, Recovery, hash_value
 
 # Reads what a report is made of.
 

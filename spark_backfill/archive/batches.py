@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from backlogctl.archive_manifest import ArchiveFile
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, StagingError
 from backlogctl.formats import format_plural
 from backlogctl.kafka.peek import peek_at
-from backlogctl.manifests import ArchiveFile
 from backlogctl.spark_backfill.archive.job import ArchiveJob, Parts, Piece
 from backlogctl.spark_backfill.archive.place import ArchivePlace, filling
 from backlogctl.spark_backfill.archive.reading import (

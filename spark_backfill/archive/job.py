@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchivedRange, ArchiveFile
 from backlogctl.errors import Refused, StagingError
-from backlogctl.manifests import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchivedRange, ArchiveFile
 from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.values import OffsetRange
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from backlogctl.archive_manifest import ArchiveFile, ArchiveManifest
 from backlogctl.errors import StagingError
-from backlogctl.manifests import ArchiveFile, ArchiveManifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlogctl.manifests import ArchiveManifest
+from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.spark_backfill.spark.frames import make_empty, mark_within
 from backlogctl.values import OffsetRange

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchiveManifest
 from backlogctl.errors import Refused, StagingError
 from backlogctl.formats import format_plural
-from backlogctl.manifests import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchiveManifest
 from backlogctl.spark_backfill.archive.job import is_data, is_ours
 from backlogctl.spark_backfill.archive.local_place import Place
 from backlogctl.spark_backfill.archive.place import ArchivePlace

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ArchiveManifest
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Refused, StagingError
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Connection, make_admin
-from backlogctl.manifests import ARCHIVE_MANIFEST, ArchiveManifest
 from backlogctl.spark_backfill.archive.batches import Batch, make_reader, open_writer, write_batch
 from backlogctl.spark_backfill.archive.job import (
     ArchiveJob,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlogctl.manifests import ArchiveManifest
+from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.spark_backfill.archive.place import normalize_location
 from backlogctl.spark_backfill.archive.reading import read_archive
 from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive

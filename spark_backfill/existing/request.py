@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.config import Source, Stream
-from backlogctl.manifests import ArchiveManifest
 from backlogctl.spark_backfill.request import PriorChunk
 from backlogctl.values import OffsetRange
 

@@ -11,17 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlogctl.clock import Deadline
+from backlogctl.fanout.keys import PLACES, Skew, measure_skew, sample_keys
 from backlogctl.fanout.layout import (
     CANARY_AT_LEAST,
-    PLACES,
     Load,
-    Skew,
     cut_canary,
     find_smallest_factor,
     is_won,
-    measure_skew,
     plan_layout,
-    sample_keys,
 )
 from backlogctl.fanout.retention import TimeToLoss, Unread, find_time_to_loss, needs_hold
 from backlogctl.kafka.peek import Peeked

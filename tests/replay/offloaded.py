@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.clock import utc_now
 from backlogctl.kafka.admin import list_offsets, read_topic_id
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.groups import committed_offsets
-from backlogctl.manifests import ArchiveManifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.spark_backfill.archive.job import ArchiveJob
 from backlogctl.spark_backfill.archive.writing import write_archive

@@ -20,8 +20,9 @@ from backlogctl.replay.engine.approval import approve_plan, check_hash
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.kinds.expand import plan as expand_ground
+from backlogctl.replay.kinds.expand.backlog import observe
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
-from backlogctl.replay.kinds.expand.plan import ExpandOptions, observe
+from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import compute_plan, plan_expand
 from backlogctl.replay.observe.stream import look_at_stream
 from backlogctl.values import Recovery, RecoveryState

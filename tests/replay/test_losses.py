@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.config import Config, Stream
 from backlogctl.errors import UsageError
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.kafka.readers import TopicReaders
-from backlogctl.manifests import ArchivedRange
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.injection import storing
 from backlogctl.replay.injection.archived import touches
@@ -29,8 +29,8 @@ from backlogctl.replay.kinds.rebuild.losses import (
     locate_prior,
     tighten_times,
 )
-from backlogctl.replay.kinds.rebuild.plan import RebuildOptions, RebuildPlan, Target
-from backlogctl.replay.kinds.rebuild.planning import Losses
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions, RebuildPlan
+from backlogctl.replay.kinds.rebuild.planning import Losses, Target
 from backlogctl.replay.opening import open_workspace
 from backlogctl.spark_backfill.request import Growth, PriorChunk
 from backlogctl.values import Certainty, Chunk, Gap, GapState, OffsetRange, RecoveryState

@@ -15,7 +15,8 @@ from rich.live import Live
 from backlogctl.clock import utc_now
 from backlogctl.config import Stream
 from backlogctl.fanout.disk import DiskCheck
-from backlogctl.fanout.layout import Layout, Load, Skew, count_misplaced, measure_drain
+from backlogctl.fanout.keys import Skew, count_misplaced
+from backlogctl.fanout.layout import Layout, Load, measure_drain
 from backlogctl.fanout.quiet import STATIC_SECONDS
 from backlogctl.formats import (
     Ticker,
@@ -43,13 +44,8 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.expand.plan import (
-    NAME,
-    Backlog,
-    ExpandPlan,
-    PlannedPartition,
-    SettingChange,
-)
+from backlogctl.replay.kinds.expand.backlog import Backlog
+from backlogctl.replay.kinds.expand.plan import NAME, ExpandPlan, PlannedPartition, SettingChange
 from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED
 from backlogctl.replay.present.layout import Folded, Text, print_line
 from backlogctl.replay.present.progress import describe_progress, name_step

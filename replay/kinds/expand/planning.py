@@ -59,6 +59,7 @@ from backlogctl.replay.engine.guards import (
 )
 from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
 from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe, watch_pace
 from backlogctl.replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
 from backlogctl.replay.kinds.expand.describe import (
     Facts,
@@ -76,8 +77,6 @@ from backlogctl.replay.kinds.expand.describe import (
 from backlogctl.replay.kinds.expand.plan import (
     ALLOW_DISK,
     NAME,
-    Backlog,
-    Behind,
     ExpandOptions,
     ExpandPlan,
     PlannedCanary,
@@ -86,9 +85,6 @@ from backlogctl.replay.kinds.expand.plan import (
     PlannedPartition,
     SettingChange,
     TemporaryLayout,
-    find_rate,
-    observe,
-    watch_pace,
 )
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.values import Recovery

@@ -38,6 +38,7 @@ from backlogctl.replay.consumers.fleet import (
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.expand.backlog import observe
 from backlogctl.replay.kinds.expand.canary import Canary, CanaryLook, find_first
 from backlogctl.replay.kinds.expand.context import (
     LAGS_SECONDS,
@@ -49,7 +50,7 @@ from backlogctl.replay.kinds.expand.context import (
     delete_left_groups,
     delete_recovery_group,
 )
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan, observe
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import compute_plan, fingerprint_for
 from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, note_outsiders
 from backlogctl.replay.observe.rights import require_rights

@@ -18,7 +18,8 @@ from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.ledger.archives import ArchiveRecord
 from backlogctl.replay.consumers.fleet import StoppingContext
 from backlogctl.replay.engine.archives import open_spark
-from backlogctl.replay.kinds.offload.plan import OffloadPlan, read_disks
+from backlogctl.replay.kinds.offload.backlog import read_disks
+from backlogctl.replay.kinds.offload.plan import OffloadPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.layout import Bar
 from backlogctl.values import OffsetRange

@@ -10,9 +10,9 @@ from backlogctl.errors import BacklogError, Refused
 from backlogctl.fanout.relay.guard import find_others
 from backlogctl.formats import format_bytes, format_count, format_plural
 from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
-from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
 from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import (
     Account,
     Checked,
@@ -31,10 +31,11 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
+from backlogctl.replay.kinds.offload.backlog import say_problem
 from backlogctl.replay.kinds.offload.closing import GIVEN_UP, THROWN_AWAY
 from backlogctl.replay.kinds.offload.context import EXPIRED, FORWARD
 from backlogctl.replay.kinds.offload.gaps import COVERED
-from backlogctl.replay.kinds.offload.plan import OffloadPlan, say_problem
+from backlogctl.replay.kinds.offload.plan import OffloadPlan
 from backlogctl.replay.present.status import make_standing
 from backlogctl.values import GapState, Recovery, RecoveryState
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
-from backlogctl.manifests import ArchivedRange
 from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import ASK_SECONDS, EXPIRED, OffloadContext

@@ -10,10 +10,8 @@ from rich.console import Console
 
 from backlogctl.config import Config, Stream
 from backlogctl.formats import format_bytes, format_plural
-from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
-from backlogctl.replay.engine.cancelling import open_closing
 from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, Origin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Standing, Telling
 from backlogctl.replay.kinds.offload.plan import NAME, OffloadOptions, OffloadPlan
 from backlogctl.values import Cause, Gap, Recovery, Step
@@ -89,6 +87,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         console: Console,
     ) -> None:
         """Back, before the group was moved; from there on forward."""
+        from backlogctl.replay.engine.cancelling import open_closing
         from backlogctl.replay.kinds.offload.closing import close_offload
         from backlogctl.replay.kinds.offload.context import OffloadContext
 

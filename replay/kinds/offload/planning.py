@@ -30,6 +30,16 @@ from backlogctl.replay.engine.guards import (
 )
 from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
 from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.kinds.offload.backlog import (
+    Seen,
+    Unread,
+    find_cut_groups,
+    look,
+    look_at_place,
+    name_place,
+    refuse_cutting,
+    say_problem,
+)
 from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
     ALLOW_LOSE,
@@ -43,14 +53,6 @@ from backlogctl.replay.kinds.offload.plan import (
     PlannedFreeing,
     PlannedPartition,
     PlannedPlace,
-    Seen,
-    Unread,
-    find_cut_groups,
-    look,
-    look_at_place,
-    name_place,
-    refuse_cutting,
-    say_problem,
 )
 from backlogctl.replay.observe.rights import require_rights, select_rights
 from backlogctl.values import Recovery

@@ -22,6 +22,13 @@ from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
 from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.kinds.offload.backlog import (
+    find_cut_groups,
+    look_at_place,
+    read_disks,
+    refuse_cutting,
+    refuse_undeletable,
+)
 from backlogctl.replay.kinds.offload.context import (
     ASK_SECONDS,
     BYTES_BEFORE,
@@ -36,21 +43,14 @@ from backlogctl.replay.kinds.offload.gaps import (
     refuse_skipped,
     stage_discarded,
 )
-from backlogctl.replay.kinds.offload.plan import (
-    ALLOW_UNKNOWN,
-    find_cut_groups,
-    look_at_place,
-    read_disks,
-    refuse_cutting,
-    refuse_undeletable,
-)
+from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN
 from backlogctl.replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
 from backlogctl.replay.observe.rights import require_rights, select_rights
 from backlogctl.values import OffsetRange, Step
 from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
-    from backlogctl.manifests import ArchiveManifest
+    from backlogctl.archive_manifest import ArchiveManifest
     from backlogctl.spark_backfill.archive.job import ArchiveJob, ArchiveProgress
 
 _SECONDS = 60.0

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from backlogctl.clock import Deadline
-from backlogctl.config import Stream
 from backlogctl.config.base import fail_at
-from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
-from backlogctl.kafka.readers import TopicReaders
-from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.options import OptionalMoment, list_words
 from backlogctl.replay.engine.plan import AllowedWords, Options, PlanPart
-from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan, PlannedTarget, To
-from backlogctl.replay.injection.target import choose_target
+from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
 from backlogctl.spark_backfill.request import RebuildOutcome
 from backlogctl.values import Gap, SequenceRange
 
@@ -67,52 +60,6 @@ class RebuildOptions(Options):
         if self.since and self.until and self.since >= self.until:
             raise fail_at(("since",), "is not before `until`")
         return self
-
-
-# Where a rebuild's messages go, where that is not the stream's own topic (`--to`).
-
-_SECONDS = 60.0
-_MAX_BYTES = "max.message.bytes"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A target as it is now: its high watermarks, what it takes, and who reads it."""
-
-    planned: PlannedTarget
-    ends: Mapping[int, int]
-    config: Mapping[str, str]
-    readers: TopicReaders = field(default_factory=lambda: TopicReaders({}))
-
-    def limit(self, topic: TopicInfo) -> dict[str, str]:
-        """The topic's settings, with the size of messages that both take."""
-        known = [it[_MAX_BYTES] for it in (topic.config, self.config) if _MAX_BYTES in it]
-        return {**topic.config, **({_MAX_BYTES: min(known, key=int)} if known else {})}
-
-
-def find_target(
-    workspace: Workspace, stream: Stream, said: str | None, recovery_id: str
-) -> Target | None:
-    """What `--to` means; None for the stream's own topic.
-
-    Raises:
-        UsageError: there is no topic of that name.
-        Refused: a guard says no.
-    """
-    if said in (None, str(To.TOPIC), stream.topic):
-        return None
-    properties, limit = workspace.properties(stream), Deadline(_SECONDS)
-    source = describe_topic(properties, stream.topic, limit)
-    planned = choose_target(workspace, stream, said, recovery_id, source)
-    if planned is None:
-        return None
-    numbers = range(planned.partitions)
-    if planned.to is To.REHEARSAL:
-        return Target(planned, dict.fromkeys(numbers, 0), {})
-    found = describe_topic(properties, planned.topic, limit)
-    ends = list_offsets(properties, planned.topic, numbers, "latest", deadline=limit)
-    readers = list_topic_readers(properties, planned.topic, limit)
-    return Target(planned, ends, found.config, readers)
 
 
 NAME: Final = "rebuild"

@@ -25,9 +25,9 @@ from backlogctl.replay.engine.plan import Origin, PlannedWindow, find_identity
 from backlogctl.replay.injection import ledger as injection
 from backlogctl.replay.injection.archived import list_archived, list_archives, suggest_redrive
 from backlogctl.replay.injection.kind import warn_about_readers
-from backlogctl.replay.injection.plan import To, list_sending
+from backlogctl.replay.injection.plan import PlannedTarget, To, list_sending
 from backlogctl.replay.injection.storing import stage_and_store
-from backlogctl.replay.injection.target import clear_rehearsals, name_superseded
+from backlogctl.replay.injection.target import choose_target, clear_rehearsals, name_superseded
 from backlogctl.replay.kinds.rebuild.losses import (
     choose_gaps,
     date_edges,
@@ -37,13 +37,7 @@ from backlogctl.replay.kinds.rebuild.losses import (
     take_every,
     tighten_times,
 )
-from backlogctl.replay.kinds.rebuild.plan import (
-    PlannedGap,
-    RebuildOptions,
-    RebuildPlan,
-    Target,
-    find_target,
-)
+from backlogctl.replay.kinds.rebuild.plan import PlannedGap, RebuildOptions, RebuildPlan
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import look_at_stream, read_history
 from backlogctl.values import Cause, Gap, Recovery, Sample
@@ -53,6 +47,48 @@ if TYPE_CHECKING:
 
 # What of a stream's section decides which messages are made, and where they go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "isolation", "partitioner", "source")
+_SECONDS = 60.0
+_MAX_BYTES = "max.message.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target as it is now: its high watermarks, what it takes, and who reads it."""
+
+    planned: PlannedTarget
+    ends: Mapping[int, int]
+    config: Mapping[str, str]
+    readers: TopicReaders = field(default_factory=lambda: TopicReaders({}))
+
+    def limit(self, topic: TopicInfo) -> dict[str, str]:
+        """The topic's settings, with the size of messages that both take."""
+        known = [it[_MAX_BYTES] for it in (topic.config, self.config) if _MAX_BYTES in it]
+        return {**topic.config, **({_MAX_BYTES: min(known, key=int)} if known else {})}
+
+
+def find_target(
+    workspace: Workspace, stream: Stream, said: str | None, recovery_id: str
+) -> Target | None:
+    """What `--to` means; None for the stream's own topic.
+
+    Raises:
+        UsageError: there is no topic of that name.
+        Refused: a guard says no.
+    """
+    if said in (None, str(To.TOPIC), stream.topic):
+        return None
+    properties, limit = workspace.properties(stream), Deadline(_SECONDS)
+    source = describe_topic(properties, stream.topic, limit)
+    planned = choose_target(workspace, stream, said, recovery_id, source)
+    if planned is None:
+        return None
+    numbers = range(planned.partitions)
+    if planned.to is To.REHEARSAL:
+        return Target(planned, dict.fromkeys(numbers, 0), {})
+    found = describe_topic(properties, planned.topic, limit)
+    ends = list_offsets(properties, planned.topic, numbers, "latest", deadline=limit)
+    readers = list_topic_readers(properties, planned.topic, limit)
+    return Target(planned, ends, found.config, readers)
 
 
 @dataclass(slots=True)

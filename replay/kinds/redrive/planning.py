@@ -16,7 +16,6 @@ from backlogctl.kafka.admin import (
     list_topic_readers,
     read_metadata,
 )
-from backlogctl.manifests import hash_value
 from backlogctl.replay.engine.approval import approve_automatically
 from backlogctl.replay.engine.archives import clear_staging
 from backlogctl.replay.engine.guards import check_denied, refuse_active, refuse_group_type
@@ -56,7 +55,7 @@ from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.messages import HIDDEN
 from backlogctl.spark_backfill.existing.request import Archived, Named, RedriveRequest
-from backlogctl.values import Gap, OffsetRange, Recovery
+from backlogctl.values import Gap, OffsetRange, Recovery, hash_value
 
 # What of a stream's section decides where messages go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "partitioner")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.errors import InvalidTransition, Refused, UsageError
 from backlogctl.ledger import ArchiveRecord, Ledger
-from backlogctl.manifests import ArchivedRange
 from backlogctl.values import Cause, Gap, GapState, RecoveryState
 from tests.kernel.ledger.makers import NOON, approve, make_gap, plan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.ledger.archives import ArchiveRecord
-from backlogctl.manifests import ArchivedRange
 from backlogctl.replay.audits.tiers import find_archived
 from backlogctl.values import OffsetRange
 

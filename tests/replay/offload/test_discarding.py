@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.errors import Refused
 from backlogctl.ledger import open_ledger
-from backlogctl.manifests import ArchivedRange
 from backlogctl.replay.kinds.offload.context import OffloadContext
 from backlogctl.replay.kinds.offload.gaps import record_discarded
 from tests.kernel.ledger.makers import make_gap, plan

@@ -13,7 +13,8 @@ from backlogctl.kafka.admin import list_offsets, list_topic_readers
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.kinds.offload import plan as looking
-from backlogctl.replay.kinds.offload.plan import OffloadOptions, look_at_place, say_problem
+from backlogctl.replay.kinds.offload.backlog import look_at_place, say_problem
+from backlogctl.replay.kinds.offload.plan import OffloadOptions
 from backlogctl.replay.kinds.offload.planning import plan_offload
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.expand.world import PARTITIONS

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from backlogctl.errors import Refused
-from backlogctl.manifests import hash_value
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.report import make_report
-from backlogctl.values import RecoveryState
+from backlogctl.values import RecoveryState, hash_value
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import make_rebuild_plan, store_approved
 from tests.replay.report_makers import drain, plan_lost, put_back, report

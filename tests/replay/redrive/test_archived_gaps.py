@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.ledger import ArchiveRecord
-from backlogctl.manifests import ArchivedRange
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.injection.archived import (

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from backlogctl.manifests import hash_value
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import (
@@ -21,7 +20,7 @@ from backlogctl.replay.engine.plan import (
 )
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
-from backlogctl.values import Cause, Gap, Recovery, RecoveryState
+from backlogctl.values import Cause, Gap, Recovery, RecoveryState, hash_value
 from tests.kernel.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan
 from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ArchiveManifest
 from backlogctl.errors import Refused, StagingError
-from backlogctl.manifests import ARCHIVE_MANIFEST, ArchiveManifest
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.archive.verification import (
     ForeignArchive,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backlogctl.archive_manifest import ARCHIVE_MANIFEST
 from backlogctl.errors import Paused, PlanStale, Refused, StagingError
-from backlogctl.manifests import ARCHIVE_MANIFEST
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.job import ArchiveProgress

@@ -11,7 +11,6 @@ from typing import Any
 
 from backlogctl.config import Config
 from backlogctl.ledger import Ledger, open_ledger
-from backlogctl.manifests import hash_value
 from backlogctl.monitoring.verdict.status import GroupStatus, Retention
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream, read_timeline
@@ -29,6 +28,7 @@ from backlogctl.values import (
     Recovery,
     RecoveryState,
     Sample,
+    hash_value,
 )
 
 NOW = datetime(2026, 11, 21, 6, 40, tzinfo=UTC)
