@@ -27,7 +27,8 @@ from backlogctl.dags.local.standalone import AirflowStandalone
 from backlogctl.formats import Say
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark, Figures, tabulate
-from examples.shop import await_commits, make_backlog
+from examples.lost_orders import lose_orders
+from examples.shop import await_commits, ending_consumers, make_backlog
 from examples.stage import SHORT_LIVED_JVM
 
 _API = "/api/v2/dags/recover_backlog/dagRuns"
@@ -61,9 +62,9 @@ def measure(options: Namespace, _: Say) -> Figures:
             return {"seconds": parse_all_dag_files(config)}
         kafka = stack.enter_context(EmbeddedKafka.start(place / "kafka"))
         config = demo.write_configuration(place, kafka.bootstrap)
-        demo.lose_orders(place, kafka.bootstrap)
+        lose_orders(place, kafka.client_properties)
         make_backlog(kafka.bootstrap, demo.PAYMENTS)
-        stack.callback(demo.stop_consumers, config)
+        stack.enter_context(ending_consumers(place, kafka.bootstrap, demo.PAYMENTS.topic))
         demo.start_consumers(config)
         await_commits(kafka.bootstrap, demo.PAYMENTS)
         stack.enter_context(demo.watching(config))

@@ -26,8 +26,7 @@ from backlogctl.clock import utc_now
 from backlogctl.formats import Say
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark, Figures, run_apart, tabulate
-from examples.lost_orders import make_topic, render_configuration
-from examples.rebuild import lose_orders
+from examples.lost_orders import lose_orders, render_configuration
 from examples.stage import SHORT_LIVED_JVM, Stage
 
 COLUMNS = {
@@ -130,8 +129,8 @@ def measure(options: Namespace, say: Say) -> Figures:
         # As the demo starts Java.
         environment = {"SHOP_KAFKA": kafka.bootstrap, "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM}
         (shop / "backlog.yaml").write_text(render_configuration(utc_now()))
-        make_topic(kafka.client_properties)
-        lose_orders(Stage(Console(quiet=True), shop, environment), shop, kafka.client_properties)
+        stage = Stage(Console(quiet=True), shop, environment)
+        lose_orders(shop, kafka.client_properties, lambda: stage.run("status", quiet=True))
         for run in range(options.runs):
             directory = shop.parent / f"run-{run}"
             shutil.copytree(shop, directory)

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from backlogctl.clock import format_time, read_time
+from backlogctl.clock import format_time, read_time, utc_now
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Properties
@@ -172,6 +172,26 @@ def expire_old(client: Properties, expected: dict[int, int]) -> None:
         f"retention did not delete as expected: log starts {starts}, expected {expected}",
         subject=f"topic {TOPIC}",
     )
+
+
+# How many of each partition's old orders the consumer does not get to: 1,000 together.
+UNREAD = {0: 412, 1: 331, 2: 257}
+
+
+def lose_orders(
+    directory: Path, client: Properties, look: Callable[[], None] = lambda: None
+) -> None:
+    """The service stops early, `look` is called, and the broker deletes what was not read."""
+    make_topic(client)
+    orders = make_orders(utc_now())
+    write_table(directory / "shop.db", orders)
+    publish_orders(client, orders[:-YOUNG])
+    ends = read_ends(client)
+    stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
+    handle_orders(client, directory / "warehouse.db", stop_at=stop_at)
+    look()
+    publish_orders(client, orders[-YOUNG:])
+    expire_old(client, ends)
 
 
 # The demo's backlog.yaml; examples/01-lost-orders says the same (a test keeps it so).

@@ -54,6 +54,8 @@ class DiskSize(Size):
     Attributes:
         disk: bytes that the broker has.
         filled: the share of it that is used when somebody notices.
+        spare: the share that later orders may take, however long the story lasts: the archive must
+            find room again when it is put back.
         padding: bytes of each order that no compression makes smaller.
         slow: orders a second that one consumer handles while its database is ill.
         rate: the same once that is repaired.
@@ -61,9 +63,10 @@ class DiskSize(Size):
 
     rate: int = 10_000
     slow: int = 15
-    arriving: int = 60  # little enough for the disk, though the story takes minutes
+    arriving: int = 60
     disk: int = 128 * 2**20
     filled: float = 0.62
+    spare: float = 0.15
     padding: int = 2_500
 
 
@@ -87,7 +90,8 @@ def make_orders(bootstrap: str, size: DiskSize) -> NewOrders:
         value = {"order_id": order_id, "customer": "c-000001", "number": index + 1, "note": note}
         return order_id.encode(), json.dumps(value, separators=(",", ":")).encode()
 
-    return NewOrders(bootstrap, size, make)
+    arrivals = int(size.spare * size.disk / size.padding)
+    return NewOrders(bootstrap, size, make, arrivals=arrivals)
 
 
 def fill_disk(orders: NewOrders, bootstrap: str, size: DiskSize) -> BrokerLogDirs:
@@ -182,7 +186,7 @@ def _play(
         offloaded = _offload(stage, directory)
         after = read_disk(bootstrap)
         _show_disk(stage, before, after)
-        _put_back(stage, directory, size)
+        _put_back(stage, directory, size, offloaded)
     _await_handled(bootstrap, size)
     audit = _audit(directory, orders.published, offloaded, (before, after))
     stage.open_chapter("Was every order handled, and none twice?")
@@ -208,8 +212,8 @@ def _fill(
     disk = fill_disk(orders, bootstrap, size)
     stage.tell(
         f"{orders.published:,} orders of about {format_bytes(size.padding)} came at once: "
-        f"{_say_used(disk)}.\n{size.arriving:,} more come each second, and the consumers' "
-        f"database is ill: they handle {size.slow * size.partitions:,} a second."
+        f"{_say_used(disk)}.\n{size.arriving:,} more come each second for a while, and the "
+        f"consumers' database is ill: they handle {size.slow * size.partitions:,} a second."
     )
     return disk
 
@@ -227,7 +231,7 @@ def _offload(stage: Stage, directory: Path) -> str:
     return recovery_id
 
 
-def _put_back(stage: Stage, directory: Path, size: DiskSize) -> None:
+def _put_back(stage: Stage, directory: Path, size: DiskSize, offloaded: str) -> None:
     stage.open_chapter("In the evening the database is repaired")
     (directory / CONFIG).write_text(render_configuration(size, utc_now()))
     stage.run("consumers", "stop", TOPIC, quiet=True)
@@ -238,7 +242,7 @@ def _put_back(stage: Stage, directory: Path, size: DiskSize) -> None:
         "does what\nthese commands do."
     )
     stage.run("gaps")
-    stage.run("plan", "rebuild", TOPIC)
+    stage.run("plan", "redrive", TOPIC, "--from", f"archive:{offloaded}")
     recovery_id = find_recovery(directory)
     stage.run("approve", recovery_id, "--by", "demo")
     stage.run("run", recovery_id)

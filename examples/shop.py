@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -42,15 +42,18 @@ clusters:
     bootstrap.servers: ${env:SHOP_KAFKA}
 
 streams:
-  orders:
+"""
+_STREAM = """\
+  @TOPIC@:
     cluster: main
-    topic: orders
-    group: order-service
+    topic: @TOPIC@
+    group: @GROUP@
     consumers:
       launcher: process
       command: [@PYTHON@, -m, examples.order_consumer]
       replicas: @REPLICAS@
       environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
+      directory: .
       stop_within: 10s
       ramp: {step: 15, every: 1s}
     expand: {factor: @FACTOR@, order: key}
@@ -101,16 +104,27 @@ def find_off_peak(now: datetime) -> dict[str, str]:
     }
 
 
-def render_configuration(size: Size, now: datetime | None = None) -> str:
-    """The shop's backlog.yaml; with `now` it has an off-peak window around that moment."""
-    text, window = (_TEXT, {}) if now is None else (_TEXT + _OFF_PEAK, find_off_peak(now))
+def render_stream(size: Size) -> str:
+    """A stream whose consumers are processes."""
     words = {
+        "TOPIC": size.topic,
+        "GROUP": size.group,
         "PYTHON": json.dumps(sys.executable),
         "REPLICAS": str(size.partitions),
         "RATE": str(size.rate),
         "FACTOR": str(size.factor),
     }
-    for name, value in {**words, **window}.items():
+    return replace_words(_STREAM, words)
+
+
+def render_configuration(size: Size, now: datetime | None = None) -> str:
+    """The shop's backlog.yaml; with `now` it has an off-peak window around that moment."""
+    off_peak = "" if now is None else replace_words(_OFF_PEAK, find_off_peak(now))
+    return _TEXT + render_stream(size) + off_peak
+
+
+def replace_words(text: str, words: Mapping[str, str]) -> str:
+    for name, value in words.items():
         text = text.replace(f"@{name}@", value)
     return text
 
@@ -136,7 +150,11 @@ def make_order(index: int, size: Size) -> tuple[bytes, bytes]:
 
 
 class NewOrders:
-    """Customers go on ordering while this is entered; `published` counts all of their orders."""
+    """Customers go on ordering while this is entered; `published` counts all of their orders.
+
+    Args:
+        arrivals: how many come at most while it is entered, however long that is.
+    """
 
     def __init__(
         self,
@@ -144,8 +162,9 @@ class NewOrders:
         size: Size,
         make: Callable[[int], tuple[bytes, bytes]] | None = None,
         published: int = 0,
+        arrivals: int = sys.maxsize,
     ) -> None:
-        self._size, self.published = size, published
+        self._size, self.published, self._arrivals = size, published, arrivals
         self._make = make or (lambda index: make_order(index, size))
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="new orders", daemon=True)
@@ -173,8 +192,8 @@ class NewOrders:
     def _run(self) -> None:
         began, first = time.monotonic(), self.published
         while not self._end.wait(_TICK):
-            wanted = first + int((time.monotonic() - began) * self._size.arriving)
-            self.publish(wanted - self.published)
+            wanted = int((time.monotonic() - began) * self._size.arriving)
+            self.publish(first + min(wanted, self._arrivals) - self.published)
             self._producer.poll(0)
         self.flush()
 
@@ -197,16 +216,16 @@ def await_commits(bootstrap: str, size: Size) -> None:
         time.sleep(_TICK)
 
 
-def list_fleets(directory: Path) -> list[Fleet]:
+def list_fleets(directory: Path, topic: str = TOPIC) -> list[Fleet]:
     """Every fleet that was ever started in the demo's directory, the usual one first."""
-    place = directory / "staging" / "consumers" / TOPIC
+    place = directory / "staging" / "consumers" / topic
     names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
     names.sort(key=lambda name: name != Role.ORIGINAL.value)
     return [
         Fleet(
-            stream=TOPIC,
+            stream=topic,
             role=Role.ORIGINAL if name == Role.ORIGINAL.value else Role.RECOVERY,
-            topic=TOPIC,
+            topic=topic,
             group=GROUP,
             bootstrap_servers="",
             directory=place / name,
@@ -216,23 +235,23 @@ def list_fleets(directory: Path) -> list[Fleet]:
     ]
 
 
-def make_launcher(directory: Path, bootstrap: str) -> ProcessLauncher:
+def make_launcher(directory: Path, bootstrap: str, topic: str = TOPIC) -> ProcessLauncher:
     """The launcher of the demo's configuration."""
     config = load_config(directory / CONFIG, {"SHOP_KAFKA": bootstrap})
-    consumers = config.stream(TOPIC).consumers
+    consumers = config.stream(topic).consumers
     assert consumers is not None
     return ProcessLauncher(consumers)
 
 
 @contextmanager
-def ending_consumers(directory: Path, bootstrap: str) -> Iterator[None]:
+def ending_consumers(directory: Path, bootstrap: str, topic: str = TOPIC) -> Iterator[None]:
     """Ends every consumer of the story after it, and their supervisors."""
     try:
         yield
     finally:
         if (directory / CONFIG).exists():
-            launcher = make_launcher(directory, bootstrap)
-            for fleet in list_fleets(directory):
+            launcher = make_launcher(directory, bootstrap, topic)
+            for fleet in list_fleets(directory, topic):
                 launcher.stop(fleet, lambda: None)
 
 

@@ -26,7 +26,10 @@ from pathlib import Path
 MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
-    "tests/delivery/test_idempotent",
+    "tests/delivery/test_idempotent_killed.py",
+    "tests/delivery/test_idempotent_mariadb.py",
+    "tests/delivery/test_idempotent_redis.py",
+    "tests/delivery/test_idempotent_sql.py",
     "tests/fanout/relay/",
     "tests/replay/offload/",
     "tests/replay/expand/",

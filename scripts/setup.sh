@@ -59,15 +59,12 @@ case "${1:-}" in
     airflow) wanted=(--compile-bytecode --extra all) ;;
     *) wanted=(--compile-bytecode --extra spark --extra delivery) ;;
 esac
-# Java's libraries come beside Python's; the modules that fetch them need nothing installed. What could
-# not be fetched is asked for again, and its absence explained, by what needs it.
-PYTHONPATH=.:delivery "$python" -c '
+"$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
+# What could not be fetched is asked for again, and its absence explained, by what needs it.
+.venv/bin/python -c '
 from backlogctl.sandbox.embedded import ensure_kafka_jars
 from backlogctl.spark_backfill.spark.session import ensure_spark_jars
-ensure_spark_jars(), ensure_kafka_jars()' &
-jars=$!
-"$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
-wait $jars || true
+ensure_spark_jars(), ensure_kafka_jars()' || true
 if [ "${1:-}" != demo ]; then
     env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlogctl delivery
     # Every start of Spark is quicker with it. Everything works without it, only slower; a demo

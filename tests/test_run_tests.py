@@ -21,7 +21,10 @@ _FINAL = (
 )
 # Whole stories of the same, and what must not lose one either.
 _STORIES = (
-    "tests/delivery/test_idempotent",
+    "tests/delivery/test_idempotent_killed.py",
+    "tests/delivery/test_idempotent_mariadb.py",
+    "tests/delivery/test_idempotent_redis.py",
+    "tests/delivery/test_idempotent_sql.py",
     "tests/replay/offload/",
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",

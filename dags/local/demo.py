@@ -6,9 +6,7 @@ consumers go on working, too slowly. Kafka, the losses, the consumers and Airflo
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -30,7 +28,7 @@ from backlogctl.config import Stream, load_config
 from backlogctl.dags.local.standalone import AirflowStandalone, User, check_port
 from backlogctl.dags.policies import EXPAND_POOL, SPARK_POOL
 from backlogctl.errors import BacklogError, UsageError
-from backlogctl.fanout.launchers import Fleet, Role
+from backlogctl.fanout.launchers import Role
 from backlogctl.formats import format_duration
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.cli.shared import make_console, show_error
@@ -39,19 +37,15 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.present.layout import Text
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from examples.lost_orders import (
-    YOUNG,
-    expire_old,
-    handle_orders,
-    make_orders,
-    make_topic,
-    publish_orders,
-    read_ends,
-    render_configuration,
-    write_table,
+from examples.lost_orders import lose_orders, render_configuration
+from examples.shop import (
+    NewOrders,
+    Size,
+    await_commits,
+    ending_consumers,
+    make_backlog,
+    render_stream,
 )
-from examples.rebuild import UNREAD
-from examples.shop import NewOrders, Size, await_commits, make_backlog
 from examples.stage import SHORT_LIVED_JVM, ending_on_sigterm
 
 POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}
@@ -60,21 +54,6 @@ _INTERRUPTED = 130
 WATCH_EVERY = timedelta(seconds=10)
 # Half an hour of backlog for the usual consumers, and three minutes for ten times as many.
 PAYMENTS = Size(orders=300_000, rate=120, arriving=200, topic="payments", group="payment-service")
-_PAYMENTS_TEXT = """
-  payments:
-    cluster: main
-    topic: @TOPIC@
-    group: @GROUP@
-    consumers:
-      launcher: process
-      command: [@PYTHON@, -m, examples.order_consumer]
-      replicas: @REPLICAS@
-      environment: {ORDER_LOG: ./handled, ORDER_RATE: "@RATE@"}
-      directory: .
-      stop_within: 10s
-      ramp: {step: 15, every: 1s}
-    expand: {factor: @FACTOR@, order: key}
-"""
 
 
 class Steps:
@@ -143,10 +122,10 @@ def show_shop(console: Console, place: Path, port: int) -> None:
         stack.enter_context(kafka)
         config = write_configuration(place, kafka.bootstrap)
         with steps.doing("10,000 orders, of which 1,000 are lost"):
-            lose_orders(place, kafka.bootstrap)
+            lose_orders(place, kafka.client_properties)
         with steps.doing(f"{PAYMENTS.orders:,} payments that wait, and slow consumers"):
             make_backlog(kafka.bootstrap, PAYMENTS)
-            stack.callback(stop_consumers, config)
+            stack.enter_context(ending_consumers(place, kafka.bootstrap, PAYMENTS.topic))
             start_consumers(config)
             await_commits(kafka.bootstrap, PAYMENTS)
             stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS, published=PAYMENTS.orders))
@@ -170,34 +149,10 @@ def show_shop(console: Console, place: Path, port: int) -> None:
 
 def write_configuration(place: Path, bootstrap: str) -> Path:
     """The shop's backlog.yaml."""
-    text = render_configuration(utc_now()) + _PAYMENTS_TEXT
-    words = {
-        "TOPIC": PAYMENTS.topic,
-        "GROUP": PAYMENTS.group,
-        "PYTHON": json.dumps(sys.executable),
-        "REPLICAS": str(PAYMENTS.partitions),
-        "RATE": str(PAYMENTS.rate),
-        "FACTOR": str(PAYMENTS.factor),
-    }
-    for name, value in words.items():
-        text = text.replace(f"@{name}@", value)
+    text = render_configuration(utc_now()) + "\n" + render_stream(PAYMENTS)
     path = place / "backlog.yaml"
     path.write_text(text.replace("${env:SHOP_KAFKA}", bootstrap))
     return path
-
-
-def lose_orders(place: Path, bootstrap: str) -> None:
-    """The service stops early, and the broker deletes what it had not read."""
-    client = {"bootstrap.servers": bootstrap}
-    make_topic(client)
-    orders = make_orders(utc_now())
-    write_table(place / "shop.db", orders)
-    publish_orders(client, orders[:-YOUNG])
-    ends = read_ends(client)
-    stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
-    handle_orders(client, place / "warehouse.db", stop_at=stop_at)
-    publish_orders(client, orders[-YOUNG:])
-    expire_old(client, ends)
 
 
 def start_consumers(config: Path) -> None:
@@ -205,26 +160,6 @@ def start_consumers(config: Path) -> None:
     workspace, stream = _open(config)
     fleet = fleet_of(workspace, stream, Role.ORIGINAL)
     launcher_of(workspace, stream, lambda _: None).scale(fleet, PAYMENTS.partitions, lambda: None)
-
-
-def stop_consumers(config: Path) -> None:
-    """Ends the consumers of the payments, those of an expansion too."""
-    workspace, stream = _open(config)
-    launcher = launcher_of(workspace, stream, lambda _: None)
-    original = fleet_of(workspace, stream, Role.ORIGINAL)
-    for place in sorted(original.directory.parent.glob("*")):
-        role = Role.ORIGINAL if place == original.directory else Role.RECOVERY
-        recovery_id = "" if role is Role.ORIGINAL else place.name
-        fleet = Fleet(
-            stream=stream.name,
-            role=role,
-            topic=stream.topic,
-            group=stream.group,
-            bootstrap_servers="",
-            directory=place,
-            recovery_id=recovery_id,
-        )
-        launcher.stop(fleet, lambda: None)
 
 
 @contextmanager

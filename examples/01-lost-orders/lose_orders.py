@@ -12,6 +12,7 @@ from pathlib import Path
 from backlogctl.clock import utc_now
 from backlogctl.kafka.clients import Properties
 from examples.lost_orders import (
+    UNREAD,
     YOUNG,
     expire_old,
     handle_orders,
@@ -22,7 +23,6 @@ from examples.lost_orders import (
     read_table,
     write_table,
 )
-from examples.rebuild import UNREAD
 
 
 def fall_behind(client: Properties, here: Path) -> None:

@@ -319,8 +319,6 @@ def _say_flush(messages: int, milliseconds: int) -> str:
     return " and ".join(parts) if parts else "no flush is forced"
 
 
-# What deletes messages and commits, judged with the real lag and rate.
-
 # From Friday evening to Monday morning, and some hours to mend it.
 WEEKEND = timedelta(hours=72)
 _AHEAD = timedelta(minutes=10)

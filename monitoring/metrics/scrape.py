@@ -15,9 +15,8 @@ from prometheus_client.core import Metric
 from backlogctl.clock import utc_now
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.metrics.catalogue import CATALOGUE, Family
-from backlogctl.monitoring.metrics.groups import CounterSeries as scrape_Counter
-from backlogctl.monitoring.metrics.groups import CounterSeries as sequences_Counter
 from backlogctl.monitoring.metrics.groups import (
+    CounterSeries,
     GaugeSeries,
     Lines,
     list_others,
@@ -69,14 +68,11 @@ def describe_checkups(seen: BoardState) -> Iterator[Metric]:
     yield times
 
 
-# Families of the sequence check: what it has read, and what is missing.
-
-
 def describe_sequences(seen: BoardState) -> Iterator[Metric]:
     """What the sequence check has read and misses; nothing of what it cannot tell."""
     up, behind = GaugeSeries("backlog_sequence_up"), GaugeSeries("backlog_sequence_behind_messages")
-    checked = sequences_Counter("backlog_sequence_checked_messages")
-    unreadable = sequences_Counter("backlog_sequence_unreadable_messages")
+    checked = CounterSeries("backlog_sequence_checked_messages")
+    unreadable = CounterSeries("backlog_sequence_unreadable_messages")
     missing = GaugeSeries("backlog_sequence_missing_messages")
     for stream, look in sorted(seen.sequences.items()):
         place = (look.cluster, stream)
@@ -172,7 +168,7 @@ class Scrape:
         yield from describe_members(seen)
         yield from describe_checkups(seen)
         yield from describe_sequences(seen)
-        sent = scrape_Counter("backlog_notifications")
+        sent = CounterSeries("backlog_notifications")
         for key, count in sorted(self._exported.notifications().items()):
             sent.add_metric(key, count)
         yield sent
@@ -255,7 +251,7 @@ def _list_once(seen: BoardState) -> Iterator[GroupStatus]:
 def _describe_looks(board: Board, seen: BoardState, exported: Exported) -> Iterator[Metric]:
     now = board.clock()
     ages = GaugeSeries("backlog_sample_age_seconds")
-    failures = scrape_Counter("backlog_sample_failures")
+    failures = CounterSeries("backlog_sample_failures")
     # Where nothing was ever seen, the age is that of the watching.
     times = {(name, ""): board.started_at for name in exported.clusters}
     times |= {(one.cluster, name): board.started_at for name, one in exported.streams.items()}

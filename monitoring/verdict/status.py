@@ -195,6 +195,12 @@ class GroupStatus:
     next_commands: tuple[str, ...] = ()
     unseen: tuple[Unseen, ...] = ()
 
+    @property
+    def loss_is_unknown(self) -> bool:
+        """Whether "no loss in sight" would be a guess; the templates of the page read it."""
+        blind = any(one.what in ("retention", "disks") for one in self.unseen)
+        return blind and self.seconds_to_loss is None
+
     def to_json(self) -> dict[str, Any]:
         skipped = {"taken_at", "partitions", "retention", "verdict", "course"}
         skipped |= {"next_commands", "unseen"}

@@ -61,9 +61,6 @@ def suggest_commands(
     return (f"backlogctl status {stream}",)
 
 
-# The verdict in words: what, how bad, how long.
-
-
 def describe_share(name: str) -> str:
     """Of a share group, where nothing more was asked."""
     return (
@@ -98,7 +95,7 @@ def describe_verdict(
             return f"{place}: nothing unread" if lag == 0 else f"{place}: nothing known"
         drained = ", keeping up" if keeps_up else _describe_drain(seconds_to_drain)
         return f"{place}: {format_count(lag)} behind{drained}"
-    behind = _describe_lag(worst)
+    behind = f"{format_count(worst.lag)} behind{_describe_drain(worst.seconds_to_drain)}"
     loss = _describe_loss(worst, consumers_to_win)
     over = format_duration(window)
     match verdict:
@@ -126,10 +123,6 @@ def describe_verdict(
         case Verdict.LAGGING:
             return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
     return f"{place}: {behind}{loss}"
-
-
-def _describe_lag(part: PartitionStatus) -> str:
-    return f"{format_count(part.lag)} behind{_describe_drain(part.seconds_to_drain)}"
 
 
 def _describe_drain(seconds: float | None) -> str:

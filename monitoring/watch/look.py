@@ -287,8 +287,6 @@ def _measure_age(
     return None if at is None else max(0.0, (now - at).total_seconds())
 
 
-# Looks at a stream: a sample, its gaps, and the status that on-call reads.
-
 PEEK_SECONDS = 5.0
 
 

@@ -54,8 +54,6 @@ class Outages:
                 self._report(name, None)
 
 
-# Watches streams: a loop of looks that survives outages.
-
 LOG = logging.getLogger("backlogctl.monitoring")
 
 THIN_EVERY = timedelta(minutes=10)

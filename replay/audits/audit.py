@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# The Spark of an audit.
-
-
 def start_spark(
     workspace: Workspace, stream: Stream, audit: str, archives: Iterable[ArchiveRecord] = ()
 ) -> SparkSession:

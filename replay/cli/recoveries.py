@@ -257,7 +257,7 @@ def show_recovery(
             if document.progress["steps"]:
                 console.print(draw_progress(document.progress))
         console.print(draw_events(document.events))
-        if document.broken:
+        if document.record.problem:
             console.print("the record was changed after it was written", style="bold red")
         if document.standing:
             console.print(draw_standing(document.standing))
@@ -290,11 +290,11 @@ def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
     """What moves: the plan only as long as nothing does."""
     from rich.console import Group
 
-    from backlogctl.replay.present.document import read_document, read_progress
+    from backlogctl.replay.present.document import read_document, read_record, tell_progress
     from backlogctl.replay.present.status import describe_recovery
     from backlogctl.replay.present.terminal import draw_document_plan, draw_head, draw_progress
 
-    progress = read_progress(workspace, recovery)
+    progress = tell_progress(read_record(workspace, recovery))
     if not progress["steps"]:
         return draw_document_plan(read_document(workspace, recovery, asks=False, previews=True))
     verdict = describe_recovery(workspace, recovery)["verdict"]

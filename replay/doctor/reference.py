@@ -56,11 +56,7 @@ What it does not see: settings of clients that are given no file, quotas, the di
 
 def render_page() -> str:
     """The whole page."""
-    return _HEAD + "".join(_render_room(room) for room in Room)
-
-
-def _render_room(room: Room) -> str:
-    return "".join([f"\n## {room}\n", *_render_checks(room)])
+    return _HEAD + "".join(f"\n## {room}\n" + "".join(_render_checks(room)) for room in Room)
 
 
 def _render_checks(room: Room) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tables that a stream is rebuilt from."""
+"""The examination of a stream: its parts are read, judged together, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
+import backlogctl.monitoring.doctor.group
+import backlogctl.monitoring.doctor.producers
+import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError
@@ -79,9 +82,7 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[Finding]:
             )
 
 
-# Examines streams: reads what is there, judges it together, and changes nothing.
-
-# Rules are added where they are imported.
+# Rules are added where their modules are imported: those of the group, the log and the topic above.
 
 Part = TypeVar("Part")
 _SECONDS = 30.0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from backlogctl.errors import Refused
-from backlogctl.ledger import StepRecord
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import mask_values
 from backlogctl.replay.engine.values import RecoveryRecord, Telling, Verification
@@ -46,23 +43,22 @@ class EventLine:
     detail: str
 
 
-class RecoveryDocument(BaseModel):
+@dataclass(frozen=True, slots=True)
+class RecoveryDocument:
     """One recovery.
 
     Attributes:
+        record: what the ledger has of its work.
         summary: the fields that `plan` and `recoveries` print, too.
         plan: None where this program cannot read it: `problem` and `hint` say why.
         planner: who planned it; "" where the plan cannot be read.
         progress: steps, burn-down, messages put back; with the one rate of each.
         standing: who reads, who is stopped, what is where; None where nothing of it is left.
         next_commands: what an operator would type next.
-        broken: what is wrong with the record of events; "" for a whole one.
         verification: None where nothing was verified yet.
     """
 
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
-
-    recovery: Recovery
+    record: RecoveryRecord
     summary: dict[str, Any]
     plan: Telling | None
     planner: str
@@ -71,10 +67,17 @@ class RecoveryDocument(BaseModel):
     progress: dict[str, Any]
     standing: dict[str, Any] | None
     next_commands: tuple[str, ...]
-    events: tuple[Event, ...]
-    broken: str
     verification: Verification | None
     gap_ids: tuple[str, ...]
+
+    @property
+    def recovery(self) -> Recovery:
+        return self.record.recovery
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The record, oldest line first."""
+        return self.record.events
 
     @property
     def share(self) -> Share | None:
@@ -88,7 +91,7 @@ class RecoveryDocument(BaseModel):
             "standing": self.standing,
             "progress": self.progress,
             "events": [describe_event(event) for event in self.events],
-            "events_intact": not self.broken,
+            "events_intact": self.record.problem is None,
         }
 
 
@@ -104,60 +107,54 @@ def read_document(
     Raises:
         LedgerError.
     """
-    ledger, steps = workspace.ledger, workspace.ledger.steps.list(recovery.id)
-    events = ledger.events.list(recovery.id)
+    record = read_record(workspace, recovery)
     plan, planner, problem, hint = None, "", "", ""
     standing, verification = None, None
     try:
         plan = (preview_plan if previews else tell_plan)(workspace, recovery)
         planner = str(workspace.plan_of(recovery).planned_by)
         standing = find_standing(workspace, recovery, ask=asks)
-        verification = _find_verification(workspace, recovery, events, steps)
+        account = workspace.kind_of(recovery).account(workspace.plan_of(recovery), record)
+        verification = account.verification
     except Refused as refused:
         problem, hint = refused.message, refused.hint
     return RecoveryDocument(
-        recovery=recovery,
+        record=record,
         summary=describe_recovery(workspace, recovery),
         plan=plan,
         planner=planner,
         problem=problem,
         hint=hint,
-        progress=read_progress(workspace, recovery, steps),
+        progress=tell_progress(record),
         standing=mask_values(workspace.config.mask_secrets, standing),
         next_commands=tuple(
             standing["next_commands"] if standing else list_next_commands(workspace, recovery)
         ),
-        events=events,
-        broken=ledger.events.find_break(recovery.id) or "",
-        verification=verification,
-        gap_ids=ledger.recoveries.gap_ids(recovery.id),
+        verification=None if verification and verification.result == "pending" else verification,
+        gap_ids=workspace.ledger.recoveries.gap_ids(recovery.id),
     )
 
 
-def read_progress(
-    workspace: Workspace, recovery: Recovery, steps: Sequence[StepRecord] | None = None
-) -> dict[str, Any]:
-    """How far it is now."""
+def read_record(workspace: Workspace, recovery: Recovery) -> RecoveryRecord:
+    """Its events, steps and chunks, and what was left to drain."""
     ledger = workspace.ledger
-    return describe_progress(
-        ledger.steps.list(recovery.id) if steps is None else steps,
-        ledger.burndown.list(recovery.id),
-        ledger.now(),
+    return RecoveryRecord(
+        recovery=recovery,
+        now=ledger.now(),
+        events=ledger.events.list(recovery.id),
+        steps=ledger.steps.list(recovery.id),
         chunks=ledger.chunks.list(recovery.id),
-        live=recovery.state is RecoveryState.RUNNING,
+        burndown=ledger.burndown.list(recovery.id),
+        problem=ledger.events.find_break(recovery.id),
     )
 
 
-def _find_verification(
-    workspace: Workspace,
-    recovery: Recovery,
-    events: Sequence[Event],
-    steps: Sequence[StepRecord],
-) -> Verification | None:
-    kind = workspace.kind_of(recovery)
-    record = RecoveryRecord(recovery, workspace.ledger.now(), tuple(events), tuple(steps))
-    found = kind.account(workspace.plan_of(recovery), record).verification
-    return None if found.result == "pending" else found
+def tell_progress(record: RecoveryRecord) -> dict[str, Any]:
+    """How far it is now."""
+    live = record.recovery.state is RecoveryState.RUNNING
+    return describe_progress(
+        record.steps, record.burndown, record.now, chunks=record.chunks, live=live
+    )
 
 
 def list_event_lines(events: Iterable[Event], *, hides_bugs: bool = False) -> tuple[EventLine, ...]:

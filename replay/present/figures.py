@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -16,8 +16,13 @@ from backlogctl.ledger.measurements import DiskReading
 from backlogctl.monitoring.offsets.lag import count_lag
 from backlogctl.monitoring.plots import Mark, Series, Threshold, Unit, draw_lines
 from backlogctl.monitoring.watch.disks import list_space
-from backlogctl.replay.present.progress import add_up_injected, thin
-from backlogctl.values import ChunkState, Sample
+from backlogctl.replay.engine.values import RecoveryRecord
+from backlogctl.replay.present.progress import add_up_injected, list_injected, thin
+from backlogctl.values import Sample
+from backlogctl_delivery.visible import show_value
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MOST_POINTS = 400
 _RATE_STEPS = 60
@@ -62,17 +67,37 @@ class Figure:
         )
 
 
+def load_templates(*packages: str) -> Environment:
+    """Templates of the packages, the first that has one; every value in them is escaped, for HTML
+    and for the eye."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
+        autoescape=True,
+        finalize=show_value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def describe_course(record: RecoveryRecord, isolation: str) -> dict[str, Any]:
+    """The points of all figures of a recovery."""
+    return {
+        "lag": _to_points(measure_lag(record.samples, isolation), "lag"),
+        "burndown": describe_burndown(record.burndown),
+        "injection": describe_injection(record.chunks, record.steps),
+        "disks": describe_disks(record.disks, record.recovery.topic),
+    }
+
+
 def measure_lag(samples: Sequence[Sample], isolation: str) -> list[tuple[datetime, int]]:
     """When each sample was taken, and the unread offsets that existed then."""
     return [
         (sample.taken_at, sum(count_lag(part, isolation) or 0 for part in sample.partitions))
         for sample in samples
     ]
-
-
-def describe_lag(samples: Sequence[Sample], isolation: str) -> list[dict[str, Any]]:
-    """`{"at", "lag"}`: unread offsets of the stream around the recovery."""
-    return _to_points(measure_lag(samples, isolation), "lag")
 
 
 def describe_burndown(samples: Sequence[BurndownSample]) -> list[dict[str, Any]]:
@@ -103,11 +128,7 @@ def describe_injection(
     chunks: Sequence[ChunkRecord], steps: Sequence[StepRecord]
 ) -> dict[str, Any]:
     """Messages as they were put back: in all, and a second."""
-    done = sorted(
-        (record.injected_at, record.chunk.count)
-        for record in chunks
-        if record.state is ChunkState.INJECTED and record.injected_at is not None
-    )
+    done = list_injected(chunks)
     if not done:
         return {"points": [], "rates": []}
     first = done[0][0]

@@ -184,13 +184,18 @@ def _measure_drain(samples: Sequence[BurndownSample]) -> DrainPace:
     )
 
 
-def add_up_injected(chunks: Iterable[ChunkRecord]) -> list[tuple[datetime, int]]:
-    """When each chunk was committed, and how many messages were back then in all."""
-    done = sorted(
+def list_injected(chunks: Iterable[ChunkRecord]) -> list[tuple[datetime, int]]:
+    """When each chunk was committed, oldest first, and its messages."""
+    return sorted(
         (c.injected_at, c.chunk.count)
         for c in chunks
         if c.state is ChunkState.INJECTED and c.injected_at is not None
     )
+
+
+def add_up_injected(chunks: Iterable[ChunkRecord]) -> list[tuple[datetime, int]]:
+    """When each chunk was committed, and how many messages were back then in all."""
+    done = list_injected(chunks)
     sums = accumulate(count for _, count in done)
     return [(at, total) for (at, _), total in zip(done, sums, strict=True)]
 

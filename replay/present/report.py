@@ -14,14 +14,9 @@ from backlogctl.replay.engine.approval import AUTOMATIC
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Plan, mask_values
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
-from backlogctl.replay.present.figures import (
-    describe_burndown,
-    describe_disks,
-    describe_injection,
-    describe_lag,
-)
-from backlogctl.replay.present.progress import describe_progress
-from backlogctl.replay.present.status import list_next_commands
+from backlogctl.replay.present.document import tell_progress
+from backlogctl.replay.present.figures import describe_course
+from backlogctl.replay.present.status import describe_gap, list_next_commands, show_time
 from backlogctl.replay.present.timeline import collect_record, describe_detail, list_lines
 from backlogctl.values import Gap, Recovery, RecoveryState
 
@@ -91,20 +86,9 @@ def _place(gaps: Sequence[Gap]) -> str:
 
 def _describe_gap(gap: Gap) -> dict[str, Any]:
     return {
-        "id": gap.id,
-        "partition": gap.partition,
-        "start": gap.start,
-        "end": gap.end,
-        "count": gap.count,
-        "cause": str(gap.cause),
+        **describe_gap(gap),
         "cause_told": _CAUSES.get(str(gap.cause), str(gap.cause)),
-        "certainty": str(gap.certainty),
         "certainty_told": _CERTAINTIES.get(str(gap.certainty), str(gap.certainty)),
-        "state": str(gap.state),
-        "reason": gap.reason,
-        "first_time": None if gap.first_time is None else format_time(gap.first_time),
-        "last_time": None if gap.last_time is None else format_time(gap.last_time),
-        "detected_at": format_time(gap.detected_at),
     }
 
 
@@ -115,7 +99,6 @@ def describe_people(plan: Plan, record: RecoveryRecord) -> dict[str, Any]:
     """Who planned and who approved, by account and by name, when, and which hash."""
     recovery = record.recovery
     approved = record.find_last("approved")
-    expires = recovery.approval_expires_at
     return {
         "planned_by": str(plan.planned_by),
         "planned_at": format_time(plan.planned_at),
@@ -123,9 +106,9 @@ def describe_people(plan: Plan, record: RecoveryRecord) -> dict[str, Any]:
         "approval": plan.approval,
         "approved_by": recovery.approved_by,
         "approved_identity": recovery.approved_identity,
-        "approved_at": None if approved is None else format_time(approved.at),
+        "approved_at": show_time(approved.at if approved else None),
         "approved_hash": recovery.approved_hash,
-        "expires_at": None if expires is None else format_time(expires),
+        "expires_at": show_time(recovery.approval_expires_at),
         "automatic": recovery.approved_by == AUTOMATIC,
     }
 
@@ -302,10 +285,7 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
         "plan": describe_plan(plan, told),
         "people": describe_people(plan, record),
         "steps": _describe_steps(record),
-        "lag": describe_lag(record.samples, isolation),
-        "burndown": describe_burndown(record.burndown),
-        "injection": describe_injection(record.chunks, record.steps),
-        "disks": describe_disks(record.disks, recovery.topic),
+        **describe_course(record, isolation),
         "verification": _describe_verification(account),
         "unexplained": _describe_rest(account),
         "record": {
@@ -336,8 +316,7 @@ def _describe_rest(account: Account) -> dict[str, Any]:
 
 
 def _describe_steps(record: RecoveryRecord) -> list[dict[str, Any]]:
-    live = record.recovery.state is RecoveryState.RUNNING
-    steps = describe_progress(record.steps, (), record.now, live=live)["steps"]
+    steps = tell_progress(record)["steps"]
     # A step's detail may be long; the report shows it where it belongs.
     return [{name: value for name, value in step.items() if name != "detail"} for step in steps]
 

@@ -14,21 +14,14 @@ from rich.console import Group, RenderableType
 
 from backlogctl.errors import BacklogError, UsageError
 from backlogctl.formats import format_duration, format_moment
-from backlogctl.replay.present.figures import list_lag_figures, list_work_figures
+from backlogctl.replay.present.figures import list_lag_figures, list_work_figures, load_templates
 from backlogctl.replay.present.layout import Facts, Text
-from backlogctl.replay.present.terminal import style_word
-from backlogctl_delivery.visible import escape_text, show_value
+from backlogctl.replay.present.terminal import draw_title
+from backlogctl_delivery.visible import escape_text
 
 
 def draw_summary(document: Mapping[str, Any]) -> RenderableType:
     """What it is about, how it stands, what was lost, verified, and not explained."""
-    head = Text.assemble(
-        (document["id"], "bold"),
-        f"  {document['kind']} {document['stream']}  ",
-        style_word(document["state"]),
-        "  ",
-        style_word(document["verdict"].replace("_", " ")),
-    )
     grid = Facts()
 
     def add(name: str, told: str, style: str = "") -> None:
@@ -56,7 +49,8 @@ def draw_summary(document: Mapping[str, Any]) -> RenderableType:
         add("record", f"{record['events']:,} events, hash chain verified", "green")
     else:
         add("record", record["problem"] or "the plan was changed after it was hashed", "bold red")
-    return Group(head, grid)
+    named = (document[name] for name in ("id", "kind", "stream", "state", "verdict"))
+    return Group(draw_title(*named), grid)
 
 
 # Writes a file whole or not at all.
@@ -114,20 +108,12 @@ _CODE = re.compile(r"`([^`]+)`")
 
 def render_page(document: Mapping[str, Any]) -> str:
     """The whole page; every text in it is escaped but the figures, which are ours."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup, escape
 
     def set_code(text: str) -> Markup:
         return Markup(_CODE.sub(r"<code>\1</code>", str(escape(escape_text(text)))))
 
-    environment = Environment(
-        loader=PackageLoader("backlogctl.replay.present"),
-        autoescape=True,
-        finalize=show_value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = load_templates("backlogctl.replay.present")
     environment.filters |= {
         "count": _count,
         "moment": _format_short,

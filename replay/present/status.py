@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
@@ -40,9 +40,9 @@ def describe_gap(gap: Gap) -> dict[str, Any]:
         "cause": str(gap.cause),
         "certainty": str(gap.certainty),
         "state": str(gap.state),
-        "first_time": _at(gap.first_time),
-        "last_time": _at(gap.last_time),
-        "detected_at": _at(gap.detected_at),
+        "first_time": show_time(gap.first_time),
+        "last_time": show_time(gap.last_time),
+        "detected_at": show_time(gap.detected_at),
         "topic": gap.topic,
         "group": gap.group,
         "reason": gap.reason,
@@ -64,10 +64,10 @@ def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any
         "plan_hash": recovery.plan_hash,
         "topic": recovery.topic,
         "group": recovery.group,
-        "created_at": _at(recovery.created_at),
+        "created_at": show_time(recovery.created_at),
         "approved_by": recovery.approved_by,
         "approved_identity": recovery.approved_identity,
-        "approval_expires_at": _at(recovery.approval_expires_at),
+        "approval_expires_at": show_time(recovery.approval_expires_at),
         "requested": recovery.requested,
         "runner": recovery.runner,
         "injected": recovery.injected,
@@ -147,7 +147,7 @@ def describe_event(event: Event) -> dict[str, Any]:
     """One line of a recovery's record."""
     return {
         "sequence": event.sequence,
-        "at": _at(event.at),
+        "at": show_time(event.at),
         "actor": event.actor,
         "action": event.action,
         "detail": dict(event.detail),
@@ -157,17 +157,17 @@ def describe_event(event: Event) -> dict[str, Any]:
 
 def list_next_commands(workspace: Workspace, recovery: Recovery) -> list[str]:
     """What an operator would type next; nothing where this program cannot read the plan."""
-    if _is_unread(workspace, recovery):
+    if _refuses(workspace.plan_of, recovery):
         return []
     if recovery.requested == "cancel":
         # Asked for, and not carried out yet: that is what any run would do.
         return [f"backlogctl cancel {recovery.id}"]
     match recovery.state:
-        case RecoveryState.APPROVED if is_expired(recovery):
-            return [f"backlogctl approve {recovery.id} --by NAME"]
+        case RecoveryState.PLANNED if _refuses(check_runnable, workspace, recovery):
+            return []  # its warnings say why it may not run
         case RecoveryState.PLANNED:
-            if _is_refused(workspace, recovery):
-                return []  # its warnings say why it may not run
+            return [f"backlogctl approve {recovery.id} --by NAME"]
+        case RecoveryState.APPROVED if is_expired(recovery):
             return [f"backlogctl approve {recovery.id} --by NAME"]
         case RecoveryState.FAILED if recovery.detail.get("code") == "plan_stale":
             return [f"backlogctl cancel {recovery.id}"]
@@ -180,25 +180,16 @@ def list_next_commands(workspace: Workspace, recovery: Recovery) -> list[str]:
     return []
 
 
-def _is_unread(workspace: Workspace, recovery: Recovery) -> bool:
-    """Whether this program does not know the kind, or cannot read the plan."""
+def _refuses(check: Callable[..., object], *arguments: object) -> bool:
     try:
-        workspace.plan_of(recovery)
+        check(*arguments)
     except Refused:
         return True
     return False
 
 
-def _is_refused(workspace: Workspace, recovery: Recovery) -> bool:
-    """Whether the plan cannot be approved as it is."""
-    try:
-        check_runnable(workspace, recovery)
-    except Refused:
-        return True
-    return False
-
-
-def _at(moment: datetime | None) -> str | None:
+def show_time(moment: datetime | None) -> str | None:
+    """As a document has it."""
     return None if moment is None else format_time(moment)
 
 

@@ -450,11 +450,17 @@ def draw_document_plan(document: RecoveryDocument) -> RenderableType:
 
 
 def draw_head(recovery: Recovery, verdict: str) -> Text:
+    """Its line above what is told of it."""
+    state = str(recovery.state)
+    return draw_title(recovery.id, recovery.kind, recovery.stream, state, verdict)
+
+
+def draw_title(name: str, kind: str, stream: str, state: str, verdict: str) -> Text:
     """`r-20261121-0001  expand orders  running  wins`."""
     return Text.assemble(
-        (recovery.id, "bold"),
-        f"  {recovery.kind} {recovery.stream}  ",
-        style_word(str(recovery.state)),
+        (name, "bold"),
+        f"  {kind} {stream}  ",
+        style_word(state),
         "  ",
         style_word(verdict.replace("_", " ")),
     )

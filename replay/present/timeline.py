@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -17,6 +17,7 @@ from backlogctl.manifests import hash_value
 from backlogctl.replay.engine.archives import find_end
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
 from backlogctl.replay.engine.values import RecoveryRecord
+from backlogctl.replay.present.document import read_record
 from backlogctl.replay.present.figures import measure_lag
 from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
 from backlogctl.values import FINAL, Cause, Event, Gap, GapState, Recovery
@@ -36,11 +37,11 @@ def collect_record(workspace: Workspace, recovery_id: str) -> RecoveryRecord:
         Refused: another program, or another version of this one, planned it.
     """
     ledger = workspace.ledger
-    recovery = ledger.recoveries.get(recovery_id)
+    record = read_record(workspace, ledger.recoveries.get(recovery_id))
+    recovery = record.recovery
     kind = workspace.kind_of(recovery)
     plan = kind.read_plan(recovery)
-    events = ledger.events.list(recovery_id)
-    ended_at = _find_ending(recovery, events)
+    ended_at = _find_ending(recovery, record.events)
     gaps = kind.find_gaps(plan, ledger, recovery, ended_at)
     begin = min([recovery.created_at, *(gap.detected_at for gap in gaps)])
     if not kind.traits.repairs_gaps:
@@ -55,19 +56,13 @@ def collect_record(workspace: Workspace, recovery_id: str) -> RecoveryRecord:
         and (end is None or sample.taken_at <= end)
     )
     held = ledger.holds.list(open_only=False, stream=recovery.stream)
-    return RecoveryRecord(
-        recovery=recovery,
-        events=events,
-        steps=ledger.steps.list(recovery_id),
+    return replace(
+        record,
         gaps=gaps,
-        chunks=ledger.chunks.list(recovery_id),
-        burndown=ledger.burndown.list(recovery_id),
         samples=samples,
         disks=read_disks(ledger, recovery, ended_at) if kind.traits.opens_gaps else (),
         holds=tuple(hold for hold in held if _concerns(hold, recovery, begin, end)),
-        problem=ledger.events.find_break(recovery_id),
         plan_holds=hash_value(dict(recovery.plan)) == recovery.plan_hash,
-        now=ledger.now(),
         ended_at=ended_at,
     )
 

@@ -220,8 +220,6 @@ def _read_wait(form: Mapping[str, Any]) -> timedelta | None:
     return found
 
 
-# Makes the plan that a run of a runbook asks for, once.
-
 # An earlier try's plan that nobody will run.
 _CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)
 

@@ -178,9 +178,9 @@ def count_tiers(
         archived: messages that were moved out of the topic, as `as_tier` gives them; one that is
             also in `messages` was put back, and is counted there.
     """
-    all_of = _as_rows(rows).unionAll(_as_messages(messages))
+    all_of = _shape(rows, row_ms="at_ms", rows="1L").unionAll(_as_messages(messages))
     if consumed is not None:
-        all_of = all_of.unionAll(_as_handled(consumed))
+        all_of = all_of.unionAll(_shape(consumed, is_handled="true"))
     if archived is not None:
         all_of = all_of.unionAll(_shape(archived, message_ms="at_ms", archived="1L"))
     marked = _mark(all_of, _to_ms(begin), _to_ms(end), width // _MS)
@@ -210,17 +210,9 @@ def _from_ms(at: int) -> datetime:
     return datetime.fromtimestamp(at / 1000, UTC)
 
 
-def _as_rows(rows: DataFrame) -> DataFrame:
-    return _shape(rows, row_ms="at_ms", rows="1L")
-
-
 def _as_messages(messages: DataFrame) -> DataFrame:
     ours = "cast(is_put_back as long)"
     return _shape(messages, message_ms="at_ms", messages="1L", put_back=ours, is_read="is_read")
-
-
-def _as_handled(consumed: DataFrame) -> DataFrame:
-    return _shape(consumed, is_handled="true")
 
 
 def _shape(

@@ -95,11 +95,7 @@ class Airflow:
         return self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def trigger_at(
-        self,
-        dag_id: str,
-        at: datetime,
-        conf: Mapping[str, Any] | None = None,
-        user: str = "oncall",
+        self, dag_id: str, at: datetime, conf: Mapping[str, Any] | None = None, user: str = "oncall"
     ) -> DagRun:
         """A new run of the DAG for a date that is past."""
         body = {"logical_date": at.isoformat(), "conf": dict(conf or {})}

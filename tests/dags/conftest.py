@@ -64,9 +64,7 @@ def slots(
 def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """An Airflow with the runbooks; nothing of it stays."""
     with AirflowStandalone.start(
-        tmp_path_factory.mktemp("airflow"),
-        config=slots.config,
-        extra_env=_SETTINGS,
+        tmp_path_factory.mktemp("airflow"), config=slots.config, extra_env=_SETTINGS
     ) as started:
         client = Airflow(started)
         yield client

@@ -27,6 +27,7 @@ from tests.replay.runbooks.desks import (
     RUN,
     TOPIC_ID,
     lose,
+    name_states,
     open_shop,
     store_unknown,
 )
@@ -39,10 +40,6 @@ STATES: tuple[tuple[S, ...], ...] = (
     (S.APPROVED, S.RUNNING, S.FAILED),
     (S.APPROVED, S.RUNNING, S.VERIFIED),
 )
-
-
-def name_states(states: tuple[S, ...]) -> str:
-    return str(states[-1]) if states else "planned"
 
 
 @pytest.fixture

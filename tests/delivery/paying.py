@@ -1,10 +1,11 @@
 """A consumer that pays each order once, and is killed where a test says.
 
-    python -m tests.delivery.paying BOOTSTRAP TOPIC GROUP TOTAL STORE FILE POINT
+    python -m tests.delivery.paying BOOTSTRAP TOPIC GROUP TOTAL PORT FILE POINT
 
-STORE is a database's URL, or `redis:PORT` with its work in FILE: an order's id in each line. POINT is
-one of `POINTS`, where it dies with the third order that it is to pay; or `never`. It ends when it has
-committed the offset TOTAL of partition 0.
+PORT is that of Redis; the work is in FILE: an order's id in each line. POINT is where it dies with the
+third order that it is to pay: `begun` and nothing done, `worked` and the attempt not ended, `marked`
+and not committed in Kafka, `read`; or `never`. It ends when it has committed the offset TOTAL of
+partition 0.
 """
 
 from __future__ import annotations
@@ -16,18 +17,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import sqlalchemy as sa
 from confluent_kafka import Consumer, Message
-from sqlalchemy.orm import Session
+from redis import Redis
 
-from backlogctl_delivery.idempotent.sql import Marks
+from backlogctl_delivery.idempotent.redis import RedisMarks
 
-# Begun and nothing done; done and the attempt not ended; the attempt ended and not committed; committed in
-# the database and not in Kafka; committed in Kafka. Redis has no commit.
-POINTS = ("begun", "worked", "marked", "committed", "read")
 IDENTITY = "order-id"
-PAID = sa.table("paid", sa.column("order_id"))
-# Longer than a attempt, so that nobody takes over from who is alive.
+# Longer than an attempt, so that nobody takes over from who is alive.
 LEASE = timedelta(seconds=2)
 
 
@@ -45,30 +41,7 @@ class Crash:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def pay_in_sql(url: str, crash: Crash) -> Callable[[Message], None]:
-    engine = sa.create_engine(url)
-    marks = Marks("paid_marks", identity=IDENTITY)
-    marks.create_tables(engine)
-
-    def pay(message: Message) -> None:
-        with Session(engine) as session, session.begin():
-            with marks.handle_once(session, message) as attempt:
-                if attempt.is_first:
-                    crash.begin()
-                    crash.reach("begun")
-                    session.execute(sa.insert(PAID), {"order_id": attempt.message_id})
-                    crash.reach("worked")
-            crash.reach("marked")
-        crash.reach("committed")
-
-    return pay
-
-
-def pay_in_redis(port: int, file: Path, crash: Crash) -> Callable[[Message], None]:
-    from redis import Redis
-
-    from backlogctl_delivery.idempotent.redis import RedisMarks
-
+def make_pay(port: int, file: Path, crash: Crash) -> Callable[[Message], None]:
     marks = RedisMarks(
         Redis("127.0.0.1", port, socket_timeout=30),
         f"payer-{file.parent.name}-{file.stat().st_ino}",
@@ -92,12 +65,9 @@ def pay_in_redis(port: int, file: Path, crash: Crash) -> Callable[[Message], Non
 
 
 def main() -> None:
-    bootstrap, topic, group, total, store, file, point = sys.argv[1:]
+    bootstrap, topic, group, total, port, file, point = sys.argv[1:]
     crash = Crash(point)
-    if store.startswith("redis:"):
-        pay = pay_in_redis(int(store.removeprefix("redis:")), Path(file), crash)
-    else:
-        pay = pay_in_sql(store, crash)
+    pay = make_pay(int(port), Path(file), crash)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

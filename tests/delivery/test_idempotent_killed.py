@@ -1,4 +1,7 @@
-"""A real consumer, killed at each of its steps: an order is paid once, or as often as the page says."""
+"""A consumer whose marks are in Redis, killed at each of its steps, or whose Redis is emptied.
+
+With marks in SQL: tests/crash/test_delivery.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from confluent_kafka import Consumer, Producer
 
 from backlogctl.errors import BacklogError
@@ -21,10 +23,10 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import EVENT_ID
 from tests.conftest import MakeTopic
-from tests.delivery.paying import IDENTITY, POINTS
+from tests.delivery.paying import IDENTITY
 from tests.redis_server import EmbeddedRedis
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ORDERS = [f"order-{number}" for number in range(30)]
 
 
@@ -41,10 +43,10 @@ def orders(kafka: EmbeddedKafka, topic: MakeTopic) -> tuple[str, int]:
 
 
 def consume(
-    kafka: EmbeddedKafka, orders: tuple[str, int], group: str, store: str, file: Path, point: str
+    kafka: EmbeddedKafka, orders: tuple[str, int], group: str, port: int, file: Path, point: str
 ) -> None:
     """Runs the consumer to its end: killed where it is to be, else at the end of the topic."""
-    words = (kafka.bootstrap, orders[0], group, str(orders[1]), store, str(file), point)
+    words = (kafka.bootstrap, orders[0], group, str(orders[1]), str(port), str(file), point)
     ended = subprocess.run(
         [sys.executable, "-m", "tests.delivery.paying", *words],
         cwd=ROOT,
@@ -57,34 +59,6 @@ def consume(
     assert ended.returncode == wanted, (point, ended.stderr)
 
 
-def test_fault_54_a_consumer_killed_at_every_step_has_one_effect_in_sql(
-    kafka: EmbeddedKafka,
-    orders: tuple[str, int],
-    group: str,
-    url: str,
-    engine: sa.Engine,
-    tmp_path: Path,
-) -> None:
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE paid (order_id VARCHAR(40))"))
-
-    def count(table: str, column: str) -> Counter[str]:
-        with engine.connect() as connection:
-            rows = connection.execute(sa.text(f"SELECT {column} FROM {table}"))
-            return Counter(rows.scalars())
-
-    for point in POINTS:
-        consume(kafka, orders, group, url, tmp_path, point)
-        paid = count("paid", "order_id")
-        assert set(paid.values()) == {1}
-        assert paid == count("paid_marks", "message_id")
-    consume(kafka, orders, group, url, tmp_path, "never")
-    assert count("paid", "order_id") == Counter(ORDERS)
-    # All of it once more, as after offsets that were lost.
-    consume(kafka, orders, f"{group}-2", url, tmp_path, "never")
-    assert count("paid", "order_id") == count("paid_marks", "message_id") == Counter(ORDERS)
-
-
 def test_fault_54_a_consumer_killed_at_every_step_repeats_only_what_redis_cannot_know(
     kafka: EmbeddedKafka,
     orders: tuple[str, int],
@@ -93,7 +67,7 @@ def test_fault_54_a_consumer_killed_at_every_step_repeats_only_what_redis_cannot
     tmp_path: Path,
 ) -> None:
     """Killed between work and mark: that message's work is done once more, and no other's."""
-    file, store = tmp_path / "paid", f"redis:{redis_server.port}"
+    file, port = tmp_path / "paid", redis_server.port
     os.close(os.open(file, os.O_CREAT))
 
     def list_paid() -> list[str]:
@@ -101,11 +75,11 @@ def test_fault_54_a_consumer_killed_at_every_step_repeats_only_what_redis_cannot
 
     repeated: Counter[str] = Counter()
     for point in ("begun", "worked", "marked", "read"):
-        consume(kafka, orders, group, store, file, point)
+        consume(kafka, orders, group, port, file, point)
         if point == "worked":
             repeated[list_paid()[-1]] += 1
-    consume(kafka, orders, group, store, file, "never")
-    consume(kafka, orders, f"{group}-2", store, file, "never")
+    consume(kafka, orders, group, port, file, "never")
+    consume(kafka, orders, f"{group}-2", port, file, "never")
     assert len(repeated) == 1
     assert Counter(list_paid()) == Counter(ORDERS) + repeated
     told = [line.split()[0] for line in file.read_text().splitlines() if line.endswith(" 1")]
@@ -138,11 +112,7 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
 
     with EmbeddedRedis() as server, server.connect() as client:
         marks = RedisMarks(
-            client,
-            group,
-            lease=timedelta(minutes=1),
-            keep=timedelta(hours=1),
-            when_away="closed",
+            client, group, lease=timedelta(minutes=1), keep=timedelta(hours=1), when_away="closed"
         )
 
         end = time.monotonic() + 100

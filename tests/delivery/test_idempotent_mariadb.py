@@ -297,8 +297,7 @@ def test_the_table_has_transactions_whatever_the_server_prefers(
     mariadb_url: str, other_engine: str
 ) -> None:
     preferring = sa.create_engine(
-        mariadb_url,
-        connect_args={"init_command": f"SET default_storage_engine = {other_engine}"},
+        mariadb_url, connect_args={"init_command": f"SET default_storage_engine = {other_engine}"}
     )
     marks = Marks("handled")
     marks.create_tables(preferring)

@@ -305,7 +305,7 @@ def test_importing_takes_what_it_uses() -> None:
             capture_output=True,
             text=True,
             check=True,
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[2],
         )
         assert made.stdout.strip() == wanted
 

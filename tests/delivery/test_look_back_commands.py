@@ -82,9 +82,7 @@ def test_names_that_others_chose_are_escaped(teller: Teller, place: Path) -> Non
     assert r"\u202e" in shown
 
 
-def test_without_tables_it_says_what_makes_them(
-    place: Path,
-) -> None:
+def test_without_tables_it_says_what_makes_them(place: Path) -> None:
     error = _call(place, "status", code=1)["error"]
     assert error["code"] == "look_back_database"
     assert "lookback run" in error["hint"]

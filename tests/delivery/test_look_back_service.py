@@ -390,7 +390,11 @@ def test_fault_45_sent_and_not_marked_is_sent_again_with_the_same_id(
 
 
 def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
-    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, unique: str
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    teller: Teller,
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     out, small = topic(2), topic(1, {"max.message.bytes": "100"})
     teller.prepare("lost", topic=f"nowhere-{unique}")
@@ -403,6 +407,8 @@ def test_what_the_brokers_refuse_is_parked_and_holds_up_nobody(
         wait_until(lambda: teller.state("good") == State.FORWARDED)
         for biz_id in ("large", "lost"):
             wait_until(lambda name=biz_id: teller.state(name) == State.PARKED)  # type: ignore[misc]
+    assert "is parked: " in caplog.text
+    assert "see `backlogctl lookback list --state parked`" in caplog.text
     row = teller.find("large")
     assert row["parked_because"] == "the brokers refused it 2 times"
     assert "MSG_SIZE_TOO_LARGE" in row["last_outcome"]

@@ -81,7 +81,7 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
     )
     assert running.stderr is not None
     try:
@@ -256,7 +256,7 @@ def running(file: Path, *words: str) -> Iterator[str]:
         env={name: value for name, value in os.environ.items() if name != "BACKLOG_OUTBOX_URL"},
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
     )
     assert process.stderr is not None
     try:

@@ -484,7 +484,7 @@ def test_ended_before_all_is_sent_is_no_success(pg_shop: Shop) -> None:
         env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
     )
     assert running.stderr is not None
     while "no broker answers" not in running.stderr.readline():

@@ -496,10 +496,7 @@ def test_keys_are_placed_as_the_recoveries_place_them(
     keys: list[bytes | None], partitions: int
 ) -> None:
     column = pa.array(keys, type=pa.binary())
-    for scalar, whole in (
-        (place_murmur2, place_column_murmur2),
-        (place_crc32, place_column_crc32),
-    ):
+    for scalar, whole in ((place_murmur2, place_column_murmur2), (place_crc32, place_column_crc32)):
         placed = [-1 if (p := scalar(key, partitions)) is None else p for key in keys]
         expected = whole(column, partitions).tolist()
         # librdkafka's consistent_random takes an empty key for none; `consistent` does not.

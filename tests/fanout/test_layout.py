@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,15 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backlogctl.clock import Deadline
 from backlogctl.fanout.layout import (
     CANARY_AT_LEAST,
+    PLACES,
     Load,
+    Skew,
     cut_canary,
     find_smallest_factor,
     is_won,
+    measure_skew,
     plan_layout,
+    sample_keys,
 )
 from backlogctl.fanout.retention import TimeToLoss, Unread, find_time_to_loss, needs_hold
+from backlogctl.kafka.peek import Peeked
 from tests.kernel.ledger.makers import NOON
 
 LAGS = st.dictionaries(st.integers(0, 50), st.integers(0, 10**9), min_size=1, max_size=20)
@@ -133,3 +140,32 @@ def test_retention_is_held_unless_there_is_time_to_spare() -> None:
     assert needs_hold(TimeToLoss(799, "time", limited=True), 100)
     assert not needs_hold(TimeToLoss(800, "time", limited=True), 100)
     assert needs_hold(TimeToLoss(1e9, "time", limited=True), None)
+
+
+# The share of one key, from a sample.
+
+
+def test_a_key_counts_by_its_partitions_part_of_the_lag() -> None:
+    keys: dict[int, Sequence[bytes | None]] = {
+        0: [b"hot"] * 30 + [b"a", b"b"] * 5,
+        1: [b"c", None] * 20,
+    }
+    found = measure_skew(keys, {0: 900, 1: 100})
+    assert found.looked == 80
+    assert round(found.share, 3) == 0.675  # three quarters of nine tenths
+
+
+def test_messages_without_a_key_and_a_few_of_one_are_nobodys() -> None:
+    assert measure_skew({0: [None] * 50 + [b"a"] * 9}, {0: 59}) == Skew(0.0, 59)
+    assert measure_skew({0: [], 1: []}, {0: 5, 1: 0}) == Skew()
+
+
+def test_it_looks_all_over_the_range() -> None:
+    asked: list[int] = []
+
+    def peek(starts: Mapping[int, int], limit: Deadline) -> Mapping[int, Iterable[Peeked]]:
+        asked.append(starts[0])
+        return {0: [Peeked(starts[0], b"k", None)]}
+
+    assert sample_keys(peek, {0: (100, 1100)}) == {0: [b"k"] * PLACES}
+    assert asked == [100, 300, 500, 700, 900]

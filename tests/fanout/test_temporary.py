@@ -296,14 +296,7 @@ def test_fault_67_brokers_with_a_size_limit_keep_all_of_it(tmp_path: Path, ledge
         desk = Desk(ledger, admin, "orders")
         desk.create(partitions=1)
         publish(properties, "orders", {0: 3000}, value=b"x" * 2000, **PLAIN)
-        publish(
-            properties,
-            desk.name,
-            {0: 3000},
-            hours_ago=48,
-            value=b"x" * 2000,
-            **PLAIN,
-        )
+        publish(properties, desk.name, {0: 3000}, hours_ago=48, value=b"x" * 2000, **PLAIN)
         wait_until(
             lambda: verbs.list_offsets(admin, "orders", [0], "earliest")[0] > 0,
             what="the brokers' limits delete from the source",

@@ -101,7 +101,7 @@ BESIDE = """{outbox: shop, margin: 1m, edge: include,
       consumed: {database: shop, table: handled, column: message_id}}"""
 
 
-def load_test_config_outbox_source(text: str = TEXT) -> Stream:
+def load_stream(text: str = TEXT) -> Stream:
     return Config.from_text(text).stream("orders")
 
 
@@ -111,7 +111,7 @@ def source_of(stream: Stream) -> StreamSource:
 
 
 def test_all_else_follows() -> None:
-    source = source_of(load_test_config_outbox_source())
+    source = source_of(load_stream())
     assert (source.database, source.table, source.mutable) == ("shop", "backlog_outbox", False)
     assert source.where == {"topic": "orders", "state": "sent"}
     assert source.identity.header == stamps.EVENT_ID
@@ -121,7 +121,7 @@ def test_all_else_follows() -> None:
 
 
 def test_evidence_edge_and_margin_may_stand_beside_it() -> None:
-    source = source_of(load_test_config_outbox_source(TEXT.replace("{outbox: shop}", BESIDE)))
+    source = source_of(load_stream(TEXT.replace("{outbox: shop}", BESIDE)))
     assert source.consumed is not None
     assert (source.consumed.table, source.edge) == ("handled", "include")
     assert source.margin == timedelta(minutes=1)
@@ -149,13 +149,13 @@ def test_evidence_edge_and_margin_may_stand_beside_it() -> None:
 )
 def test_what_is_wrong_is_named_where_it_stands(old: str, new: str, said: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        load_test_config_outbox_source(TEXT.replace(old, new))
+        load_stream(TEXT.replace(old, new))
     assert said in str(refused.value)
 
 
 def test_written_out_it_is_the_same_source() -> None:
     """So that nothing else knows of it, and a plan stays as it is."""
-    stream = load_test_config_outbox_source()
+    stream = load_stream()
     written = dict(expand_outbox("orders", {"outbox": "shop"}))
     del written["outbox"]
     data: dict[str, Any] = {**stream.model_dump(), "source": written}
@@ -173,8 +173,8 @@ def test_plans_of_other_sources_stay_as_they_are() -> None:
         "{database: shop, table: t, primary_key: id, time_column: at, message: {key: id, "
         "value: {json: id}}, identity: {row: id, message: key}}",
     )
-    now = fingerprint_stream(load_test_config_outbox_source(text))
-    planned = fingerprint_stream(load_test_config_outbox_source(text))
+    now = fingerprint_stream(load_stream(text))
+    planned = fingerprint_stream(load_stream(text))
     for key in ("where", "time_unit", "sent_time"):
         del planned["source"][key]
     for key in ("tombstones", "header_list", "partition"):
@@ -191,7 +191,7 @@ def test_rows_are_chosen_by_text_numbers_and_booleans(value: str) -> None:
         + "}, message: {key: id, value: {json: id}}, identity: {row: id, message: key}}",
     )
     with pytest.raises(ConfigurationError) as refused:
-        load_test_config_outbox_source(text)
+        load_stream(text)
     assert "where.a (line 9): must be text, a whole number, true or false" in str(refused.value)
 
 

@@ -16,16 +16,23 @@ from pydantic import ValidationError
 from backlogctl.config import Cluster, Config, Source, load_config, mask_secrets, render_template
 from backlogctl.config.references import FindConnection
 from backlogctl.errors import BacklogError, ConfigurationError
-from tests.kernel.config_texts import BASE, ENV, SECRETS, with_property, with_section, with_stream
-from tests.kernel.config_texts import load as test_config_secrets_load
-from tests.kernel.config_texts import refuse as test_config_secrets_refuse
+from tests.kernel.config_texts import (
+    BASE,
+    ENV,
+    SECRETS,
+    load,
+    refuse,
+    with_property,
+    with_section,
+    with_stream,
+)
 
 # `${airflow:CONNECTION.FIELD}`: looked up by whoever reads the file for Airflow, and nobody else.
 
 PASSWORD = "${airflow:shop.password}"
 
 
-def load(known: Mapping[str, str] | None, old: str = "", new: str = "") -> Config:
+def load_airflow(known: Mapping[str, str] | None, old: str = "", new: str = "") -> Config:
     """The template with the shop's password from Airflow, and one piece replaced."""
     text = render_template().replace("${env:SHOP_PASSWORD}", PASSWORD)
     assert old in text
@@ -42,21 +49,21 @@ def find(known: Mapping[str, str]) -> FindConnection:
     return look_up
 
 
-def refuse(known: Mapping[str, str] | None, old: str = "", new: str = "") -> str:
+def refuse_airflow(known: Mapping[str, str] | None, old: str = "", new: str = "") -> str:
     with pytest.raises(ConfigurationError) as caught:
-        load(known, old, new)
+        load_airflow(known, old, new)
     return str(caught.value)
 
 
 def test_a_password_is_percent_encoded_where_it_stands_in_a_url() -> None:
-    config = load({"shop.password": "p@ss:w/ord%"})
+    config = load_airflow({"shop.password": "p@ss:w/ord%"})
     assert "backlog_reader:p%40ss%3Aw%2Ford%25@localhost" in config.sources["shop"].reveal_url()
 
 
 @given(SECRETS)
 @settings(max_examples=10)  # every one of them is masked in all texts of this process
 def test_fault_59_a_connections_password_is_masked(secret: str) -> None:
-    config = load({"shop.password": secret}, *with_property(f"sasl.password: {PASSWORD}"))
+    config = load_airflow({"shop.password": secret}, *with_property(f"sasl.password: {PASSWORD}"))
     url = config.sources["shop"].reveal_url()
     assert unquote(url.partition("backlog_reader:")[2].rpartition("@localhost")[0]) == secret
     assert config.clusters["main"].client_properties()["sasl.password"] == secret
@@ -68,7 +75,7 @@ def test_fault_59_a_connections_password_is_masked(secret: str) -> None:
 
 def test_host_and_port_are_no_secrets() -> None:
     known = {"shop.password": "s3cr3t", "shop.host": "db.example", "shop.port": "5433"}
-    config = load(known, "localhost/shop", "${airflow:shop.host}:${airflow:shop.port}/shop")
+    config = load_airflow(known, "localhost/shop", "${airflow:shop.host}:${airflow:shop.port}/shop")
     assert "@db.example:5433/shop" in config.sources["shop"].reveal_url()
     assert config.mask_secrets("db.example:5433 does not answer s3cr3t") == (
         "db.example:5433 does not answer ***"
@@ -78,7 +85,7 @@ def test_host_and_port_are_no_secrets() -> None:
 def test_a_value_may_be_made_of_several_and_is_not_followed() -> None:
     known = {"shop.password": "${env:HOME}", "kafka.host": "broker", "kafka.port": "9093"}
     servers = "bootstrap.servers: localhost:9092"
-    config = load(
+    config = load_airflow(
         known, servers, "bootstrap.servers: '${airflow:kafka.host}:${airflow:kafka.port}'"
     )
     properties = config.clusters["main"].client_properties()
@@ -87,27 +94,27 @@ def test_a_value_may_be_made_of_several_and_is_not_followed() -> None:
 
 
 def test_in_the_shell_it_is_refused_by_its_key() -> None:
-    said = refuse(None)
+    said = refuse_airflow(None)
     assert "sources.shop.url" in said
     assert "known to Airflow only" in said
     assert "${env:NAME}" in said
 
 
 def test_what_is_missing_is_told_with_its_key_and_what_to_do() -> None:
-    said = refuse({})
+    said = refuse_airflow({})
     assert "sources.shop.url" in said
     assert "Airflow has no connection shop: add it" in said
-    assert "field shop.password is empty" in refuse({"shop.password": ""})
+    assert "field shop.password is empty" in refuse_airflow({"shop.password": ""})
 
 
 @pytest.mark.parametrize("text", ["${airflow:}", "${airflow:shop", "${Airflow:shop.password}"])
 def test_what_is_not_written_as_a_reference_is_refused(text: str) -> None:
-    assert "a reference is written" in refuse({"shop.password": "x"}, PASSWORD, text)
+    assert "a reference is written" in refuse_airflow({"shop.password": "x"}, PASSWORD, text)
 
 
 def test_it_is_not_taken_where_everybody_would_see_it() -> None:
     section = f"spark: {{conf: {{spark.app.name: '{PASSWORD}'}}}}\nstaging:\n"
-    said = refuse({"shop.password": "hunter2hunter2"}, "staging:\n", section)
+    said = refuse_airflow({"shop.password": "hunter2hunter2"}, "staging:\n", section)
     assert "so a reference is not taken" in said
     assert "hunter2" not in said
 
@@ -127,27 +134,21 @@ def test_it_is_not_taken_where_everybody_would_see_it() -> None:
     ],
 )
 def test_fault_59_a_password_written_into_the_file_is_refused(old: str, new: str) -> None:
-    said = test_config_secrets_refuse(old, new)
+    said = refuse(old, new)
     assert "${env:NAME}" in said
     assert "hunter2" not in said
 
 
 def test_a_missing_reference_names_the_key(tmp_path: Path) -> None:
-    said = test_config_secrets_refuse("${env:SHOP_PASSWORD}", "${env:NOT_SET}")
+    said = refuse("${env:SHOP_PASSWORD}", "${env:NOT_SET}")
     assert "sources.shop.url" in said
     assert "NOT_SET is not set" in said
-    assert "there is no file" in test_config_secrets_refuse(
-        "${env:SHOP_PASSWORD}", "${file:nowhere}"
-    )
-    assert "is written ${env:NAME}" in test_config_secrets_refuse(
-        "${env:SHOP_PASSWORD}", "${vault:x}"
-    )
+    assert "there is no file" in refuse("${env:SHOP_PASSWORD}", "${file:nowhere}")
+    assert "is written ${env:NAME}" in refuse("${env:SHOP_PASSWORD}", "${vault:x}")
     (tmp_path / "broken").write_bytes(b"\xff\xfe")
     (tmp_path / "empty").write_text("\n")
     for name in ("broken", "empty"):
-        assert "UTF-8" in test_config_secrets_refuse(
-            "${env:SHOP_PASSWORD}", f"${{file:{tmp_path / name}}}"
-        )
+        assert "UTF-8" in refuse("${env:SHOP_PASSWORD}", f"${{file:{tmp_path / name}}}")
 
 
 def test_a_file_reference_is_relative_to_the_configuration(tmp_path: Path) -> None:
@@ -161,26 +162,24 @@ def test_a_file_reference_is_relative_to_the_configuration(tmp_path: Path) -> No
 
 def test_an_empty_environment_is_not_the_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", "from-the-process")
-    assert "is not set" in test_config_secrets_refuse("", "", {})
+    assert "is not set" in refuse("", "", {})
 
 
 def test_references_are_not_followed_twice() -> None:
-    config = test_config_secrets_load(env={"SHOP_PASSWORD": "${env:OTHER}", "OTHER": "x"})
+    config = load(env={"SHOP_PASSWORD": "${env:OTHER}", "OTHER": "x"})
     assert quote("${env:OTHER}", safe="") in config.sources["shop"].reveal_url()
 
 
 def test_references_are_not_taken_where_they_would_be_shown() -> None:
-    assert "SQL" in test_config_secrets_refuse(
-        "key: order_id  ", 'key: {sql: "${env:SHOP_PASSWORD}"}  '
-    )
-    assert "Spark shows" in test_config_secrets_refuse(
+    assert "SQL" in refuse("key: order_id  ", 'key: {sql: "${env:SHOP_PASSWORD}"}  ')
+    assert "Spark shows" in refuse(
         *with_section('spark: {conf: {spark.driver.memory: "${env:SHOP_PASSWORD}"}}')
     )
 
 
 @given(SECRETS)
 def test_fault_59_a_secret_is_in_no_text_of_the_configuration(secret: str) -> None:
-    config = test_config_secrets_load(
+    config = load(
         *with_property(
             "security.protocol: SASL_SSL\n    sasl.mechanism: PLAIN\n    "
             "sasl.password: ${env:KAFKA}"
@@ -223,7 +222,7 @@ BROKEN = st.sampled_from(
 @given(BROKEN, SECRETS)
 def test_fault_59_a_secret_is_in_no_error(change: tuple[str, str], secret: str) -> None:
     with pytest.raises(BacklogError) as caught:
-        test_config_secrets_load(*change, env={**ENV, "X": secret})
+        load(*change, env={**ENV, "X": secret})
     error: BaseException | None = caught.value
     while error is not None:  # what a traceback would print
         assert "S3~" not in f"{error} {error!r}"
@@ -242,7 +241,7 @@ def test_fault_59_pydantics_own_errors_hide_the_value(secret: str) -> None:
 
 
 def test_masking_leaves_host_port_and_database_readable() -> None:
-    config = test_config_secrets_load(
+    config = load(
         "${env:SHOP_PASSWORD}@localhost/shop",
         "${env:SHOP_PASSWORD}@${env:HOST}/${env:NAME}",
         {**ENV, "HOST": "db.example.com", "NAME": "shop"},
@@ -252,13 +251,13 @@ def test_masking_leaves_host_port_and_database_readable() -> None:
 
 
 def test_a_password_that_is_the_databases_name_is_masked_all_the_same() -> None:
-    config = test_config_secrets_load(env={"SHOP_PASSWORD": "shop"})
+    config = load(env={"SHOP_PASSWORD": "shop"})
     assert config.mask_secrets("password shop") == "password ***"
 
 
 def test_a_configuration_pickles_and_still_masks() -> None:
-    config = pickle.loads(pickle.dumps(test_config_secrets_load()))
-    assert config == test_config_secrets_load()
+    config = pickle.loads(pickle.dumps(load()))
+    assert config == load()
     assert config.mask_secrets("s3cr3t-of-shop") == "***"
 
 

@@ -35,8 +35,7 @@ from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
 from backlogctl.monitoring.groups.layouts import Offsets
 from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.sampler import GroupSampler
-from backlogctl.monitoring.groups.survey import Survey as test_groups_live_Survey
-from backlogctl.monitoring.groups.survey import SurveyScope
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.catalogue import Family
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.offsets.observation import observe_stream
@@ -61,7 +60,7 @@ from tests.monitoring.metric_lines import Scraped, scrape
 
 
 @dataclass
-class Survey:
+class FakeSurvey:
     """Passes that fail as long as there is an error."""
 
     error: BacklogError | None = None
@@ -78,7 +77,7 @@ class Survey:
 
 
 def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
-    survey, board, told = Survey(), Board(), []
+    survey, board, told = FakeSurvey(), Board(), []
     failed, ended = threading.Semaphore(0), threading.Event()
     broken = True
 
@@ -110,7 +109,7 @@ def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(root, "_SECRETS", {"open-sesame"})
     board, told = Board(), threading.Event()
-    survey = Survey(ClusterUnreachable("no answer with open-sesame"))
+    survey = FakeSurvey(ClusterUnreachable("no answer with open-sesame"))
 
     def on_outage(_: str, __: BacklogError | None) -> None:
         told.set()
@@ -239,12 +238,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @contextmanager
-def open_survey(
-    properties: dict[str, str], scope: SurveyScope
-) -> Iterator[test_groups_live_Survey]:
-    survey = test_groups_live_Survey(
-        BulkReader(properties), scope, Tails(make_tail_reader(properties))
-    )
+def open_survey(properties: dict[str, str], scope: SurveyScope) -> Iterator[Survey]:
+    survey = Survey(BulkReader(properties), scope, Tails(make_tail_reader(properties)))
     with closing(survey):
         yield survey
 
@@ -315,7 +310,7 @@ def test_a_control_record_at_the_end_is_no_lag(
         wait_until(lambda: list_lags(survey) == [0, 2], what="the tail is known to be empty")
 
 
-def list_lags(survey: test_groups_live_Survey) -> list[int | None]:
+def list_lags(survey: Survey) -> list[int | None]:
     (status,) = survey.look().groups
     return [part.lag for part in status.partitions]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 
@@ -95,44 +96,58 @@ def judge(commits: list[int | None], ends: list[int], **known: object) -> Verdic
 FULL = 11  # points a minute apart: ten minutes, the window
 
 
-def test_ok_is_no_lag_a_lag_that_falls_and_one_that_was_gone_within_the_window() -> None:
-    ends = list(range(0, 1100, 100))
-    assert judge(list(ends), ends) is Verdict.OK
-    falling: list[int | None] = list(range(0, 1540, 140))
-    assert judge(falling, [5000 + end for end in ends]) is Verdict.OK
-    gone: list[int | None] = [100, *([200] * 10)]
-    assert judge(gone, [100, *([300] * 10)]) is Verdict.OK
+HOUR = Retention(time=timedelta(hours=1))
+STILL = [100] * FULL
+GROWING = list(range(0, 1100, 100))
+RISING = list(range(200, 1300, 100))
+BATCHES = [n * 1000 - (n % 3) * 300 - 100 for n in range(FULL)]
+SEEN: dict[str, tuple[Sequence[int], list[int], dict[str, object], Verdict]] = {
+    "ok_no_lag": (GROWING, GROWING, {}, Verdict.OK),
+    "ok_falls": (range(0, 1540, 140), [5000 + end for end in GROWING], {}, Verdict.OK),
+    "ok_was_gone_within_the_window": ([100, *[200] * 10], [100, *[300] * 10], {}, Verdict.OK),
+    "warn_never_fell_and_grew": (range(0, 550, 50), RISING, {}, Verdict.WARN),
+    "ok_as_fast_at_a_distance": (range(0, 550, 50), list(range(100, 650, 50)), {}, Verdict.OK),
+    "stall_ends_grow": (STILL, RISING, {}, Verdict.STALL),
+    "stall_ends_stand": (STILL, [200] * FULL, {}, Verdict.STALL),
+    "stop_without_members": (STILL, RISING, {"members": False}, Verdict.STOP),
+    "stall_members_unknown": (STILL, RISING, {"members": None}, Verdict.STALL),
+    "rewind": ([1000, 1000, 200, *range(250, 650, 50)], [1000] * FULL, {}, Verdict.REWIND),
+    "ok_rewind_recovered": (
+        [1000, 1000, 200, 600, *[1050] * 7],
+        [*[1000] * 4, *[1050] * 7],
+        {},
+        Verdict.OK,
+    ),
+    "ok_read_again_to_the_end": ([1000, 200, 1000], [1000] * 3, {}, Verdict.OK),
+    "lagging_one_sample": ([100], [200], {}, Verdict.LAGGING),
+    "lagging_two_samples": ([100, 100], [200, 300], {}, Verdict.LAGGING),
+    "lagging_half_a_window": ([100] * 6, [200] * 6, {}, Verdict.LAGGING),
+    # Commits come in batches: over this window it read a tenth less than was written.
+    "ok_a_little_slower": (
+        BATCHES,
+        [n * 1000 for n in range(FULL)],
+        {"retention": HOUR},
+        Verdict.OK,
+    ),
+    # One new message after ten quiet minutes, kept for less than the horizon.
+    "ok_new_message": (STILL, [*[100] * 10, 101], {"retention": HOUR}, Verdict.OK),
+    "ok_new_message_a_minute_ago": (STILL, [*[100] * 9, 101, 101], {"retention": HOUR}, Verdict.OK),
+    # Nor one of which only a part of a window was seen: its next commit may come.
+    "ok_next_commit_may_come": ([100, 100], [100, 2000], {"retention": HOUR}, Verdict.OK),
+    "lagging_next_commit_may_come": (
+        [100, 100],
+        [1000, 2000],
+        {"retention": HOUR},
+        Verdict.LAGGING,
+    ),
+}
 
 
-def test_warn_is_a_lag_that_never_fell_and_grew() -> None:
-    slow: list[int | None] = list(range(0, 550, 50))
-    assert judge(slow, list(range(100, 1200, 100))) is Verdict.WARN
-    # As fast as the producers, at a distance: that is no trend.
-    assert judge(slow, list(range(100, 650, 50))) is Verdict.OK
-
-
-def test_stall_and_stop_are_commits_that_do_not_move_with_and_without_members() -> None:
-    still: list[int | None] = [100] * FULL
-    ends = list(range(200, 1300, 100))
-    assert judge(still, ends) is Verdict.STALL
-    assert judge(still, [200] * FULL) is Verdict.STALL
-    assert judge(still, ends, members=False) is Verdict.STOP
-    assert judge(still, ends, members=None) is Verdict.STALL
-
-
-def test_rewind_is_a_commit_below_where_it_had_been() -> None:
-    back: list[int | None] = [1000, 1000, 200, *range(250, 650, 50)]
-    assert judge(back, [1000] * FULL) is Verdict.REWIND
-    recovered: list[int | None] = [1000, 1000, 200, 600, *([1050] * 7)]
-    assert judge(recovered, [*([1000] * 4), *([1050] * 7)]) is Verdict.OK
-    # Read again up to the end is as good.
-    assert judge([1000, 200, 1000], [1000] * 3) is Verdict.OK
-
-
-def test_too_few_samples_are_lagging_and_no_trend() -> None:
-    assert judge([100], [200]) is Verdict.LAGGING
-    assert judge([100, 100], [200, 300]) is Verdict.LAGGING
-    assert judge([100] * 6, [200] * 6) is Verdict.LAGGING
+@pytest.mark.parametrize(("commits", "ends", "known", "verdict"), SEEN.values(), ids=SEEN)
+def test_the_verdict_of_a_window(
+    commits: Sequence[int], ends: list[int], known: dict[str, object], verdict: Verdict
+) -> None:
+    assert judge(list(commits), ends, **known) is verdict
 
 
 def test_losing_is_retention_that_passes_the_group_within_the_horizon() -> None:
@@ -187,27 +202,6 @@ def test_losing_by_size_is_told_from_bytes_and_the_rate_of_writing() -> None:
     # 9,000 is 1,000 behind the end: gone when 2,000 more follow, in 200 s.
     assert judged.seconds_to_loss == pytest.approx(200.0)
     assert judged.expected_loss == 1000
-
-
-def test_a_healthy_group_with_a_pace_a_little_below_is_not_losing() -> None:
-    # Commits come in batches: over this window it read a tenth less than was written.
-    commits: list[int | None] = [n * 1000 - (n % 3) * 300 - 100 for n in range(FULL)]
-    ends = [n * 1000 for n in range(FULL)]
-    keeps = Retention(time=timedelta(hours=1))
-    assert judge(commits, ends, retention=keeps) is Verdict.OK
-
-
-HOUR = Retention(time=timedelta(hours=1))
-
-
-def test_a_group_that_waits_and_then_has_something_to_read_is_not_losing() -> None:
-    # One new message after ten quiet minutes, kept for less than the horizon.
-    quiet: list[int | None] = [100] * FULL
-    assert judge(quiet, [*([100] * 10), 101], retention=HOUR) is Verdict.OK
-    assert judge(quiet, [*([100] * 9), 101, 101], retention=HOUR) is Verdict.OK
-    # Nor one of which only a part of a window was seen: its next commit may come.
-    assert judge([100, 100], [100, 2000], retention=HOUR) is Verdict.OK
-    assert judge([100, 100], [1000, 2000], retention=HOUR) is Verdict.LAGGING
 
 
 def test_a_reader_that_never_joins_is_as_fast_as_it_commits() -> None:
@@ -358,50 +352,34 @@ def test_verdicts_are_ordered_from_good_to_bad() -> None:
     assert find_worst([Verdict.LAGGING, Verdict.OK]) is Verdict.LAGGING
 
 
-def test_what_retention_deletes_is_not_drained() -> None:
-    """The lag falls, and nobody reads."""
-    points = [
-        Point(-600.0 + 60 * n, low=1000 * n, committed=0, end=20_000, high=20_000)
-        for n in range(11)
+LAGS = [47, 44, 46, 43, 45, 42, 44, 41, 43, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("points", "lag", "drained"),
+    [
+        ([(1000 * n, 0, 20_000) for n in range(11)], 10_000, None),
+        ([(1000 * n, 1000 * n, 20_000) for n in range(11)], 10_000, None),
+        # 40 behind at 10 a second is the rhythm of commits, whichever way it wavers.
+        ([(0, 600 * (n + 1) - lag, 600 * (n + 1)) for n, lag in enumerate(LAGS)], 40, None),
+        ([(0, 1800 * n, 50_000 + 600 * n) for n in range(11)], 38_000, 38_000 / 20),
+    ],
+    ids=[
+        "what_retention_deletes_is_not_drained",
+        "a_commit_that_skips_what_expired_reads_none_of_it",
+        "a_small_lag_that_stays_is_keeping_up",
+        "drained_at_the_rates_of_reading_and_writing",
+    ],
+)
+def test_when_a_lag_is_drained(
+    points: list[tuple[int, int, int]], lag: int, drained: float | None
+) -> None:
+    seen = [
+        Point(-600.0 + 60 * n, low, committed, end, end)
+        for n, (low, committed, end) in enumerate(points)
     ]
-    status = judge_partition(PartitionView(0, points, members=True))
-    assert status.lag == 10_000
-    assert status.seconds_to_drain is None
-
-
-def test_a_commit_that_skips_what_expired_reads_none_of_it() -> None:
-    """The log start overtakes the group, which is set to it each time."""
-    points = [
-        Point(-600.0 + 60 * n, low=1000 * n, committed=1000 * n, end=20_000, high=20_000)
-        for n in range(11)
-    ]
-    assert judge_partition(PartitionView(0, points, members=True)).seconds_to_drain is None
-
-
-def test_a_small_lag_that_stays_is_keeping_up() -> None:
-    """40 behind at 10 a second is the rhythm of commits, whichever way it wavers."""
-    lags = [47, 44, 46, 43, 45, 42, 44, 41, 43, 40, 40]
-    points = [
-        Point(
-            -600.0 + 60 * n,
-            low=0,
-            committed=600 * (n + 1) - lag,
-            end=600 * (n + 1),
-            high=600 * (n + 1),
-        )
-        for n, lag in enumerate(lags)
-    ]
-    status = judge_partition(PartitionView(0, points, members=True))
-    assert (status.lag, status.verdict) == (40, Verdict.OK)
-    assert status.seconds_to_drain is None
-
-
-def test_a_backlog_is_drained_at_the_rates_of_reading_and_writing() -> None:
-    points = [
-        Point(
-            -600.0 + 60 * n, low=0, committed=1800 * n, end=50_000 + 600 * n, high=50_000 + 600 * n
-        )
-        for n in range(11)
-    ]
-    status = judge_partition(PartitionView(0, points, members=True))
-    assert status.seconds_to_drain == pytest.approx((56_000 - 18_000) / 20)
+    judged = judge_partition(PartitionView(0, seen, members=True))
+    assert judged.lag == lag
+    assert judged.seconds_to_drain == (drained and pytest.approx(drained))
+    if lag == 40:
+        assert judged.verdict is Verdict.OK

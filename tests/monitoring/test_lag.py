@@ -71,15 +71,7 @@ FIELDS = {
     "seconds_to_drain",
     "seconds_to_loss",
 }
-PARTITION_FIELDS = {
-    "partition",
-    "log_start",
-    "committed",
-    "end",
-    "lag",
-    "lag_seconds",
-    "lost",
-}
+PARTITION_FIELDS = {"partition", "log_start", "committed", "end", "lag", "lag_seconds", "lost"}
 
 
 def build_status(*arguments: Any, **named: Any) -> dict[str, Any]:

@@ -31,8 +31,7 @@ from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.replay.web import server as connections
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
-from backlogctl.replay.web.app import HealthCheck
-from backlogctl.replay.web.app import make_app as test_serving_make_app
+from backlogctl.replay.web.app import HealthCheck, make_app
 from backlogctl.replay.web.server import Server, bind_address, parse_address
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped
@@ -43,7 +42,7 @@ from tests.monitoring.test_metrics import make_status
 MOST, HEADER_SECONDS = 20, 1.0
 
 
-def make_app() -> Starlette:
+def make_plain_app() -> Starlette:
     paths = ("/", "/metrics", "/healthz", "/readyz")
     return Starlette(routes=[Route(p, lambda _: PlainTextResponse("shown")) for p in paths])
 
@@ -60,7 +59,7 @@ def test_fault_78_half_open_connections_take_it_from_nobody(
     monkeypatch.setattr(connections, "MOST", MOST)
     monkeypatch.setattr(connections, "HEADER_SECONDS", HEADER_SECONDS)
     with ExitStack() as stack:
-        url = stack.enter_context(serve_app(make_app()))
+        url = stack.enter_context(serve_app(make_plain_app()))
         port = int(url.rpartition(":")[2])
         # A request each that never ends; the first ones are held, the rest closed at once.
         half_open = [
@@ -87,7 +86,7 @@ def test_fault_78_half_open_connections_take_it_from_nobody(
 
 def test_a_slow_second_request_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", HEADER_SECONDS)
-    with serve_app(make_app()) as url:
+    with serve_app(make_plain_app()) as url:
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as one:
             one.settimeout(30)
@@ -129,14 +128,14 @@ def test_running_out_of_files_is_logged_once_a_minute() -> None:
 )
 def test_only_our_hosts_are_served(host: str, code: int) -> None:
     hosts = find_hosts("https://backlog.example.com/x", ["extra.example.com"])
-    with serve_app(HostGuard(make_app(), hosts)) as url:
+    with serve_app(HostGuard(make_plain_app(), hosts)) as url:
         assert httpx.get(url, headers={"Host": host}).status_code == code
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("s3cret-token\n")
-    with serve_app(TokenGuard(make_app(), file)) as url:
+    with serve_app(TokenGuard(make_plain_app(), file)) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         refused = httpx.get(f"{url}/metrics")
         assert refused.status_code == 401
@@ -154,7 +153,7 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 def test_an_empty_token_lets_nobody_in(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("")
-    with serve_app(TokenGuard(make_app(), file)) as url:
+    with serve_app(TokenGuard(make_plain_app(), file)) as url:
         assert httpx.get(f"{url}/metrics", auth=("anyone", "")).status_code == 401
 
 
@@ -169,14 +168,14 @@ def test_https_by_files(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    with serve_app(make_app(), (certificate, key)) as url:
+    with serve_app(make_plain_app(), (certificate, key)) as url:
         assert url.startswith("https://")
         trusted = ssl.create_default_context(cafile=certificate)
         assert httpx.get(url, verify=trusted).text == "shown"
     with pytest.raises(UsageError, match="certificate or its key cannot be used"):
-        Server(make_app(), bind_address("127.0.0.1:0", "--listen"), (key, certificate))
+        Server(make_plain_app(), bind_address("127.0.0.1:0", "--listen"), (key, certificate))
     with pytest.raises(UsageError, match="certificate or its key cannot be used"):
-        Server(make_app(), bind_address("127.0.0.1:0", "--listen"), (tmp_path / "no", key))
+        Server(make_plain_app(), bind_address("127.0.0.1:0", "--listen"), (tmp_path / "no", key))
 
 
 INTERVAL = timedelta(seconds=30)
@@ -223,9 +222,7 @@ def test_an_address_that_is_taken_is_named() -> None:
 def serve(board: Board, ledger: Ledger, page: FastAPI | None = None) -> Server:
     scrape = Scrape(board, ledger, Exported({}, ("main",)))
     health = HealthCheck(board, scrape.ledger, INTERVAL, ("main",), [threading.current_thread()])
-    return Server(
-        test_serving_make_app(scrape, health, page), bind_address("127.0.0.1:0", "--listen")
-    )
+    return Server(make_app(scrape, health, page), bind_address("127.0.0.1:0", "--listen"))
 
 
 def get(url: str, **settings: Any) -> httpx.Response:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from backlogctl.replay.cli import shared
+from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
+from tests.replay.makers import open_desk
 from tests.replay.shop import PARTITIONS, Shop
 
 
@@ -29,6 +31,12 @@ def fresh_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
     os.dup2(stdout, 1)
     os.close(stdout)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Workspace:
+    """A workspace on a cluster that is not there."""
+    return open_desk(tmp_path)
 
 
 @pytest.fixture

@@ -65,10 +65,7 @@ def make_expand_plan(**changes: Any) -> ExpandPlan:
         "wins": True,
         "smallest_factor": 2,
         "canary": {"messages": 500, "partitions": {"0": 167, "1": 167, "2": 166}},
-        "hold": {
-            "needed": True,
-            "changes": {"retention.ms": {"from": "86400000", "to": "-1"}},
-        },
+        "hold": {"needed": True, "changes": {"retention.ms": {"from": "86400000", "to": "-1"}}},
         "disk": {"needed": 10**9, "usable": 10**11, "enough": True, "told": "1.0 GB of 100.0 GB"},
         "members": ["order-service at 10.0.0.7"],
         "stopped": ["the consumers of group service: local processes `python -m order_service`"],

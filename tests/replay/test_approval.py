@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backlogctl.clock import utc_now
 from backlogctl.errors import ApprovalNeeded, BacklogError, Refused
-from backlogctl.replay.engine.approval import approve_plan, check_approval
+from backlogctl.replay.engine.approval import (
+    SamePerson,
+    approve_plan,
+    check_approval,
+    check_hash,
+    reject_plan,
+)
 from backlogctl.replay.engine.cancelling import cancel_work
-from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.present.status import list_next_commands
+from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stricter
+from backlogctl.replay.engine.plan import Identity, acting_as, find_identity
+from backlogctl.replay.present.status import list_next_commands, tell_plan
 from backlogctl.values import RecoveryState
 from tests.replay.makers import PAST, change_ledger, open_desk, store_approved, store_plan
 
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
+S = RecoveryState
 
 
 def test_fault_63_expired_approval_is_renewed(desk: Workspace) -> None:
@@ -34,7 +42,7 @@ def test_fault_63_expired_approval_is_renewed(desk: Workspace) -> None:
     assert list_next_commands(desk, expired) == [f"backlogctl approve {approved.id} --by NAME"]
 
     renewed = approve_plan(desk, expired, by="bob")
-    assert (renewed.state, renewed.approved_by) == (RecoveryState.APPROVED, "bob")
+    assert (renewed.state, renewed.approved_by) == (S.APPROVED, "bob")
     check_approval(renewed)
     assert list_next_commands(desk, renewed) == [f"backlogctl run {approved.id}"]
 
@@ -50,7 +58,7 @@ def test_fault_63_renewal_is_checked_as_the_first_approval(desk: Workspace) -> N
 
 def test_fault_63_work_that_began_in_time_goes_on(desk: Workspace) -> None:
     recovery = store_approved(desk).id
-    running = desk.ledger.recoveries.advance(recovery, RecoveryState.RUNNING, "op")
+    running = desk.ledger.recoveries.advance(recovery, S.RUNNING, "op")
     later = utc_now() + timedelta(days=30)
     check_approval(running, later)
     with pytest.raises(Refused, match="it is running"):
@@ -65,16 +73,150 @@ def test_a_plan_that_cannot_be_approved_has_no_next_command(desk: Workspace) -> 
     assert list_next_commands(desk, allowed) == [f"backlogctl approve {allowed.id} --by NAME"]
 
 
-@pytest.mark.parametrize(
-    "state", [RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED]
-)
+@pytest.mark.parametrize("state", [S.RUNNING, S.PAUSED, S.FAILED])
 def test_a_cancel_that_failed_is_what_comes_next(desk: Workspace, state: RecoveryState) -> None:
     """It stays asked for: a run would not go on with the work."""
     recovery = store_approved(desk).id
-    for each in dict.fromkeys((RecoveryState.RUNNING, state)):
+    for each in dict.fromkeys((S.RUNNING, state)):
         desk.ledger.recoveries.advance(recovery, each, "ada")
     with pytest.raises(BacklogError):
         cancel_work(desk, recovery, wait=0)  # its cluster is not there
     found = desk.ledger.recoveries.get(recovery)
     assert (found.state, found.requested) == (state, "cancel")
     assert list_next_commands(desk, found) == [f"backlogctl cancel {recovery}"]
+
+
+# What changes no message takes effect without a new plan.
+
+STREAM: dict[str, Any] = {"cluster": "main", "topic": "orders", "group": "service"}
+NIGHT = {"from": "00:30", "to": "06:00", "timezone": "Asia/Shanghai"}
+
+
+def reopen(directory: Path, **keys: Any) -> Workspace:
+    """The same ledger, another file."""
+    return open_desk(directory, streams={"orders": {**STREAM, **keys}})
+
+
+def test_deliver_window_and_limits_are_those_of_the_file(tmp_path: Path) -> None:
+    desk = reopen(tmp_path)
+    planned = store_plan(desk, other_groups=["audit"])
+    with pytest.raises(Refused, match="audit"):
+        approve_plan(desk, planned, by="ada")
+    limits = {"messages_per_second": 500}
+    desk = reopen(tmp_path, deliver="topic", off_peak=NIGHT, limits=limits)
+    told = tell_plan(desk, planned).document
+    assert told["limits"]["messages_per_second"] == 500
+    assert told["off_peak"] == NIGHT
+    approved = approve_plan(desk, planned, by="ada")
+    check_hash(approved)
+    assert approved.plan_hash == planned.plan_hash
+    (event,) = [e for e in desk.ledger.events.list(planned.id) if e.action == TERMS_CHANGED]
+    assert event.detail["for"] == "approve"
+    assert event.detail["deliver"] == "topic"
+    assert event.detail["off_peak"] == NIGHT
+    assert "approval" not in event.detail, "as in the plan"
+
+
+def test_a_plan_is_not_made_easier_to_approve(tmp_path: Path) -> None:
+    planner = find_identity()
+    who = {"kind": planner.kind, "user": planner.user, "host": planner.host}
+    desk = reopen(tmp_path)
+    strict = store_plan(desk, approval="second_person", planned_by=who)
+    for name in ("named", "auto"):
+        with pytest.raises(SamePerson):
+            approve_plan(reopen(tmp_path, approval=name), strict, by="ada", identity=planner)
+    loose = store_plan(desk, approval="named", planned_by=who)
+    with pytest.raises(SamePerson):
+        approve_plan(reopen(tmp_path, approval="second_person"), loose, by="ada", identity=planner)
+    assert choose_stricter("auto", "named") == choose_stricter("named", "auto") == "named"
+
+
+def test_a_recovery_that_is_over_shows_its_own_plan(tmp_path: Path) -> None:
+    planned = store_plan(reopen(tmp_path))
+    desk = reopen(tmp_path, off_peak=NIGHT)
+    assert desk.plan_now(planned) != desk.plan_of(planned)
+    desk.ledger.recoveries.advance(planned.id, S.REJECTED, actor="ada")
+    over = desk.ledger.recoveries.get(planned.id)
+    assert desk.plan_now(over) == desk.plan_of(over)
+
+
+# Who acts, and who else must.
+
+GRACE = Identity("airflow", "grace", "worker-1")
+PLANNED_BY_GRACE = {"kind": "airflow", "user": "grace", "host": "scheduler"}
+
+
+def test_the_account_is_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("USER", "LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody-else")
+    found = find_identity()
+    assert (found.kind, found.user) == ("os", pwd.getpwuid(os.getuid()).pw_name)
+
+
+def test_acting_ends_with_its_block_even_by_an_error() -> None:
+    own = find_identity()
+    with acting_as(GRACE):
+        assert find_identity() == GRACE
+        with pytest.raises(KeyError), acting_as(replace(GRACE, user="ada")):
+            raise KeyError(str(find_identity()))
+        assert find_identity() == GRACE
+    assert find_identity() == own
+
+
+def test_what_is_done_for_somebody_is_on_record_as_theirs(desk: Workspace) -> None:
+    plan = store_plan(desk)
+    with acting_as(GRACE):
+        approve_plan(desk, plan, by="Grace Hopper")
+        rejected = reject_plan(desk, store_plan(desk, topic="other"), by="Grace", reason="no")
+    approved = desk.ledger.recoveries.get(plan.id)
+    assert approved.approved_identity == "airflow:grace@worker-1"
+    assert desk.ledger.events.list(rejected.id)[-1].actor == "airflow:grace@worker-1"
+    assert desk.ledger.events.verify_chain(rejected.id)
+
+
+def test_second_person_is_another_user_of_airflow(desk: Workspace) -> None:
+    plan = store_plan(desk, approval="second_person", planned_by=PLANNED_BY_GRACE)
+    with pytest.raises(SamePerson, match="another person must approve"):
+        # On whatever host, and whatever name they give.
+        approve_plan(desk, plan, by="Ada", identity=GRACE)
+    assert desk.ledger.recoveries.get(plan.id).state is S.PLANNED
+    ada = replace(GRACE, user="ada")
+    approved = approve_plan(desk, plan, by="Grace", identity=ada)
+    assert (approved.state, approved.approved_identity) == (S.APPROVED, "airflow:ada@worker-1")
+
+
+def test_one_name_in_two_systems_is_not_known_to_be_one_person(desk: Workspace) -> None:
+    plan = store_plan(desk, approval="second_person", planned_by=PLANNED_BY_GRACE)
+    shell = Identity("os", "grace", "laptop")
+    assert approve_plan(desk, plan, by="Grace", identity=shell).approved_by
+
+
+def test_a_named_approval_may_be_the_planners_own(desk: Workspace) -> None:
+    plan = store_plan(desk, planned_by=PLANNED_BY_GRACE)
+    assert approve_plan(desk, plan, by="Grace", identity=GRACE).approved_by
+
+
+@pytest.mark.parametrize("seen", ["0" * 64, ""])
+def test_fault_63_an_answer_is_for_the_plan_that_was_shown(desk: Workspace, seen: str) -> None:
+    plan = store_plan(desk)
+    with pytest.raises(Refused, match="for another plan"):
+        approve_plan(desk, plan, by="ada", plan_hash=seen)
+    assert desk.ledger.recoveries.get(plan.id).state is S.PLANNED
+    approved = approve_plan(desk, plan, by="ada", plan_hash=plan.plan_hash)
+    assert approved.approved_hash == plan.plan_hash
+
+
+def test_fault_63_the_hash_is_of_the_warnings_too(desk: Workspace) -> None:
+    shown = store_plan(desk, warnings=["one"])
+    stored = store_plan(desk, warnings=["two"])
+    with pytest.raises(Refused, match="for another plan"):
+        approve_plan(desk, stored, by="ada", plan_hash=shown.plan_hash)
+
+
+def test_fault_44_of_two_answers_one_counts(desk: Workspace) -> None:
+    plan = store_plan(desk)
+    approve_plan(desk, plan, by="ada", plan_hash=plan.plan_hash)
+    # What the second one was shown before is still `planned`.
+    with pytest.raises(Refused, match="approved by ada"):
+        approve_plan(desk, plan, by="grace", plan_hash=plan.plan_hash)
+    assert desk.ledger.recoveries.get(plan.id).approved_by == "ada"

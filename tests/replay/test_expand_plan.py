@@ -101,12 +101,7 @@ def test_a_backlog_is_planned_from_measured_speed_and_nothing_is_changed(behind:
         "replication": 1,
     }
     assert made.recovery_group == f"{behind.group}.recovery.{recovery.id}"
-    assert (made.order, made.factor, made.replicas, made.consumers) == (
-        "key",
-        10,
-        2,
-        20,
-    )
+    assert (made.order, made.factor, made.replicas, made.consumers) == ("key", 10, 2, 20)
     assert made.canary.messages == 500
     assert sum(made.canary.partitions.values()) == 500
 

@@ -21,15 +21,10 @@ from backlogctl.replay.present.terminal import draw_progress, draw_recoveries
 from backlogctl.values import RecoveryState
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_burndown, make_expand_plan, make_step, store_expand_plan
-from tests.replay.makers import open_desk, store_plan
+from tests.replay.makers import store_plan
 from tests.replay.present.test_rendering import ODD, draw, draw_told
 
 MINUTE = NOON + timedelta(minutes=1)
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def test_an_expansion_is_described_as_the_contract_says(desk: Workspace) -> None:

@@ -67,7 +67,7 @@ def test_a_new_section_makes_no_approved_plan_stale(
 def test_what_only_brakes_or_admits_makes_none_stale(
     config: Config, fingerprint: Fingerprint, name: str
 ) -> None:
-    """Those take effect from the configuration: see test_terms.py."""
+    """Those take effect from the configuration: see test_approval.py."""
     assert name not in fingerprint(config, config.streams["orders"])
 
 
@@ -131,10 +131,7 @@ BRAKES = {
     "off_peak",
     "redrive",
 }
-ELSEWHERE = {
-    "rebuild": BRAKES | {"consumers", "expand"},
-    "expand": BRAKES | {"name", "source"},
-}
+ELSEWHERE = {"rebuild": BRAKES | {"consumers", "expand"}, "expand": BRAKES | {"name", "source"}}
 
 
 @pytest.mark.parametrize("kind", KINDS)

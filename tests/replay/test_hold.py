@@ -37,9 +37,7 @@ class Desk:
         stream = {"cluster": "main", "topic": topic, "group": group}
         self.properties = properties_of(bootstrap)
         path = write_config(
-            directory,
-            clusters={"main": self.properties},
-            streams={"orders": stream},
+            directory, clusters={"main": self.properties}, streams={"orders": stream}
         )
         self.workspace = open_workspace(load_config(path))
         self.stream = self.workspace.config.stream("orders")
@@ -73,10 +71,7 @@ def test_command_holds_shows_and_releases(shop: Shop) -> None:
     held = shop.run("hold", "orders", "--for", "6h", "--json").document
     (one,) = held["holds"]
     assert (one["stream"], one["topic"], one["holder"]) == ("orders", shop.topic, "operator")
-    assert (one["old"], one["raised"]) == (
-        {MS: str(100 * HOUR)},
-        {MS: str(106 * HOUR + MARGIN)},
-    )
+    assert (one["old"], one["raised"]) == ({MS: str(100 * HOUR)}, {MS: str(106 * HOUR + MARGIN)})
     assert held["disk"]["usable_bytes"] > 0
     assert "not known" in held["warnings"][0], "one sample tells no growth"
 

@@ -111,9 +111,7 @@ def test_what_comes_again_at_the_very_end_is_ours(monkeypatch: pytest.MonkeyPatc
     assert theirs == []
 
 
-def test_other_errors_that_python_cannot_raise_are_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_errors_that_python_cannot_raise_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Finalized:
         def __del__(self) -> None:
             raise ValueError

@@ -36,12 +36,6 @@ from tests.replay.makers import (
 )
 from tests.replay.test_unknown_kind import store_mystery
 
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
-
-
 S = RecoveryState
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +10,9 @@ from backlogctl.errors import InvalidTransition, Refused
 from backlogctl.replay.engine.cancelling import request_pause, withdraw_pause
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.values import RecoveryState
-from tests.replay.makers import open_desk, store_approved
+from tests.replay.makers import store_approved
 
 S = RecoveryState
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def start(desk: Workspace) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from backlogctl.replay.engine.kind import RunContext, Workspace
 from backlogctl.replay.engine.runner import Run
 from backlogctl.replay.kinds.rebuild.kind import Rebuild
 from backlogctl.values import Recovery, RecoveryState
-from tests.replay.makers import open_desk, read_actions, store_approved, take_over
+from tests.replay.makers import read_actions, store_approved, take_over
 
 S = RecoveryState
 
@@ -41,11 +40,6 @@ class Act:
     def complete(self, context: RunContext[Any]) -> None:
         """Notes that it came so far."""
         context.record("act closed")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 @pytest.fixture
@@ -93,8 +87,7 @@ def test_cancel_of_what_never_ran_fences_nothing(desk: Workspace, fenced: list[R
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ProducerFenced("a newer producer"), Paused("outside"), ZeroDivisionError(), None],
+    "error", [ProducerFenced("a newer producer"), Paused("outside"), ZeroDivisionError(), None]
 )
 def test_fault_02_runner_without_its_lease_leaves_the_state_alone(
     monkeypatch: pytest.MonkeyPatch, desk: Workspace, error: Exception | None

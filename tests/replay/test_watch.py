@@ -38,12 +38,7 @@ def make_observation(stream: str) -> Observation:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cluster = {"bootstrap.servers": "127.0.0.1:1"}
-    write_config(
-        tmp_path,
-        clusters={"main": cluster},
-        streams=STREAMS,
-        watch={"interval": "1s"},
-    )
+    write_config(tmp_path, clusters={"main": cluster}, streams=STREAMS, watch={"interval": "1s"})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loop, "connect", lambda _: None)
     return tmp_path
@@ -82,12 +77,7 @@ def test_fault_28_watch_tells_when_an_outage_begins_and_ends(
     looks = observe(monkeypatch, [True, True, True, False, False, True])
     assert main(["watch", "--rounds", "4", "--json"]) == 0
     said = capfd.readouterr()
-    assert json.loads(said.out) == {
-        "schema_version": 1,
-        "rounds": 4,
-        "looks": 6,
-        "new_gaps": 0,
-    }
+    assert json.loads(said.out) == {"schema_version": 1, "rounds": 4, "looks": 6, "new_gaps": 0}
     assert len(looks) == 3 + 1 + 1 + 3
     assert said.err.count("no broker answered") == 1
     assert said.err.count("cluster main: answers again") == 1

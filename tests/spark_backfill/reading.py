@@ -33,13 +33,7 @@ def open_stream(
     jdbc = make_access(source, "shop")
     access = SourceAccess(spark, engine, jdbc, table, source.timezone, 3, wanted)
     rules = check_rules(
-        spark,
-        stream,
-        table,
-        partitions=3,
-        targets=(0, 2),
-        max_bytes=2000,
-        timezone=source.timezone,
+        spark, stream, table, partitions=3, targets=(0, 2), max_bytes=2000, timezone=source.timezone
     )
     return access, rules
 

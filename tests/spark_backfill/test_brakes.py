@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure, Paused
+from backlogctl.errors import (
+    BacklogError,
+    ClusterUnreachable,
+    KafkaFailure,
+    Paused,
+    VerificationFailed,
+)
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.spark_backfill.injection import brakes, job
 from backlogctl.spark_backfill.injection.brakes import (
@@ -19,7 +25,14 @@ from backlogctl.spark_backfill.injection.brakes import (
     LiveLagBrake,
     await_group_past,
 )
-from backlogctl.spark_backfill.injection.job import await_visible
+from backlogctl.spark_backfill.injection.job import (
+    MAX_TRANSACTION_SECONDS,
+    await_visible,
+    choose_pace,
+    choose_slots,
+)
+from backlogctl.spark_backfill.injection.verification import VerificationResult
+from backlogctl.values import Chunk
 
 START = InjectionProgress(injected=0, skipped=0, total=10)
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
@@ -120,3 +133,80 @@ def test_only_errors_that_pass_are_outlasted() -> None:
         outlast(Deadline(0), answers(AWAY, 5))
     with pytest.raises(BacklogError, match="denied"):
         outlast(Deadline(30), answers(KafkaFailure("denied"), 5))
+
+
+# The rate of an injection.
+
+
+def chunks(slot: int, *counts: int) -> list[Chunk]:
+    """Chunks of a slot that hold so many messages each."""
+    return [
+        Chunk(slot=slot, number=n, count=count, bytes=1, sha256="", path="", ids_path="")
+        for n, count in enumerate(counts)
+    ]
+
+
+def test_without_a_rate_all_slots_with_chunks_left_go_as_fast_as_they_can() -> None:
+    assert choose_slots({0: chunks(0, 9), 1: [], 2: chunks(2, 9)}, None) == [0, 2]
+    assert choose_pace(100, None, 3, 2) is None
+
+
+def test_a_wave_holds_what_the_rate_allows_in_one_transaction_and_always_one_chunk() -> None:
+    left = {0: chunks(0, 40), 1: chunks(1, 40, 40), 2: chunks(2, 40)}
+    assert choose_slots(left, 15) == [1]
+    assert choose_slots(left, 20) == [1, 0]
+    assert choose_slots(left, 1) == [1]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 8, 64])
+@pytest.mark.parametrize("width", [1, 2, 12])
+@pytest.mark.parametrize("rate", [300, 1000, 50_000])
+def test_a_wave_takes_the_time_that_its_rate_says(width: int, parallelism: int, rate: int) -> None:
+    count = int(rate * MAX_TRANSACTION_SECONDS / width)
+    pace = choose_pace(count, rate, width, parallelism)
+    assert pace is not None
+    at_once = min(width, parallelism)
+    # Rounds of `at_once` chunks, each as long as its pace says; the last may be smaller.
+    seconds = -(-width // at_once) * count / pace
+    assert seconds == pytest.approx(width * count / rate, rel=0.35)
+    assert count / pace <= MAX_TRANSACTION_SECONDS + 1e-9
+
+
+def test_a_chunk_is_never_so_slow_that_its_transaction_stays_open() -> None:
+    assert choose_pace(100, 1, 1, 1) == 100 / MAX_TRANSACTION_SECONDS
+
+
+# What a verification result says.
+
+
+def result(**changes: Any) -> VerificationResult:
+    """Ten messages, all matched."""
+    counts: dict[str, Any] = {
+        "staged": 10,
+        "found": 10,
+        "matched": 10,
+        "missing": 0,
+        "doubled": 0,
+        "different": 0,
+        "unexpected": 0,
+        "ids": {},
+        "start_offsets": {0: 5},
+        "end_offsets": {0: 20},
+    }
+    return VerificationResult(**{**counts, **changes})
+
+
+def test_fault_37_nothing_staged_is_not_exact() -> None:
+    assert result().is_exact
+    nothing = result(staged=0, found=0, matched=0)
+    assert not nothing.is_exact
+    with pytest.raises(VerificationFailed, match="nothing was staged"):
+        nothing.require_exact("topic orders")
+
+
+def test_messages_that_retention_may_have_removed_are_told_as_such() -> None:
+    gone = result(matched=9, missing=1, ids={"missing": ("a",)}, removed={0: (5, 8)})
+    with pytest.raises(VerificationFailed, match=r"1 missing: a.*retention.*\[0\] 5 to 8"):
+        gone.require_exact("topic orders")
+    # What was removed below everything of ours changes nothing.
+    result(removed={0: (5, 8)}).require_exact("topic orders")

@@ -164,11 +164,7 @@ def test_a_key_in_the_configuration_is_named_by_its_property(keys: Path) -> None
     ],
 )
 def test_what_is_refused_java_does_not_read(
-    kafka: EmbeddedKafka,
-    keys: Path,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: EmbeddedKafka, keys: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "backlogctl.spark_backfill.spark.kafka_options.check_key", lambda *_, **__: None

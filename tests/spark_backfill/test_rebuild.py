@@ -160,11 +160,7 @@ def test_faults_14_18_and_34_bad_rows_are_listed_and_chunks_deterministic(
     ]  # fmt: skip
     outcomes = [world.plan(spark, request, messages=15) for request in requests]
     assert outcomes[0].manifest_sha256 == outcomes[1].manifest_sha256
-    assert outcomes[0].to_json() == {
-        **outcomes[1].to_json(),
-        "quarantine": ANY,
-        "uncertain": ANY,
-    }
+    assert outcomes[0].to_json() == {**outcomes[1].to_json(), "quarantine": ANY, "uncertain": ANY}
     outcome = outcomes[0]
     assert world.keys_of(requests[0]) == [n for n in range(1, 101) if n not in (7, 8)]
     quarantine = outcome.quarantine

@@ -204,10 +204,7 @@ def make_stream(topic: str, **source: Any) -> Stream:
         "table": "orders",
         "primary_key": ["order_id"],
         "time_column": "updated_at",
-        "message": {
-            "key": "order_id",
-            "value": {"json": FIELDS},
-        },
+        "message": {"key": "order_id", "value": {"json": FIELDS}},
         "identity": {"row": "order_id", "message": "key"},
         "stale": "restate",
         **source,
@@ -260,12 +257,7 @@ MakeRequest = Callable[..., RebuildRequest]
 
 
 def make_request(
-    bootstrap: str,
-    stream: Stream,
-    url: str,
-    gaps: tuple[Gap, ...],
-    staging: Path,
-    **changes: Any,
+    bootstrap: str, stream: Stream, url: str, gaps: tuple[Gap, ...], staging: Path, **changes: Any
 ) -> RebuildRequest:
     """A request with the defaults of these tests."""
     sources = changes.pop("sources", None) or {"shop": make_source(url)}

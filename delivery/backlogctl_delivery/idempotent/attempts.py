@@ -69,12 +69,12 @@ def read_message_id(message: Any, identity: Identity, without_id: WithoutId) -> 
     if isinstance(message, str):
         return _check(message, "message", identity)
     subject = _name_place(message)
-    found = _find(message, identity, subject)
-    if found is None:
+    message_id = _find(message, identity, subject)
+    if message_id is None:
         if without_id == "unmarked":
             return None
         raise NoMessageId(f"it has no {_name(identity)}", subject=subject, hint=_HINT)
-    return _check(found, subject, identity)
+    return _check(message_id, subject, identity)
 
 
 def read_payload(message: Any) -> bytes | None:
@@ -112,12 +112,12 @@ def _find(message: Any, identity: Identity, subject: str) -> str | None:
         ) from error
 
 
-def _check(found: str, subject: str, identity: Identity) -> str:
+def _check(given: str, subject: str, identity: Identity) -> str:
     # Databases cut, pad or fold others, each in its own way.
-    if 0 < len(found) <= LONGEST and found.isprintable() and found == found.strip():
-        return found
+    if 0 < len(given) <= LONGEST and given.isprintable() and given == given.strip():
+        return given
     raise NoMessageId(
-        f"its {_name(identity)} cannot be kept: {escape_name(found[:40])!r}, {len(found)} "
+        f"its {_name(identity)} cannot be kept: {escape_name(given[:40])!r}, {len(given)} "
         f"characters; 1 to {LONGEST} that can be seen are, without spaces around",
         subject=subject,
         hint=_HINT,

@@ -199,18 +199,18 @@ class RedisMarks:
             answer = self._ask(lambda: self._begin(keys, words))
             if answer is None:
                 return Attempt(message_id, is_first=True, is_marked=False)
-            said, left = (
+            status, left = (
                 answer[0].decode() if isinstance(answer[0], bytes) else answer[0],
                 answer[1],
             )
-            if said == "conflict":
+            if status == "conflict":
                 raise PayloadConflict(
                     "its id came before, with another payload",
                     subject=self._name(message_id),
                     hint="two messages share an id, or one was changed: mend what gives the ids",
                 )
-            if said != "busy":
-                return Attempt(message_id, is_first=said != "done", was_begun=said == "again")
+            if status != "busy":
+                return Attempt(message_id, is_first=status != "done", was_begun=status == "again")
             if time.monotonic() + pause > limit:
                 raise InProgress(
                     f"another worker has its attempt, for {left / 1000:.1f} s more",

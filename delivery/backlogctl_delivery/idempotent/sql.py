@@ -102,10 +102,10 @@ def check_same(table: sa.Table, connection: Connection, message_id: str) -> None
     """
     there = sa.select(table.c.message_id).where(table.c.message_id == message_id)
     # As it is now, not as it was when the transaction began.
-    found = connection.execute(there.with_for_update(read=True)).scalars().all()
-    if found != [message_id]:
+    stored = connection.execute(there.with_for_update(read=True)).scalars().all()
+    if stored != [message_id]:
         raise UsageError(
-            f"the database takes it for {escape_name(str(found[:1])[1:-1] or 'another')}, which "
+            f"the database takes it for {escape_name(str(stored[:1])[1:-1] or 'another')}, which "
             "is another message; it was not marked",
             subject=f"message {escape_name(message_id)} in table {escape_name(table.name)}",
             hint="its column needs CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, and the connection "

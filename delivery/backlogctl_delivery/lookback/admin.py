@@ -50,6 +50,9 @@ def count_messages(database: LookBackDatabase) -> list[Count]:
     with database.read() as connection:
         now = database.now(connection)
         for state in OPEN:
+            if state is State.FORWARDING:
+                counts[state] = Count(state, 0, None)
+                continue
             # One by one: each has a small index of its own.
             wanted = select(func.count(), func.min(MESSAGES.c.created_at))
             number, oldest = connection.execute(wanted.where(MESSAGES.c.state == state.value)).one()
@@ -73,18 +76,20 @@ def list_messages(
     """Messages in these states, oldest first, without what they hold."""
     names = [state.value for state in states]
     # What the outbox has not sent is few; what it has sent is not looked through.
-    unsent = select_unsent(_SENDING.in_(names)).order_by(OUTBOX.c.created_at).limit(limit)
+    unsent = select_unsent(_SENDING.in_(names)).order_by(OUTBOX.c.created_at)
+    if service is None:
+        unsent = unsent.limit(limit)
     with database.read() as connection:
         ids = list(connection.execute(unsent).scalars())
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         for condition in (MESSAGES.c.state.in_(names), MESSAGES.c.id.in_(ids)):
             wanted = select(*_SHOWN).where(condition)
             if service is not None:
                 wanted = wanted.where(MESSAGES.c.service == service)
             rows = connection.execute(wanted.order_by(MESSAGES.c.created_at).limit(limit))
-            found |= {row["id"]: dict(row) for row in rows.mappings()}
-        _add_sending(connection, found)
-    chosen = (row for row in found.values() if row["state"] in names)
+            by_id |= {row["id"]: dict(row) for row in rows.mappings()}
+        _add_sending(connection, by_id)
+    chosen = (row for row in by_id.values() if row["state"] in names)
     return sorted(chosen, key=lambda row: row["created_at"])[:limit]
 
 
@@ -109,11 +114,11 @@ def show_message(database: LookBackDatabase, message: str) -> dict[str, Any]:
     wanted = select(*_SHOWN, sizes[0].label("key_bytes"), sizes[1].label("value_bytes"))
     with database.read() as connection:
         rows = connection.execute(wanted.where(MESSAGES.c.id == message)).mappings()
-        found = {row["id"]: dict(row) for row in rows}
-        _add_sending(connection, found)
-    if not found:
+        by_id = {row["id"]: dict(row) for row in rows}
+        _add_sending(connection, by_id)
+    if not by_id:
         raise _refuse_unknown(message)
-    return {**found[message], "incidents": list_incidents(database, 100, message)}
+    return {**by_id[message], "incidents": list_incidents(database, 100, message)}
 
 
 def park_message(database: LookBackDatabase, message: str, who: str) -> None:
@@ -194,13 +199,13 @@ def _resume_sending(
     return [row.message_id for row in rows]
 
 
-def _add_sending(connection: Connection, found: dict[str, dict[str, Any]]) -> None:
+def _add_sending(connection: Connection, by_id: dict[str, dict[str, Any]]) -> None:
     """The state and the last error of messages that the outbox has not sent."""
     unsent = select(OUTBOX.c.message_id, _SENDING, OUTBOX.c.attempts, OUTBOX.c.last_error).where(
-        OUTBOX.c.due_at.is_not(None), OUTBOX.c.message_id.in_(list(found))
+        OUTBOX.c.due_at.is_not(None), OUTBOX.c.message_id.in_(list(by_id))
     )
     for message_id, state, attempts, error in connection.execute(unsent):
-        row = found[message_id]
+        row = by_id[message_id]
         row |= {"state": state, "last_outcome": error or row["last_outcome"]}
         if state == State.PARKED:
             row["parked_because"] = f"the brokers refused it {attempts} times"

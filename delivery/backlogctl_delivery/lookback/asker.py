@@ -153,8 +153,8 @@ def record_answer(
             return State(state or State.PARKED)
         now = database.now(connection)
         checks = row["checks"] + 1
-        said = f"{answer.outcome}: {answer.reason}" if answer.reason else str(answer.outcome)
-        change = {"checks": checks, "last_outcome": shorten(said)}
+        outcome = f"{answer.outcome}: {answer.reason}" if answer.reason else str(answer.outcome)
+        change = {"checks": checks, "last_outcome": shorten(outcome)}
         if (decision := answer.outcome.decision) is not None:
             change |= make_change(settle(decision), BY_LOOK_BACK, now)
             if decision is Decision.COMMITTED:
@@ -188,11 +188,11 @@ def park_unprepared(database: LookBackDatabase) -> int:
             .limit(_PARKED_AT_ONCE)
             .with_for_update(skip_locked=True)
         )
-        found = connection.execute(due).all()
-        if not found:
+        rows = connection.execute(due).all()
+        if not rows:
             return 0
         same = (
-            (MESSAGES.c.id == made) & (MESSAGES.c.created_at == created) for made, created in found
+            (MESSAGES.c.id == made) & (MESSAGES.c.created_at == created) for made, created in rows
         )
         connection.execute(
             update(MESSAGES)
@@ -202,7 +202,7 @@ def park_unprepared(database: LookBackDatabase) -> int:
                 parked_because="it was committed, and its prepared message has not come",
             )
         )
-    return len(found)
+    return len(rows)
 
 
 _IDLE_SECONDS = 0.3

@@ -89,8 +89,8 @@ class Resolver:
             Refused: one of its addresses may not be asked.
         """
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, self._look_up)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        entries = await loop.run_in_executor(self._threads, self._look_up)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         for text in addresses:
             # An address with a zone, `fe80::1%eth0`, is link-local.
             if "%" in text or not may_ask(ip_address(text), self._networks):

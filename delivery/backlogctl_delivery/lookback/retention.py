@@ -68,8 +68,8 @@ def write_archive(connection: Connection, rows: Select[Any], file: Path) -> int:
     try:
         with os.fdopen(handle, "wb") as out:
             with pq.ParquetWriter(out, schema, compression="zstd") as writer:
-                found = connection.execution_options(yield_per=_PIECE).execute(rows)
-                for piece in found.mappings().partitions(_PIECE):
+                result = connection.execution_options(yield_per=_PIECE).execute(rows)
+                for piece in result.mappings().partitions(_PIECE):
                     # JSON stays text: a header's name is data.
                     made = [{**row, "headers": _as_text(row["headers"])} for row in piece]
                     writer.write_table(pa.Table.from_pylist(made, schema))

@@ -133,6 +133,7 @@ def make_sender(
             first_interval=settings.pause,
             longest_interval=settings.longest_pause,
         ),
+        command="backlogctl lookback list",
     )
 
 

@@ -122,15 +122,15 @@ class OutboxAdmin:
             .group_by(_c.state)
         )
         with self._database.begin() as connection:
-            found = {row.state: row for row in connection.execute(counted)}
+            by_state = {row.state: row for row in connection.execute(counted)}
             now = connection.execute(select(clock_ms())).scalar_one()
-        ages = {state: max(0.0, (now - row.oldest) / 1_000) for state, row in found.items()}
-        counts = {state: found[state].rows if state in found else 0 for state in State}
+        ages = {state: max(0.0, (now - row.oldest) / 1_000) for state, row in by_state.items()}
+        counts = {state: by_state[state].rows if state in by_state else 0 for state in State}
         return OutboxStatus(
             pending=counts[State.PENDING],
             in_progress=counts[State.IN_PROGRESS],
             parked=counts[State.PARKED],
-            failed=found[State.PENDING].failed if State.PENDING in found else 0,
+            failed=by_state[State.PENDING].failed if State.PENDING in by_state else 0,
             oldest_seconds=max(ages.values(), default=None),
             oldest_waiting_seconds=max(
                 (age for state, age in ages.items() if state != State.PARKED), default=None
@@ -227,14 +227,14 @@ class OutboxAdmin:
         Raises:
             Refused: it is not parked.
         """
-        found = self.get_entry(row_id)
+        entry = self.get_entry(row_id)
         with self._database.begin() as connection:
             gone = connection.execute(
                 delete(messages).where(_c.id == row_id, _c.state == State.PARKED)
             )
         if not gone.rowcount:
             raise Refused(
-                f"only a parked message is discarded; this one is {found.state}",
+                f"only a parked message is discarded; this one is {entry.state}",
                 subject=f"outbox message {row_id}",
                 hint=f"`backlogctl outbox park {row_id}` holds it back first",
             )
@@ -271,12 +271,12 @@ class OutboxAdmin:
             ).rowcount
             if named is None or done == len(set(named)):
                 return done
-            found = connection.execute(select(_c.id, _c.state).where(_c.id.in_(named)))
-            stands = {row.id: row.state for row in found}
-            wrong = next(id_ for id_ in named if stands.get(id_) not in states)
+            rows = connection.execute(select(_c.id, _c.state).where(_c.id.in_(named)))
+            states_now = {row.id: row.state for row in rows}
+            wrong = next(id_ for id_ in named if states_now.get(id_) not in states)
             # The transaction is undone: all of them, or none.
             raise Refused(
-                f"it is {stands.get(wrong, 'not there')}; nothing was changed",
+                f"it is {states_now.get(wrong, 'not there')}; nothing was changed",
                 subject=f"outbox message {wrong}",
                 hint=f"see `backlogctl outbox show {wrong}`; what is in progress is told, or due "
                 "again when its lease ends",

@@ -115,16 +115,16 @@ def make_failing(due: ColumnElement[int] | int) -> Update:
     )
 
 
-def make_sent(connection: Connection, told: Sequence[Acknowledged]) -> Update:
+def make_sent(connection: Connection, acknowledged: Sequence[Acknowledged]) -> Update:
     """These rows, each with its place in Kafka, and when that had it by the database's clock."""
-    ids = [item.message.id for item in told]
+    ids = [item.message.id for item in acknowledged]
     now = time.monotonic()
     values: dict[str, tuple[TypeEngine[int], list[int | None]]] = {
-        "sent_partition": (Integer(), [item.partition for item in told]),
-        "sent_offset": (BigInteger(), [item.offset for item in told]),
-        "age": (BigInteger(), [int(1_000 * (now - item.at)) for item in told]),
+        "sent_partition": (Integer(), [item.partition for item in acknowledged]),
+        "sent_offset": (BigInteger(), [item.offset for item in acknowledged]),
+        "age": (BigInteger(), [int(1_000 * (now - item.at)) for item in acknowledged]),
     }
-    found: dict[str, ColumnElement[Any]]
+    sets: dict[str, ColumnElement[Any]]
     if connection.dialect.name == "postgresql":
         arrays = [literal(given, ARRAY(kind)) for kind, given in values.values()]
         columns = [column(name, kind) for name, (kind, _) in values.items()]
@@ -133,15 +133,15 @@ def make_sent(connection: Connection, told: Sequence[Acknowledged]) -> Update:
             .table_valued(column("id", BigInteger), *columns, name="place")
             .render_derived()
         )
-        found, is_told = {name: place.c[name] for name in values}, _c.id == place.c.id
+        sets, is_sent = {name: place.c[name] for name in values}, _c.id == place.c.id
     else:
-        found = {
+        sets = {
             name: case(dict(zip(ids, given, strict=True)), value=_c.id)
             for name, (_, given) in values.items()
         }
-        is_told = _c.id.in_(ids)
-    age = found.pop("age")
-    return update(messages).where(is_told).values(**found, sent_at=clock_ms() - age)
+        is_sent = _c.id.in_(ids)
+    age = sets.pop("age")
+    return update(messages).where(is_sent).values(**sets, sent_at=clock_ms() - age)
 
 
 def is_one_of(
@@ -306,13 +306,13 @@ class Claims:
         token = uuid.uuid4().hex
         reach("p8.2.claim.before")
         with self._database.begin() as connection:
-            found = self._find_heads(connection, heads)
-            keyless = [head.id for head in found if head.ordering_key is None]
-            ordering_keys = [head.ordering_key for head in found if head.ordering_key is not None]
+            chosen = self._find_heads(connection, heads)
+            keyless = [head.id for head in chosen if head.ordering_key is None]
+            ordering_keys = [head.ordering_key for head in chosen if head.ordering_key is not None]
             # Many keys: one row of each, all at once. Few: some of each, one after the other.
-            depth = min(self._most_of_key, -(-self._most // len(found))) if found else 0
+            depth = min(self._most_of_key, -(-self._most // len(chosen))) if chosen else 0
             runs: dict[int | None, list[int]] = {
-                head.ordering_key: [head.id] for head in found if head.ordering_key is not None
+                head.ordering_key: [head.id] for head in chosen if head.ordering_key is not None
             }
             if ordering_keys and depth > 1:
                 runs = self._list_runs(connection, ordering_keys, depth)
@@ -346,10 +346,10 @@ class Claims:
             return connection.execute(locked).all()
         # InnoDB would lock all that it looks at to find them, and two claims each other's rows. So
         # it looks first, further than it claims, as others may have what comes first.
-        seen = [row.id for row in connection.execute(heads.limit(_LOOKS_AHEAD * self._most))]
+        candidates = [row.id for row in connection.execute(heads.limit(_LOOKS_AHEAD * self._most))]
         locked = (
             select(_c.id, _c.ordering_key)
-            .where(_c.id.in_(seen))
+            .where(_c.id.in_(candidates))
             .order_by(_c.id)
             .limit(self._most)
             .with_for_update(skip_locked=True)
@@ -371,12 +371,12 @@ class Claims:
             .where(numbered.c.place <= depth)
             .order_by(numbered.c.ordering_key, numbered.c.id)
         )
-        found: dict[int | None, list[Any]] = defaultdict(list)
+        by_key: dict[int | None, list[Any]] = defaultdict(list)
         for row in rows:
-            found[row.ordering_key].append(row)
+            by_key[row.ordering_key].append(row)
         runs = {
             ordering_key: [row.id for row in takewhile(lambda row: row.free, run)]
-            for ordering_key, run in found.items()
+            for ordering_key, run in by_key.items()
         }
         if not self._database.can_skip_locked(connection):
             return runs
@@ -408,10 +408,10 @@ class Claims:
             )
         rows: list[Message] = []
         for part in cut(ids):
-            found = connection.execute(
+            taken = connection.execute(
                 READ.where(is_one_of(connection, _c.id, part), _c.token == token)
             )
-            rows += [read_row(row) for row in found]
+            rows += [read_row(row) for row in taken]
         return rows
 
     def _update(self, held: Collection[Message], change: Change) -> int:

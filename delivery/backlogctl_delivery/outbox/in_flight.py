@@ -135,16 +135,16 @@ class InFlight:
     def _produce(self, message: Message, run: deque[Message], lease_end: float) -> None:
         def report(error: KafkaError | None, sent: Any) -> None:
             # Of each report: what it says of offsets depends on those before it.
-            told = self._find_place(message, sent) if error is None else None
+            acknowledged = self._find_place(message, sent) if error is None else None
             # By its flight: the same row may be claimed again before this is told.
             if self._in_flight.pop(flight, None) is None:
                 return
             if error is not None:
                 self._fail(message, run, error)
                 return
-            assert told is not None
+            assert acknowledged is not None
             reach("p8.3.acknowledged")
-            self.results.delivered.append(told)
+            self.results.delivered.append(acknowledged)
             self._go_on(run, lease_end)
 
         flight = next(self._numbers)

@@ -126,7 +126,7 @@ def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
         UsageError: one has no text as its name, is ours, or no bytes or text as its value.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
-    found: list[list[str | None]] = []
+    kept: list[list[str | None]] = []
     for name, value in pairs:
         if not isinstance(name, str) or name == EVENT_ID or not _is_header_name(name):
             raise UsageError(
@@ -138,8 +138,8 @@ def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
         encoded = _encode(topic, f"header {name}", value)
         if name in stamps.ALL:
             continue
-        found.append([name, None if encoded is None else base64.b64encode(encoded).decode()])
-    return json.dumps(found) if found else None
+        kept.append([name, None if encoded is None else base64.b64encode(encoded).decode()])
+    return json.dumps(kept) if kept else None
 
 
 def _is_header_name(name: str) -> bool:

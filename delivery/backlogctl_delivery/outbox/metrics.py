@@ -64,7 +64,7 @@ def collect_outboxes(
         statuses: how each stands; None where its database does not answer.
         away: what else does not answer, or does, by outbox and `what`.
     """
-    messages, oldest, silent = Gauge(MESSAGES), Gauge(OLDEST), Gauge(AWAY)
+    messages, oldest, outages = Gauge(MESSAGES), Gauge(OLDEST), Gauge(AWAY)
     for name, status in statuses.items():
         if status is None:
             continue
@@ -72,10 +72,10 @@ def collect_outboxes(
             messages.add_metric((name, state), getattr(status, state))
         if status.oldest_waiting_seconds is not None:
             oldest.add_metric((name,), status.oldest_waiting_seconds)
-    told = {(name, "database"): status is None for name, status in statuses.items()}
-    for place, is_away in (told | dict(away or {})).items():
-        silent.add_metric(place, is_away)
-    yield from (messages, oldest, silent)
+    databases = {(name, "database"): status is None for name, status in statuses.items()}
+    for place, is_away in (databases | dict(away or {})).items():
+        outages.add_metric(place, is_away)
+    yield from (messages, oldest, outages)
 
 
 class OutboxCollector(Collector):

@@ -177,7 +177,7 @@ class Outbox:
 
         # Called before the database commits. The sender looks more than once.
         @event.listens_for(connection, "commit", once=True)
-        def tell(_: Connection) -> None:
+        def notify(_: Connection) -> None:
             self._tell([hint])
 
     def _follow(self, session: Session, row: OutboxRow) -> None:
@@ -231,11 +231,11 @@ def _find_session(given: Any) -> Session:
         given = given()
     elif hasattr(given, "registry") and not isinstance(given, Session):
         given = given.registry()
-    found = getattr(given, "sync_session", given)
-    if not isinstance(found, Session):
+    session = getattr(given, "sync_session", given)
+    if not isinstance(session, Session):
         raise UsageError(
             f"{type(given).__name__} is no transaction that a message can be added to",
             subject="Outbox.add",
             hint="give a Session, an AsyncSession, or a Connection that has begun",
         )
-    return found
+    return session

@@ -157,6 +157,7 @@ class OutboxSender:
     Args:
         source: the application's Engine or AsyncEngine, or a URL.
         kafka: librdkafka's properties. Idempotence and acks=all are set here.
+        command: what lists its rows, for warnings.
 
     Raises:
         ConfigurationError: the URL is none that can hold an outbox.
@@ -167,8 +168,10 @@ class OutboxSender:
         source: Engine | AsyncEngine | URL | str,
         kafka: Mapping[str, Any],
         settings: Settings | None = None,
+        *,
+        command: str = "backlogctl outbox list",
     ) -> None:
-        self._settings = settings or Settings()
+        self._settings, self._command = settings or Settings(), command
         self._database = OutboxDatabase(source)
         self._kafka = dict(kafka)
         self._claims = Claims(
@@ -353,10 +356,10 @@ class OutboxSender:
 
     def _collect(self, seconds: float) -> None:
         try:
-            told = self._added.get(timeout=seconds) if seconds else self._added.get_nowait()
+            hints = self._added.get(timeout=seconds) if seconds else self._added.get_nowait()
             while True:
-                self._hints.add(told)
-                told = self._added.get_nowait()
+                self._hints.add(hints)
+                hints = self._added.get_nowait()
         except queue.Empty:
             return
 
@@ -369,9 +372,9 @@ class OutboxSender:
             return
         self._settled_at = now
         results, self._unmarked = self._unmarked, DeliveryResults()
-        told = self._in_flight.take_results()
-        self._note_kafka(told.delivered, told.failed)
-        results.add(told)
+        latest = self._in_flight.take_results()
+        self._note_kafka(latest.delivered, latest.failed)
+        results.add(latest)
         try:
             if results.delivered:
                 marked = self._claims.mark_sent(results.delivered)
@@ -410,7 +413,8 @@ class OutboxSender:
     def _tell_refused(self, failed: list[Failure]) -> None:
         parked = [failure for failure in failed if failure.is_last]
         self.counts.parked += len(parked)
-        self._warn(parked, "is parked, and holds up its key", " --state parked")
+        has_key = bool(parked) and parked[0].message.ordering_key is not None
+        self._warn(parked, "is parked" + ", and holds up its key" * has_key, " --state parked")
         # The first refusal may be that of another message in its batch; at the end nobody is left
         # to tell of the second one.
         is_over = self._stop.is_set()
@@ -423,11 +427,12 @@ class OutboxSender:
             return
         self._next_warning[outcome] = now + _WARNING_SECONDS
         _log.warning(
-            "message %d to topic %s %s: %s; see `backlogctl outbox list%s`",
+            "message %d to topic %s %s: %s; see `%s%s`",
             failed[0].message.id,
             failed[0].message.topic,
             outcome,
             escape_text(failed[0].reason),
+            self._command,
             option,
         )
 

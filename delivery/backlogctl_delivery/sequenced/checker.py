@@ -183,16 +183,16 @@ class SequenceChecker:
         return Verdict.END_MARK if stamp.is_last and received.is_bare else verdict
 
     def _take_sent(self, chain: ChainId, stamp: Stamp) -> Verdict:
-        ranges, told = self._chains.get(chain), stamp.skipped
+        ranges, skipped = self._chains.get(chain), stamp.skipped
         if ranges is None:
             ranges = self._open(chain)
-            told = (*told, *self._take_copies(chain))
+            skipped = (*skipped, *self._take_copies(chain))
         else:
             self._chains.move_to_end(chain)
         ranges.limit = self._share
         highest = ranges.highest
         is_new = ranges.add(stamp.sequence)
-        for first, last in told:
+        for first, last in skipped:
             ranges.skip(first, last)
         if stamp.is_last:
             self._ended.add(chain)

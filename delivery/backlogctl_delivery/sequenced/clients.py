@@ -92,7 +92,7 @@ class ConfluentClient:
         while True:
             left = max(0.1, end - time.monotonic())
             try:
-                found = self._producer.list_topics(topic, timeout=left).topics[topic]
+                topic_now = self._producer.list_topics(topic, timeout=left).topics[topic]
             except KafkaException as error:
                 raise ClusterUnreachable(
                     f"the number of its partitions could not be read within {seconds:.0f} s: "
@@ -100,11 +100,14 @@ class ConfluentClient:
                     subject=f"topic {topic}",
                     hint="are the brokers up, and does bootstrap.servers name them?",
                 ) from error
-            if found.error is None and found.partitions:
-                return len(found.partitions)
-            is_young = found.error is None or found.error.code() in (_UNKNOWN_TOPIC, _NO_LEADER_YET)
+            if topic_now.error is None and topic_now.partitions:
+                return len(topic_now.partitions)
+            is_young = topic_now.error is None or topic_now.error.code() in (
+                _UNKNOWN_TOPIC,
+                _NO_LEADER_YET,
+            )
             if not is_young or time.monotonic() + _AGAIN_SECONDS > end:
-                why = "it has no partitions" if found.error is None else found.error.str()
+                why = "it has no partitions" if topic_now.error is None else topic_now.error.str()
                 raise KafkaFailure(
                     f"the number of its partitions could not be read: {why}",
                     subject=f"topic {topic}",

@@ -132,10 +132,10 @@ def read_stamp(headers: Sequence[tuple[str, object]] | None) -> Stamp | None:
         return None
     if len(sequence) > _LONGEST_STAMP:
         raise UnreadableStamp(f"{SEQUENCE} has {len(sequence)} bytes, over {_LONGEST_STAMP}")
-    found = _STAMP.fullmatch(_decode(SEQUENCE, sequence))
-    if found is None:
+    match = _STAMP.fullmatch(_decode(SEQUENCE, sequence))
+    if match is None:
         raise UnreadableStamp(f"{SEQUENCE} is {sequence!r}, not PRODUCER:EPOCH:PARTITION:SEQUENCE")
-    producer, epoch, partition, number = found[1], int(found[2]), int(found[3]), int(found[4])
+    producer, epoch, partition, number = match[1], int(match[2]), int(match[3]), int(match[4])
     if epoch > HIGHEST or number > HIGHEST or partition > HIGHEST_PARTITION:
         raise UnreadableStamp(
             f"{SEQUENCE} is {sequence!r}: a number is over 2**63-1, or the partition over 2**31-1"

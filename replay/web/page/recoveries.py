@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.document import (
@@ -17,10 +16,7 @@ from backlogctl.replay.present.document import (
 )
 from backlogctl.replay.present.figures import (
     Figure,
-    describe_burndown,
-    describe_disks,
-    describe_injection,
-    describe_lag,
+    describe_course,
     list_lag_figures,
     list_work_figures,
 )
@@ -73,24 +69,22 @@ def read_recovery(workspace: Workspace, recovery: Recovery, now: datetime) -> Re
 
 def _list_figures(workspace: Workspace, recovered: RecoveryDocument) -> Iterator[Figure]:
     """How the work went over time; of one that moves what fills the disks, the disks too."""
-    recovery, ledger = recovered.recovery, workspace.ledger
-    chunks, steps = ledger.chunks.list(recovery.id), ledger.steps.list(recovery.id)
-    document: dict[str, Any] = {
-        "topic": recovery.topic,
-        "group": recovery.group,
-        "burndown": describe_burndown(ledger.burndown.list(recovery.id)),
-        "injection": describe_injection(chunks, steps),
-        "steps": recovered.progress["steps"],
-        "disks": (),
-        "lag": (),
-        "timeline": {"lines": ()},
-    }
+    record, ledger = recovered.record, workspace.ledger
+    recovery = record.recovery
     if _opens_gaps(workspace, recovery):
         since = recovery.created_at - _DISK_LOOK_BACK
-        readings = ledger.disks.history(recovery.cluster, since)
-        document["disks"] = describe_disks(readings, recovery.topic)
-        samples = ledger.samples.history(recovery.stream, since)
-        document["lag"] = describe_lag(samples, "read_committed")
+        record = replace(
+            record,
+            disks=tuple(ledger.disks.history(recovery.cluster, since)),
+            samples=tuple(ledger.samples.history(recovery.stream, since)),
+        )
+    document = {
+        "topic": recovery.topic,
+        "group": recovery.group,
+        "steps": recovered.progress["steps"],
+        "timeline": {"lines": ()},
+        **describe_course(record, "read_committed"),
+    }
     yield from list_work_figures(document)
     yield from list_lag_figures(document)
 

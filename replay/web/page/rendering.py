@@ -8,32 +8,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import Config
+from backlogctl.replay.present.figures import load_templates
 from backlogctl.replay.web.page.overview import STANDINGS
 from backlogctl.replay.web.page.streams import LEGEND
 from backlogctl.replay.web.page.words import MEANINGS, list_filters, say_ago
-from backlogctl_delivery.visible import show_value
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 def make_environment(mask: Callable[[str], str], *packages: str) -> Environment:
-    """Templates of the packages, the first that has one; every value in them is escaped, for HTML
-    and for the eye.
+    """Templates of the packages with the page's filters.
 
     Args:
         mask: masks the secrets in what others wrote.
     """
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
-        autoescape=True,
-        finalize=show_value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = load_templates(*packages)
     environment.filters.update(list_filters(mask))
     return environment
 

@@ -18,8 +18,8 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.runner import Run
-from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
-from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
+from backlogctl.replay.kinds.redrive.plan import RedriveOptions
+from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.values import Recovery
 from tests.crash.offload.shortened import STOP_INSTEAD
 from tests.crash.offload.traffic import Traffic
@@ -117,7 +117,9 @@ class CrashWorld(OffloadWorld):
     def plan_putting_back(self) -> Recovery:
         """The night's recovery, approved."""
         workspace = self.open()
-        planned = plan_rebuild(workspace, workspace.config.stream(self.stream), RebuildOptions())
+        waiting = workspace.ledger.gaps.list_waiting()
+        options = RedriveOptions(source=f"archive:{waiting[0].archive}")
+        planned = plan_redrive(workspace, workspace.config.stream(self.stream), options)
         return approve_plan(workspace, planned, by="tester")
 
     def end(self) -> None:

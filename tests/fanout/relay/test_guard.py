@@ -45,10 +45,7 @@ from tests.fanout.relay.test_fencing import pool_of, run_on
 from tests.kafka_tools import wait_until
 
 NOTHING = Hooks(lambda: None, lambda: None, lambda: None)
-PROTOCOLS = {
-    "classic": {"group_protocol": "classic"},
-    "consumer": {"group_protocol": "consumer"},
-}
+PROTOCOLS = {"classic": {"group_protocol": "classic"}, "consumer": {"group_protocol": "consumer"}}
 
 
 def session_of(

@@ -33,8 +33,7 @@ from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.runner import Run
-from backlogctl.replay.kinds.expand import context as expand_closing
-from backlogctl.replay.kinds.expand import steps
+from backlogctl.replay.kinds.expand import canary, context, kind, steps
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import plan_expand
 from backlogctl.replay.observe.retention import release_stream
@@ -42,7 +41,6 @@ from backlogctl.replay.opening import open_workspace
 from backlogctl.values import Recovery
 from backlogctl_delivery import crashpoints
 from tests.kafka_tools import wait_until
-from tests.reaching import list_reaching
 from tests.replay.expand.shortened import WORLD
 from tests.replay.shop import ROOT, Said
 
@@ -278,7 +276,7 @@ class World:
     @property
     def reaching(self) -> Iterable[ModuleType]:
         """Where an expansion reaches points of its protocol."""
-        return [expand_closing, *list_reaching(steps)]
+        return (canary, context, kind, steps)
 
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""

@@ -38,17 +38,12 @@ from tests.kernel.ledger.makers import NOON
 from tests.replay.calling import call_main
 from tests.replay.expand_makers import make_burndown, make_step, store_expand_plan
 from tests.replay.makers import open_desk, store_plan
+from tests.replay.present.test_layout import draw
 from tests.replay.report_makers import put_back
 
 WIDTHS = (40, 80, 200)
 _FRAME = re.compile(r"[│╭╮╰╯─]")
 LONG = "payments-of-the-eastern-region.settlements-and-refunds.v2"
-
-
-def draw(thing: Any, width: int) -> str:
-    console = WholeConsole(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(thing)
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def check_whole(drawn: str, told: Sequence[str], width: int) -> None:
@@ -257,9 +252,7 @@ def test_doctor(width: int) -> None:
     }
     one = {"about": "stream", "name": "orders", "findings": [finding]}
     document = {"examinations": [one], "result": 2}
-    console = WholeConsole(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(draw_examinations(document))
-    drawn = str(console.file.getvalue())  # type: ignore[attr-defined]
+    drawn = draw(draw_examinations(document), width)
     lines = [line for line in drawn.splitlines() if line.strip() != command]
     assert len(lines) == len(drawn.splitlines()) - 1, "the command is a line"
     told = [str(finding[name]) for name in ("subject", "found", "why", "mend")]

@@ -45,14 +45,9 @@ from backlogctl.replay.web.page.rendering import Renderer
 from backlogctl.values import Cause, Certainty, Chunk, Event, Gap, GapState, Recovery, RecoveryState
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_step, store_expand_plan
-from tests.replay.makers import open_desk, store_approved, store_plan
+from tests.replay.makers import store_approved, store_plan
 
 ODD = "ann [/ops] [red] :smile:"
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def draw(*things: Any, width: int = 100) -> str:

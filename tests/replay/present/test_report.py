@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,15 +18,10 @@ from backlogctl.replay.present.timeline import find_rise
 from backlogctl.values import RecoveryState
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import change_ledger, open_desk, store_approved, store_plan
+from tests.replay.makers import change_ledger, store_approved, store_plan
 from tests.replay.report_makers import drain, plan_lost, print_text, put_back, report, sample
 
 S = RecoveryState
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def test_a_verified_rebuild(desk: Workspace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -14,16 +13,11 @@ from backlogctl.replay.present.report import make_report
 from backlogctl.values import Cause, Gap, RecoveryState, SequenceRange
 from tests.kernel.ledger.makers import make_gap
 from tests.replay.expand_makers import make_expand_plan, store_expand_plan
-from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
+from tests.replay.makers import keep_plan, make_rebuild_plan
 from tests.replay.report_makers import drain, note, plan_lost, report, sample
 
 S = RecoveryState
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def lose(desk: Workspace, at: datetime, start: int, end: int) -> Gap:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,10 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.report import make_report
 from backlogctl.values import RecoveryState
 from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import make_rebuild_plan, open_desk, store_approved
+from tests.replay.makers import make_rebuild_plan, store_approved
 from tests.replay.report_makers import drain, plan_lost, put_back, report
 
 S = RecoveryState
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def test_a_stale_plan_cannot_be_run_again(desk: Workspace) -> None:

@@ -21,11 +21,6 @@ SECRET = "hunter2-of-the-shop"
 HOSTILE = "<script>alert(1)</script>"
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
-
-
 def test_the_page_needs_nothing_else_and_escapes_names(desk: Workspace) -> None:
     planned = store_plan(desk, warnings=[HOSTILE, f"`{HOSTILE}`"], other_groups=[HOSTILE])
     note(desk, planned.id, HOSTILE, message=HOSTILE)

@@ -129,6 +129,11 @@ def store_unknown(
     return recovery
 
 
+def name_states(states: tuple[RecoveryState, ...]) -> str:
+    """The id of a case: the state that these lead to."""
+    return str(states[-1]) if states else "planned"
+
+
 def bring(desk: Workspace, recovery: Recovery, *states: RecoveryState, **detail: Any) -> Recovery:
     """Moves it on, the last state with the detail; whoever acts now is the actor."""
     for number, state in enumerate(states, start=1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
 from backlogctl.replay.runbooks.requests import RecoveryRequest, find_or_plan
 from backlogctl.values import Recovery, RecoveryState
-from tests.replay.runbooks.desks import AIRFLOW_USER, RUN, bring, lose, open_shop, store
+from tests.replay.runbooks.desks import AIRFLOW_USER, RUN, bring, lose, store
 
 S = RecoveryState
 OTHER_RUN = name_origin("recover_backlog", "run-2")
@@ -33,7 +32,7 @@ class Asked:
     options: Options
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """Planners store a plan at once, with what they are given."""
     found: list[Asked] = []
@@ -50,11 +49,6 @@ def _make_planner(name: str, asked: list[Asked]) -> Callable[..., Recovery]:
         return store(desk, name, origin=origin, planned_by=find_identity().to_json())
 
     return make
-
-
-@pytest.fixture
-def desk(tmp_path: Path, asked: list[Asked]) -> Workspace:
-    return open_shop(tmp_path)
 
 
 def ask(desk: Workspace, kind: str = "rebuild", origin: Origin = RUN, **form: Any) -> Recovery:

@@ -90,10 +90,7 @@ def test_every_field_is_taken_as_it_is_meant(desk: Workspace) -> None:
         answer_within="1h30m",
     )
     assert (request.action, request.note) == ("auto", "INC-4711")
-    assert (request.recovery, request.answer_within) == (
-        "r-20261121-0007",
-        timedelta(minutes=90),
-    )
+    assert (request.recovery, request.answer_within) == ("r-20261121-0007", timedelta(minutes=90))
     expand, rebuild = read_kinds(desk, request)
     # Without a zone it is the source's own time: Shanghai is eight hours ahead.
     assert rebuild.since == datetime(2026, 11, 21, 0, 0, tzinfo=UTC)

@@ -39,6 +39,7 @@ from tests.replay.runbooks.desks import (
     TOPIC_ID,
     lose,
     make_rebuild,
+    name_states,
     open_shop,
     store_unknown,
 )
@@ -59,10 +60,6 @@ STATES: tuple[tuple[S, ...], ...] = (
 )
 UNDER_WAY = STATES[:5]
 Act = Callable[[Workspace, Recovery], Any]
-
-
-def name_states(states: tuple[S, ...]) -> str:
-    return str(states[-1]) if states else "planned"
 
 
 @pytest.fixture

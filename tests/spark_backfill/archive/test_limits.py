@@ -83,11 +83,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_fault_12_a_full_disk_stops_it_and_with_more_space_it_goes_on(
-    spark: SparkSession,
-    kafka: EmbeddedKafka,
-    topic: MakeTopic,
-    tmp_path: Path,
-    small_disk: Path,
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path, small_disk: Path
 ) -> None:
     name = topic(partitions=1)
     producer = make_producer({"bootstrap.servers": kafka.bootstrap})

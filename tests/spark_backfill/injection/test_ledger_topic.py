@@ -145,9 +145,7 @@ def test_somebody_elses_record_in_the_ledger_is_refused(scenario: MakeScenario) 
     assert list_offsets(job.properties, job.topic, [0], "latest") == {0: 0}
 
 
-def test_strangers_are_other_recoveries_of_the_topic_since_the_plan(
-    scenario: MakeScenario,
-) -> None:
+def test_strangers_are_other_recoveries_of_the_topic_since_the_plan(scenario: MakeScenario) -> None:
     job = scenario(slots=1, chunks=1).job
     inject_here(job)
     now = snapshot_ledger(job.properties, job.ledger.topic)

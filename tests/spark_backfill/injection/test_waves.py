@@ -135,9 +135,7 @@ def test_fault_12_below_min_insync_replicas_pauses_with_no_partial_chunk(
     assert_same_set(job)
 
 
-def test_fault_15_a_topic_that_was_deleted_or_recreated_is_refused(
-    scenario: MakeScenario,
-) -> None:
+def test_fault_15_a_topic_that_was_deleted_or_recreated_is_refused(scenario: MakeScenario) -> None:
     job = scenario().job
     delete_topic(job.properties, job.topic)
     with pytest.raises(PlanStale, match="deleted"):

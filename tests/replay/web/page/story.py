@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from backlogctl.ledger import BurndownSample, Owner
+from backlogctl.monitoring.doctor import group  # noqa: F401 -- names its checks
 from backlogctl.monitoring.doctor.checks import Finding, Level
 from backlogctl.monitoring.watch.board import Checkup, ClusterPass, MemberLook
+from backlogctl.replay.doctor import reference  # noqa: F401 -- names every check
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.spark_backfill.request import PartitionOutcome

@@ -1,0 +1,93 @@
+"""What keeps the house in order: names, the number of files of a kind, the size of a file."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = (
+    "backlogctl",
+    "delivery",
+    "monitoring",
+    "fanout",
+    "spark_backfill",
+    "sandbox",
+    "replay",
+    "dags",
+)
+
+# Applications install backlogctl_delivery alone, so it holds these algorithms of Kafka's clients
+# a second time. Functions that a framework calls by their command or task are not counted.
+HELD_TWICE = {"hash_murmur2", "place_crc32", "place_murmur2", "translate"}
+FRAMEWORKS = {"command", "task", "verb"}
+
+MOST_FILES_OF_A_KIND = 8
+LONGEST_FILE, SHORTEST_FILE = 700, 20
+MAY_BE_SHORT = {"__init__.py", "__main__.py", "env.py"}
+
+
+def list_files(room: str) -> list[Path]:
+    """Product files; links to the other rooms are not followed."""
+    return sorted(path for path in (ROOT / room).rglob("*.py") if _is_ours(path))
+
+
+def _is_ours(path: Path) -> bool:
+    inside = [path, *path.parents][: len(path.relative_to(ROOT).parts)]
+    return not any(part.is_symlink() for part in inside) and not path.name.endswith("_pb2.py")
+
+
+def list_names(path: Path) -> list[str]:
+    """Public classes and functions of a file."""
+    return [
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("_")
+        and not FRAMEWORKS & {_name_decorator(item) for item in node.decorator_list}
+    ]
+
+
+def _name_decorator(node: ast.expr) -> str:
+    called = node.func if isinstance(node, ast.Call) else node
+    return ast.unparse(called).rpartition(".")[2]
+
+
+def test_no_public_name_is_defined_in_two_rooms() -> None:
+    places: dict[str, dict[str, str]] = defaultdict(dict)
+    for room in ROOMS:
+        for path in list_files(room):
+            for name in list_names(path):
+                places[name][room] = str(path.relative_to(ROOT))
+    twins = [
+        f"{name}: {', '.join(found.values())}"
+        for name, found in sorted(places.items())
+        if len(found) > 1 and name not in HELD_TWICE | {"main"}
+    ]
+    assert not twins, "one name for two things; rename one of them:\n" + "\n".join(twins)
+
+
+def test_a_kind_of_recovery_has_few_files() -> None:
+    kinds = [path for path in (ROOT / "replay/kinds").iterdir() if (path / "__init__.py").exists()]
+    assert kinds
+    for kind in kinds:
+        files = [path.name for path in kind.rglob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= MOST_FILES_OF_A_KIND, (
+            f"replay/kinds/{kind.name} has {len(files)} files, {MOST_FILES_OF_A_KIND} are allowed; "
+            f"merge what belongs together: {', '.join(sorted(files))}"
+        )
+
+
+def test_files_are_neither_too_long_nor_too_short() -> None:
+    wrong = []
+    for room in ROOMS:
+        for path in list_files(room):
+            lines = len(path.read_text().splitlines())
+            is_dag = room == "dags" or "runbooks" in path.parts
+            may_be_short = is_dag or path.name in MAY_BE_SHORT
+            if lines > LONGEST_FILE:
+                wrong.append(f"{path.relative_to(ROOT)}: {lines} lines; split it by its nouns")
+            elif lines < SHORTEST_FILE and not may_be_short:
+                wrong.append(f"{path.relative_to(ROOT)}: {lines} lines; put it where it is used")
+    assert not wrong, f"{SHORTEST_FILE} to {LONGEST_FILE} lines a file:\n" + "\n".join(wrong)
